@@ -1,0 +1,37 @@
+# `make demo` and `make test` do all the set-up on a fresh machine: Python 3.11 or newer and the package registries are enough.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+RUN ?= runs/demo
+
+.PHONY: demo test lint bench clean
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.base requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement requirements-dev.txt
+	touch $@
+
+$(VENV)/.peers: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[peers]"
+	touch $@
+
+demo: $(VENV)/.base ## train on the digits that ship with scikit-learn; prints accuracy and ε, writes and names the statement
+	$(BIN)/assay train --data digits --model mlp --epsilon 3 --epochs 40 --batch-size 256 --lr 1 --out $(RUN) --force
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint ## lint, types and the whole test suite
+	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.peers ## speed and memory against plain training and Opacus
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV)

@@ -1,0 +1,109 @@
+"""A method as one expression: how a record's gradient is bounded, encoded, noised and cleaned up.
+
+each ─▶ clip ─▶ sum ─▶ before ─▶ noise ─▶ (÷ expected batch size) ─▶ after
+per record, sensitive          │ released from here on, free to use
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from dp_accounting.dp_event import DpEvent
+from torch import Tensor
+
+from assay.errors import ConfigError
+from assay.grads.engine import RecordGrads
+from assay.privacy.rng import Stream
+from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private
+
+PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""A map of one record's gradient (or one micro-batch's), applied to all at once: {name: [B, *shape]} in and out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Clipping, encoding, noise and post-processing; the same object runs a step and states what it costs.
+
+    With micro-batches of μ > 1 records (`micro`), gradients are averaged over a micro-batch before clipping. Replacing the members of a
+    micro-batch moves its clipped average from one vector of norm C to another, so one record moves the sum by up to 2C. That holds
+    because every record draws its micro-batch independently of the others: no record displaces another.
+    """
+
+    clip: ClipRule
+    noise: Mechanism
+    micro: int = 1
+    each: Sequence[PerRecordMap] = ()
+    before: Sequence[Encoder] = ()
+    after: Sequence[Denoiser] = ()
+
+    def __post_init__(self) -> None:
+        if self.micro < 1:
+            raise ConfigError("micro_batch", self.micro, "a whole number, 1 or above")
+
+    @property
+    def l2(self) -> float:
+        """What one record can move the clipped sum by."""
+        return self.clip.l2 if self.micro == 1 else 2 * self.clip.l2
+
+    def event(self) -> DpEvent:
+        """What one release costs before sampling: read off a release of nothing, by the code that releases something."""
+        return self.release(Bounded({}, self.l2), _NoStream()).event
+
+    def clipped_sum(
+        self, grads: RecordGrads, layers: list[str], slots: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Σ of clipped gradients, and the norms [B, L] they had. `slots` [B] says which micro-batch each record is in."""
+        groups = self.clip.groups(layers)
+        if self.micro == 1 and not self.each:
+            norms = grads.norms(groups)
+            return grads.weighted_sum(self.clip.weights(norms), groups), norms
+        whole = grads.per_record()
+        if self.micro > 1:
+            assert slots is not None
+            whole = _averaged(whole, slots)
+        for step in self.each:
+            whole = step(whole)
+        width = max(groups, default=0) + 1
+        squares = next(iter(whole.values())).new_zeros(len(next(iter(whole.values()))), width)
+        for name, values in whole.items():
+            squares[:, groups[grads.layer_of[name]]] += values.flatten(1).square().sum(1)
+        norms = squares.sqrt_()
+        weights = self.clip.weights(norms)
+        return {
+            n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()
+        }, norms
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """Encode and add the noise."""
+        for encode in self.before:
+            grads = encode(grads)
+        return self.noise.release(grads, stream)
+
+    def finish(self, released: Private, expected_size: float) -> Grads:
+        """The average gradient, after post-processing."""
+        values = list(released.value.values())
+        torch._foreach_div_(values, expected_size)
+        grads: Grads = released.value
+        for step in self.after:
+            grads = step(grads, released.noise_std / expected_size)
+        return grads
+
+
+def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
+    """Mean over the records of each micro-batch that has any."""
+    present, place, counts = slots.unique(return_inverse=True, return_counts=True)
+    return {
+        name: v.new_zeros(len(present), *v.shape[1:])
+        .index_add_(0, place, v)
+        .div_(counts.view(-1, *[1] * (v.dim() - 1)))
+        for name, v in whole.items()
+    }
+
+
+class _NoStream:
+    """Randomness for a release of nothing: asking it for numbers is a mistake."""
+
+    def __getattr__(self, name: str) -> Callable[..., Tensor]:
+        raise AssertionError(f"a dry release asked for {name}")

@@ -1,0 +1,39 @@
+"""The command line. Exit codes: 0 done, 2 bad usage, 3 budget spent, 1 anything else."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from assay.cli import catalogue, privacy, runs
+from assay.errors import AssayError
+
+app = typer.Typer(
+    name="assay",
+    help="Differentially private training whose ε is true: claimed, verified and audited side by side.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+runs.register(app)
+privacy.register(app)
+catalogue.register(app)
+
+
+def main() -> None:
+    """Run the command and turn deliberate errors into a line on standard error and an exit code."""
+    try:
+        app()
+    except AssayError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False
+        )
+        sys.exit(error.exit_code)
+    except OSError as error:
+        Console(stderr=True, soft_wrap=True).print(
+            f"[bold red]error:[/] {escape(str(error))}", highlight=False
+        )
+        sys.exit(1)

@@ -1,0 +1,76 @@
+"""`assay methods`, `assay models`, `assay data`: what there is, a line each; `assay data get` fetches a data set."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from assay import data as data_room
+from assay import methods as methods_room
+from assay import models as models_room
+from assay.cli import options
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(methods)
+    app.command()(models)
+    data = typer.Typer(
+        help="The data sets known by name; `assay data get NAME` fetches one.", invoke_without_command=True
+    )
+    data.callback()(list_data)
+    data.command("get")(get_data)
+    app.add_typer(data, name="data")
+
+
+def _print(*rows: tuple[str, ...], header: tuple[str, ...]) -> None:
+    table = Table(*header, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def methods() -> None:
+    """The methods, and whether their published form is sound."""
+    _print(
+        *((m.name, m.summary, m.soundness) for m in methods_room.available().values()),
+        header=("name", "what it does", "as published"),
+    )
+
+
+def models() -> None:
+    """The models known by name; own models are given as package.module:factory."""
+    _print(
+        *((m.name, m.summary, m.accepts) for m in models_room.available()),
+        header=("name", "what it is", "input"),
+    )
+
+
+def list_data(context: typer.Context) -> None:
+    """The data sets known by name; own data are given as a .npz file with x and y."""
+    if context.invoked_subcommand is None:
+        rows = (
+            (d.name, d.description, f"{d.train_records:,} / {d.test_records:,}", "×".join(map(str, d.shape)))
+            for d in data_room.available()
+        )
+        _print(*rows, header=("name", "what it is", "train / test", "record"))
+
+
+def get_data(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    data_dir: options.DataDir = None,
+) -> None:
+    """Fetch a data set, verify it, and put it where `--data NAME` finds it."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    told: set[str] = set()
+
+    def progress(step: str, done: int, total: int | None) -> None:  # noqa: ARG001
+        if step not in told:
+            told.add(step)
+            console.print(step)
+
+    folder = data_room.get(name, data_dir, progress)
+    Console(soft_wrap=True, highlight=False).print(f"{name} is in {folder}")

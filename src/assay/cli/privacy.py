@@ -1,0 +1,112 @@
+"""`assay epsilon` and `assay calibrate`: ε without training anything."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from assay import methods
+from assay.cli import options
+from assay.cli.show import print_json
+from assay.data.sampling import SAMPLERS
+from assay.errors import ConfigError
+from assay.plan import Plan, steps_for
+from assay.privacy.accounting import Adjacency
+from assay.privacy.statement import shown
+from assay.runs.record import number
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(epsilon)
+    app.command()(calibrate)
+
+
+def epsilon(
+    records: options.Records,
+    batch_size: options.BatchSize,
+    noise_multiplier: Annotated[
+        float, typer.Option(help="Noise standard deviation over the clipping bound.")
+    ],
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    delta: options.Delta = 1e-5,
+    method: options.Method = "dpsgd",
+    sampling: options.Sampling = "poisson",
+    adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
+    json: options.Json = False,
+) -> None:
+    """What a run would spend: claimed by the method's paper, and verified."""
+    if (epochs is None) == (steps is None):
+        raise ConfigError("steps", steps, "either --steps or --epochs")
+    if sampling not in SAMPLERS:
+        raise ConfigError("sampling", sampling, "one of " + ", ".join(SAMPLERS))
+    count = steps if steps is not None else steps_for(epochs, SAMPLERS[sampling](records, batch_size))
+    plan = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=count,
+        noise_multiplier=noise_multiplier,
+        delta=delta,
+        sampling=sampling,
+        adjacency=adjacency,
+        method=methods.get(method),
+    )
+    _report(plan, json)
+
+
+def calibrate(
+    records: options.Records,
+    epsilon: Annotated[float, typer.Option(help="The ε to stay within.")],
+    batch_size: Annotated[
+        float | None, typer.Option(help="Expected batch size; left out, it is found.")
+    ] = None,
+    epochs: options.Epochs = None,
+    steps: options.Steps = None,
+    noise_multiplier: options.Noise = None,
+    delta: options.Delta = 1e-5,
+    method: options.Method = "dpsgd",
+    sampling: options.Sampling = "poisson",
+    adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
+    json: options.Json = False,
+) -> None:
+    """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given."""
+    plan = Plan.calibrated(
+        epsilon=epsilon,
+        delta=delta,
+        records=records,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        sampling=sampling,
+        adjacency=adjacency,
+        method=methods.get(method),
+    )
+    _report(plan, json)
+
+
+def _report(plan: Plan, as_json: bool) -> None:
+    facts = {
+        "claimed": number(plan.claimed()),
+        "verified": number(plan.epsilon()),
+        "delta": plan.delta,
+        "noise_multiplier": plan.noise_multiplier,
+        "steps": plan.steps,
+        "sampling_rate": plan.sampler.rate,
+        "batch_size": plan.batch_size,
+        "adjacency": plan.adjacency.value,
+        "method": plan.method.name,
+    }
+    if as_json:
+        print_json(facts)
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
+    console.print(
+        f"{plan.method.name}: noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
+    )
+    console.print(plan.sampler.describe())

@@ -1,0 +1,269 @@
+"""`assay train`, `assay resume` and `assay show`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+
+from assay import data as data_room
+from assay import methods as methods_room
+from assay import models as models_room
+from assay.cli import options
+from assay.cli.show import outcome, print_json, progress
+from assay.data import DataBundle
+from assay.errors import BudgetSpentError, ConfigError
+from assay.grads import clip as clipping
+from assay.optim import Optimizer
+from assay.plan import Plan, steps_for
+from assay.privacy.accounting import Adjacency
+from assay.privacy.ledger import Ledger
+from assay.runs.directory import RunDirectory
+from assay.train import Result, Training, fit
+from assay.train import resume as resume_run
+
+_DEFAULT_BATCH = 2048
+_DEFAULT_LR = {"sgd": 1.0, "adam": 0.002, "adamw": 0.002}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(train)
+    app.command()(resume)
+    app.command()(show)
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="A new directory for the run.")],
+    method: options.Method = "dpsgd",
+    data: Annotated[
+        str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")
+    ] = "mnist",
+    model: Annotated[
+        str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")
+    ] = "lenet5",
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="The ε to stay within, a hard ceiling. [default: 1, unless --noise-multiplier is given]"
+        ),
+    ] = None,
+    delta: options.Delta = 1e-5,
+    epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 15,
+    batch_size: Annotated[
+        float | None,
+        typer.Option(
+            help="Expected batch size. [default: 2048, or an eighth of the records if that is less]"
+        ),
+    ] = None,
+    noise_multiplier: options.Noise = None,
+    clip: Annotated[
+        str, typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat.")
+    ] = "flat:0.5",
+    micro_batch: options.MicroBatch = 1,
+    sampling: options.Sampling = "poisson",
+    adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
+    optimizer: Annotated[
+        str | None, typer.Option(help="sgd, adam or adamw. [default: the method's own]")
+    ] = None,
+    lr: Annotated[
+        float | None, typer.Option(help="Learning rate. [default: 1 for sgd, 0.002 for adam and adamw]")
+    ] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. [default: 0.9]")] = None,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
+    schedule: Annotated[
+        str, typer.Option(help="Learning rate over the run: constant, linear or cosine.")
+    ] = "linear",
+    warmup: Annotated[float, typer.Option(help="Part of the run in which the learning rate rises.")] = 0.0,
+    ema: Annotated[
+        float | None, typer.Option(help="Decay of a moving average of the weights, which is then the result.")
+    ] = None,
+    max_physical_batch: Annotated[
+        int | None, typer.Option(help="Largest number of records in memory at once; results do not change.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
+    ] = None,
+    secure_rng: Annotated[
+        bool,
+        typer.Option("--secure-rng", help="Every random number from the system's cryptographic generator."),
+    ] = False,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    data_dir: options.DataDir = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an earlier run in the same directory.")
+    ] = False,
+    json: options.Json = False,
+) -> None:
+    """Train a model privately and write its record and its privacy statement."""
+    chosen = methods_room.get(method)
+    name = optimizer or chosen.optimizer
+    training = Training(
+        optimizer=Optimizer(
+            name=name,
+            lr=_DEFAULT_LR.get(name, 1.0) if lr is None else lr,
+            momentum=(0.9 if name == "sgd" else 0.0) if momentum is None else momentum,
+            weight_decay=weight_decay,
+            schedule=schedule,
+            warmup=warmup,
+        ),
+        ema=ema,
+        seed=seed,
+        secure_rng=secure_rng,
+        max_physical_batch=max_physical_batch,
+        device=device,
+    )
+    rule = clipping.parse(clip)
+    bundle = data_room.load(data, data_dir)
+    records = len(bundle.train_x)
+    plan = _plan(
+        records=records,
+        epsilon=1.0 if epsilon is None and noise_multiplier is None else epsilon,
+        delta=delta,
+        epochs=epochs,
+        batch_size=min(_DEFAULT_BATCH, max(1, records // 8)) if batch_size is None else batch_size,
+        noise_multiplier=noise_multiplier,
+        clip=rule,
+        micro_batch=micro_batch,
+        sampling=sampling,
+        adjacency=adjacency,
+        method=chosen,
+    )
+    network = _build(model, bundle, seed)
+    names = {
+        "model": model,
+        "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "unit": bundle.unit,
+        "notes": bundle.notes,
+    }
+    _warn(plan)
+    with progress(plan.epsilon_limit) as watch:
+        result = fit(
+            network,
+            bundle.train,
+            plan=plan,
+            test=bundle.test,
+            training=training,
+            out=out,
+            force=force,
+            names=names,
+            watch=watch,
+        )
+    _end(result, json)
+
+
+def resume(
+    run: Annotated[Path, typer.Argument(help="The directory of an unfinished run.")],
+    data_dir: options.DataDir = None,
+    json: options.Json = False,
+) -> None:
+    """Go on with a run that was stopped or killed."""
+    directory = RunDirectory.open(run)
+    if directory.finished:
+        directory.finish()
+        if directory.read_record()["status"] == "budget-spent":
+            raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
+        Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
+        return
+    spec = directory.read_spec()
+    names = spec["names"]
+    if "data" not in names:
+        raise ConfigError(
+            "run",
+            str(run),
+            "a run started with `assay train`; resume one started from Python with assay.resume",
+        )
+    known = names["data_dir"]
+    bundle = data_room.load(names["data"], data_dir or (None if known is None else Path(known)))
+    network = _build(names["model"], bundle, spec["training"]["seed"])
+    with progress(spec["plan"]["epsilon_limit"]) as watch:
+        result = resume_run(network, bundle.train, run, test=bundle.test, watch=watch)
+    _end(result, json)
+
+
+def show(
+    run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False
+) -> None:
+    """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
+    directory = RunDirectory.open(run)
+    console = Console(soft_wrap=not Console().is_terminal)
+    if directory.finished:
+        if json:
+            print_json(directory.read_record())
+            return
+        text = directory.statement.read_text(encoding="utf-8")
+        console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+        return
+    plan = Plan.from_json(directory.read_spec()["plan"])
+    ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    console.print(
+        f"{run} is unfinished: {ledger.total_steps} of {plan.steps} planned steps are charged, "
+        f"ε = {ledger.epsilon():.4g} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
+        highlight=False,
+    )
+
+
+def _plan(
+    *,
+    records: int,
+    epsilon: float | None,
+    epochs: float,
+    batch_size: float,
+    noise_multiplier: float | None,
+    **rest: Any,
+) -> Plan:
+    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+    if noise_multiplier is None:
+        assert epsilon is not None
+        return Plan.calibrated(epsilon=epsilon, records=records, batch_size=batch_size, epochs=epochs, **rest)
+    start = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=noise_multiplier,
+        epsilon_limit=epsilon,
+        **rest,
+    )
+    return Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=steps_for(epochs, start.sampler),
+        noise_multiplier=noise_multiplier,
+        epsilon_limit=epsilon,
+        **rest,
+    )
+
+
+def _build(model: str, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
+    """The model, initialised from the seed, or from the operating system (torch's own default is a constant)."""
+    if seed is None:
+        torch.seed()
+    else:
+        torch.manual_seed(seed)
+    return models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
+
+
+def _warn(plan: Plan) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if plan.delta >= 1 / plan.records:
+        console.print(
+            f"[yellow]note:[/] δ = {plan.delta:g} is not below 1/records = {1 / plan.records:.2g}; such a δ allows one record to be given away whole"
+        )
+    if plan.noise_multiplier == 0:
+        console.print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
+
+
+def _end(result: Result, as_json: bool) -> None:
+    if as_json:
+        print_json(result.record)
+    else:
+        outcome(result)
+    if result.budget_spent:
+        raise BudgetSpentError(
+            f"the budget ended the run after {result.record['steps']} steps, before its planned end; its record is complete"
+        )

@@ -1,0 +1,84 @@
+"""What the commands print: progress while a run goes on, and its outcome."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from assay.privacy.statement import shown
+from assay.train import Progress, Result
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """JSON on standard output, nothing else."""
+    sys.stdout.write(json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+@contextmanager
+def progress(allowed: float | None) -> Iterator[Callable[[Progress], None]]:
+    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda now: _line(console, now, allowed) if now.epoch_end else None
+        return
+    columns = (
+        TextColumn("step"),
+        MofNCompleteColumn(),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[facts]}"),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("train", total=None, facts="")
+
+        def update(now: Progress) -> None:
+            bar.update(task, total=now.steps, completed=now.step, facts=_facts(now, allowed))
+
+        yield update
+
+
+def _facts(now: Progress, allowed: float | None) -> str:
+    parts = [f"epoch {now.epoch:.1f}"]
+    if now.loss is not None:
+        parts.append(f"loss {now.loss:.3f}")
+    if now.accuracy is not None:
+        parts.append(f"accuracy {now.accuracy:.2%}")
+    if now.epsilon is not None:
+        parts.append(f"ε {now.epsilon:.3f}" + (f" of {allowed:g}" if allowed is not None else ""))
+    return "  ".join(parts)
+
+
+def _line(console: Console, now: Progress, allowed: float | None) -> None:
+    console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed)}", highlight=False, soft_wrap=True)
+
+
+def outcome(result: Result) -> None:
+    """The end of a run: accuracy, the three ε, and where everything is."""
+    record = result.record
+    eps = record["epsilon"]
+    table = Table(show_header=False, box=None, pad_edge=False)
+    accuracy = record["result"]["test_accuracy"]
+    if accuracy is not None:
+        table.add_row("test accuracy", f"{accuracy:.2%}")
+    table.add_row(
+        "ε verified",
+        f"{shown(eps['verified'])} at δ = {eps['delta']:g}"
+        + (f" (allowed {eps['target']:g})" if eps["target"] else ""),
+    )
+    table.add_row("ε claimed", f"{shown(eps['claimed'])} (what the paper's accountant would report)")
+    table.add_row("steps", f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""))
+    if record["seed"] is not None:
+        table.add_row("note", "fixed seed: reproducible, not private")
+    if result.directory is not None:
+        table.add_row("statement", str(result.directory.statement))
+        table.add_row("record", str(result.directory.record))
+        table.add_row("model", str(result.directory.model))
+    Console(soft_wrap=True).print(table)

@@ -1,0 +1,12 @@
+"""The data room: data sets by name or from one's own file, verified, as tensors.
+
+`bundle` is what comes out; `sources` makes it; `catalog` says what there is and which bytes count as it;
+`locate` finds them; `integrity` verifies them; `formats` reads them; `fetch` gets them, from the `origins`.
+"""
+
+from assay.data.bundle import DataBundle
+from assay.data.catalog import DatasetInfo, available
+from assay.data.fetch import get
+from assay.data.sources import load
+
+__all__ = ["DataBundle", "DatasetInfo", "available", "get", "load"]

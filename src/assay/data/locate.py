@@ -1,0 +1,125 @@
+"""Where the files of a data set are looked for, in order, and what to say when they are nowhere.
+
+A data directory holds the standard layout: mnist/*-ubyte.gz, cifar-10-batches-bin/*.bin, adult/adult.data and
+so on (`DatasetInfo.folders`). Nothing here fetches anything.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay.data.catalog import DatasetInfo, KnownFile
+from assay.data.integrity import read_verified
+from assay.errors import DataError
+
+_SYSTEM_FOLDERS = (Path("/usr/share/datasets"),)  # Debian: dataset-fashion-mnist
+
+
+@dataclass(frozen=True)
+class Place:
+    """A data directory to look in; no path if it is not configured, then `label` is all there is to say."""
+
+    label: str
+    path: Path | None
+
+
+@dataclass(frozen=True)
+class Found:
+    """A complete set of files, `paths` in the order of `DatasetInfo.files`. Not verified until it is read."""
+
+    info: DatasetInfo
+    place: Place
+    folder: Path
+    paths: tuple[Path, ...]
+
+    def contents(self) -> Iterator[bytes]:
+        """The verified content of each file in turn."""
+        for path, known in zip(self.paths, self.info.files, strict=True):
+            yield read_verified(path, known, self.info.name)
+
+
+def cache_directory() -> Path | None:
+    """The user's cache, `$XDG_CACHE_HOME/assay` or `~/.cache/assay`; None for a user without a home."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # the XDG specification has relative paths ignored
+        return base / "assay"
+    try:
+        return Path.home() / ".cache" / "assay"
+    except RuntimeError:
+        return None
+
+
+def places(data_dir: str | Path | None) -> list[Place]:
+    """Every place that is looked in, first match first."""
+    explicit = None if data_dir is None else Path(data_dir).expanduser()
+    variable = os.environ.get("ASSAY_DATA", "")
+    return [
+        Place("--data-dir", explicit),
+        Place("$ASSAY_DATA", Path(variable).expanduser() if variable else None),
+        Place("user cache", cache_directory()),
+        *(Place("system folder", folder) for folder in _SYSTEM_FOLDERS),
+    ]
+
+
+def stored_form(folder: Path, known: KnownFile) -> Path | None:
+    """The file in `folder` that holds `known`, in whichever form it is stored."""
+    for name in known.forms:
+        try:
+            if (folder / name).is_file():
+                return folder / name
+        except OSError:  # a folder that may not be entered holds nothing for us
+            return None
+    return None
+
+
+def find(info: DatasetInfo, where: list[Place]) -> Found | None:
+    """The first folder that has all the files, or None. An incomplete folder is passed over."""
+    for place in where:
+        if place.path is None:
+            continue
+        for name in info.folders:
+            folder = place.path / name
+            paths = [path for known in info.files if (path := stored_form(folder, known)) is not None]
+            if len(paths) == len(info.files):
+                return Found(info, place, folder, tuple(paths))
+    return None
+
+
+def require(info: DatasetInfo, data_dir: str | Path | None) -> Found:
+    """Like `find` in all the places, but what is not found is a `DataError` that says how to supply it."""
+    where = places(data_dir)
+    found = find(info, where)
+    if found is None:
+        raise DataError(
+            f"{info.name} is not on this machine. Looked in:\n{account(info, where)}\n"
+            f"Run `assay data get {info.name}` to fetch it. {by_hand(info)}"
+        )
+    return found
+
+
+def account(info: DatasetInfo, where: list[Place]) -> str:
+    """What was looked at and what was not there, a line each."""
+    return "\n".join(f"  {line}" for place in where for line in _search_lines(info, place))
+
+
+def by_hand(info: DatasetInfo) -> str:
+    """How to supply the files without fetching."""
+    names = ", ".join(known.name + ("" if known.gz is None else "[.gz]") for known in info.files)
+    return (
+        f"To supply it by hand, put {names} into DIR/{info.folders[0]} and pass `--data-dir DIR` or set "
+        f"ASSAY_DATA=DIR."
+    )
+
+
+def _search_lines(info: DatasetInfo, place: Place) -> Iterator[str]:
+    if place.path is None:
+        yield f"{place.label}: not set"
+        return
+    for name in info.folders:
+        folder = place.path / name
+        lacking = [known.name for known in info.files if stored_form(folder, known) is None]
+        missing = "none of its files" if len(lacking) == len(info.files) else f"not {', '.join(lacking)}"
+        yield f"{place.label}: {folder}: {missing}"

@@ -1,0 +1,44 @@
+"""Records by index, a batch at a time: tensors are indexed at once, any other torch Dataset is collated as a DataLoader would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+from assay.errors import ConfigError
+
+
+class Records:
+    """A sized, indexable data set on one device."""
+
+    def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu") -> None:
+        if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+            raise ConfigError(
+                "dataset",
+                type(dataset).__name__,
+                "a map-style data set (with __len__ and __getitem__): private sampling picks records by index",
+            )
+        self._dataset = dataset
+        self._device = torch.device(device)
+        # tensors stay where they are and only batches move: the whole set need not fit the device
+        self._tensors = dataset.tensors if type(dataset) is TensorDataset else None
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+    def gather(self, index: Tensor) -> Any:
+        """The records of these indices, stacked."""
+        if self._tensors is not None:
+            return [t[index].to(self._device, non_blocking=True) for t in self._tensors]
+        batch = default_collate([self._dataset[i] for i in index.tolist()])
+        return pytree.tree_map(lambda v: v.to(self._device) if isinstance(v, Tensor) else v, batch)
+
+    def zeros(self) -> Any:
+        """One record of zeros, shaped like the others: it stands for an empty batch and says nothing about any record."""
+        return pytree.tree_map(
+            lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, self.gather(torch.tensor([0]))
+        )

@@ -1,0 +1,232 @@
+"""Samplers: which records make a batch, what that adds to privacy, and the public denominator.
+
+A sampler draws the batch *and* states the amplification, so that one cannot be charged while another is drawn. Every batch is a
+function of the step's own random stream: a run can be resumed at any step.
+
+`expected_size` is a constant declared beforehand. The sum of clipped gradients is divided by it, never by the size of the batch that
+came out, which is private.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from dp_accounting.dp_event import (
+    DpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
+from torch import Tensor
+
+from assay.errors import ConfigError
+from assay.privacy.rng import Randomness
+
+
+class Sampler(Protocol):
+    """Draws batches and owns the amplification."""
+
+    records: int
+    expected_size: float
+
+    @property
+    def rate(self) -> float:
+        """The chance that a record is in a batch."""
+        ...
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps in which each record is used once on average."""
+        ...
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:
+        """Indices of the batch of this step, counted from the start of this randomness."""
+        ...
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """What `steps` consecutive steps from the start of this randomness cost, each releasing `event` on its batch."""
+        ...
+
+    def describe(self) -> str:
+        """A sentence for the privacy statement."""
+        ...
+
+
+def _check(records: int, expected_size: float) -> None:
+    if not (isinstance(records, int) and records >= 1):
+        raise ConfigError("records", records, "a whole number, 1 or above")
+    if not (math.isfinite(expected_size) and 0 < expected_size <= records):
+        raise ConfigError(
+            "batch_size", expected_size, f"a number above 0 and at most the number of records, {records}"
+        )
+
+
+@dataclass(frozen=True)
+class Poisson:
+    """Each record enters each batch on its own with probability q = expected size / records."""
+
+    records: int
+    expected_size: float
+
+    def __post_init__(self) -> None:
+        _check(self.records, self.expected_size)
+
+    @property
+    def rate(self) -> float:
+        """q."""
+        return self.expected_size / self.records
+
+    @property
+    def epoch_steps(self) -> int:
+        """1/q, rounded."""
+        return max(1, round(1 / self.rate))
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:
+        """Independent coin flips; an empty batch is a batch."""
+        return torch.nonzero(randomness.stream("sample", step).uniform(self.records) < self.rate).flatten()
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """Poisson-subsampled, once a step."""
+        return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, event), steps)
+
+    def describe(self) -> str:
+        """For the statement."""
+        return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.6g}"
+
+
+@dataclass(frozen=True)
+class WithoutReplacement:
+    """Exactly `expected_size` records a step, a uniformly random subset. Defined for replace-one adjacency, where their number is fixed."""
+
+    records: int
+    expected_size: float
+
+    def __post_init__(self) -> None:
+        _check(self.records, self.expected_size)
+        if self.expected_size != int(self.expected_size):
+            raise ConfigError("batch_size", self.expected_size, "a whole number for batches of fixed size")
+
+    @property
+    def rate(self) -> float:
+        """b/N."""
+        return self.expected_size / self.records
+
+    @property
+    def epoch_steps(self) -> int:
+        """N/b, rounded."""
+        return max(1, round(1 / self.rate))
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:
+        """The records with the b smallest of N independent uniform numbers."""
+        return (
+            randomness.stream("sample", step)
+            .uniform(self.records)
+            .topk(int(self.expected_size), largest=False)
+            .indices
+        )
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """Sampled without replacement, once a step."""
+        return SelfComposedDpEvent(
+            SampledWithoutReplacementDpEvent(self.records, int(self.expected_size), event), steps
+        )
+
+    def describe(self) -> str:
+        """For the statement."""
+        return f"sampling without replacement: each step uses {int(self.expected_size)} of {self.records} records, drawn uniformly"
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """Every record once an epoch, in a random one of the epoch's batches. Charged without amplification.
+
+    Each record draws its batch independently of the others (so batch sizes vary around the expected one), and one record changes one batch an
+    epoch and no other: under add-or-remove-one an epoch costs exactly one release, whatever the number of its batches. Amplification by
+    shuffling is not claimed: accounting shuffled batches as Poisson ones understates ε.
+    """
+
+    records: int
+    expected_size: float
+    _drawn: dict[tuple[Randomness, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _check(self.records, self.expected_size)
+
+    @property
+    def rate(self) -> float:
+        """1 / batches in an epoch."""
+        return 1 / self.epoch_steps
+
+    @property
+    def epoch_steps(self) -> int:
+        """Batches in an epoch."""
+        return max(1, round(self.records / self.expected_size))
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:
+        """The records that drew this batch in this epoch."""
+        epoch, batch = divmod(step, self.epoch_steps)
+        key = (randomness, epoch)
+        if (
+            key not in self._drawn
+        ):  # once an epoch: a source that cannot repeat itself must not deal the records out anew for every batch
+            self._drawn.clear()
+            self._drawn[key] = randomness.stream("shuffle", epoch).integers(self.epoch_steps, self.records)
+        return torch.nonzero(self._drawn[key] == batch).flatten()
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """One release an epoch begun (parallel composition over the batches of an epoch)."""
+        return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
+
+    def describe(self) -> str:
+        """For the statement."""
+        return f"shuffled epochs of {self.epoch_steps} batches, each record in one of them; no amplification by sampling is claimed"
+
+
+@dataclass(frozen=True)
+class FullBatch:
+    """All records, every step."""
+
+    records: int
+    expected_size: float
+
+    def __post_init__(self) -> None:
+        _check(self.records, self.expected_size)
+        if self.expected_size != self.records:
+            raise ConfigError(
+                "batch_size",
+                self.expected_size,
+                f"the number of records, {self.records}, for full-batch training",
+            )
+
+    @property
+    def rate(self) -> float:
+        """1."""
+        return 1.0
+
+    @property
+    def epoch_steps(self) -> int:
+        """1."""
+        return 1
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:  # noqa: ARG002
+        """Everything."""
+        return torch.arange(self.records)
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """One release a step."""
+        return SelfComposedDpEvent(event, steps)
+
+    def describe(self) -> str:
+        """For the statement."""
+        return "full batches: every step uses every record"
+
+
+SAMPLERS: dict[str, type[Poisson | WithoutReplacement | Shuffled | FullBatch]] = {
+    "poisson": Poisson,
+    "without-replacement": WithoutReplacement,
+    "shuffle": Shuffled,
+    "full": FullBatch,
+}

@@ -1,0 +1,35 @@
+"""Errors that a person can act on: each names what is wrong, the value met, and what would be accepted."""
+
+from __future__ import annotations
+
+
+class AssayError(Exception):
+    """Base of everything Assay raises on purpose. `exit_code` is what the command line ends with."""
+
+    exit_code = 1
+
+
+class ConfigError(AssayError, ValueError):
+    """A setting is not acceptable. Raised before anything is trained or overwritten."""
+
+    exit_code = 2
+
+    def __init__(self, field: str, value: object, accepted: str) -> None:
+        self.field, self.value, self.accepted = field, value, accepted
+        super().__init__(f"{field} = {value!r} is not accepted: {accepted}")
+
+
+class UnsupportedModelError(AssayError):
+    """The model would mix records, or hides a parameter from the engine. Names the module and the fix."""
+
+    exit_code = 2
+
+
+class BudgetSpentError(AssayError):
+    """The privacy budget is spent: taking one more step would exceed the ε that was allowed."""
+
+    exit_code = 3
+
+
+class DataError(AssayError):
+    """A data set is missing, truncated or corrupt. Names the file and how to supply it."""

@@ -1,0 +1,204 @@
+"""Clipping rules: how much of each record's gradient enters the sum, decided from norms alone.
+
+Every rule keeps the promise of `assay.types.ClipRule`: the scaled gradient of one record has l2 norm at most `l2`.
+A scaled norm can pass the bound by a few units in the last place of the arithmetic; the factors are lowered by that much.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.errors import ConfigError
+
+_ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a norm, a quotient and a product lose together
+
+
+def _positive(field: str, value: float) -> None:
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        raise ConfigError(field, value, "a finite number above 0")
+
+
+def _just_under(bound: float, norms: Tensor) -> float:
+    return bound * (1.0 - _ROUNDING_UNITS * torch.finfo(norms.dtype).eps)
+
+
+def _at_most(bound: float, norms: Tensor) -> Tensor:
+    """min(1, bound/norm), 1 at norm zero."""
+    return torch.div(_just_under(bound, norms), norms).clamp_(max=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flat:
+    """g · min(1, C/‖g‖) over all parameters together (Abadi et al. 2016)."""
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("clip", self.bound)
+
+    @property
+    def l2(self) -> float:
+        """C."""
+        return self.bound
+
+    def groups(self, layers: list[str]) -> list[int]:
+        """One group."""
+        return [0] * len(layers)
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """min(1, C/‖g‖)."""
+        return _at_most(self.bound, norms)
+
+    def __str__(self) -> str:
+        return f"flat:{self.bound:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayer:
+    """Each of L layers clipped at C/√L, so that the whole is bounded by C = √(Σ C_l²)."""
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("clip", self.bound)
+
+    @property
+    def l2(self) -> float:
+        """C, over all layers together."""
+        return self.bound
+
+    def groups(self, layers: list[str]) -> list[int]:
+        """A group a layer."""
+        return list(range(len(layers)))
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """min(1, C_l/‖g_l‖) for each layer."""
+        return _at_most(self.bound / math.sqrt(norms.shape[1]), norms)
+
+    def __str__(self) -> str:
+        return f"per-layer:{self.bound:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Automatic:
+    """C · g/(‖g‖ + γ): every record is normalised, no threshold to choose (Bu et al. 2022, automatic clipping)."""
+
+    bound: float = 1.0
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        _positive("clip", self.bound)
+        _positive("clip gamma", self.gamma)
+
+    @property
+    def l2(self) -> float:
+        """C."""
+        return self.bound
+
+    def groups(self, layers: list[str]) -> list[int]:
+        """One group."""
+        return [0] * len(layers)
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """C/(‖g‖ + γ)."""
+        return torch.div(_just_under(self.bound, norms), norms + self.gamma)
+
+    def __str__(self) -> str:
+        return f"auto:{self.bound:g}:gamma={self.gamma:g}"
+
+
+@dataclass(kw_only=True)
+class AdaptiveQuantile:
+    """A bound that follows a quantile of the norms (Andrew et al. 2021, "Differentially private learning with adaptive clipping").
+
+    Each step also releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That count is a
+    side query of the step (`assay.step.SideQuery`): it is noised, and takes `share` of the step's privacy. The bound moves
+    by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
+    """
+
+    bound: float = 1.0
+    quantile: float = 0.5
+    rate: float = 0.2
+    share: float = 0.01
+
+    def __post_init__(self) -> None:
+        _positive("clip", self.bound)
+        _positive("clip rate", self.rate)
+        for name in ("quantile", "share"):
+            value = getattr(self, name)
+            if not 0 < value < 1:
+                raise ConfigError(f"clip {name}", value, "a number between 0 and 1, both excluded")
+        self._start = self.bound
+
+    @property
+    def l2(self) -> float:
+        """The bound in force."""
+        return self.bound
+
+    @property
+    def sensitivity(self) -> float:
+        """What one record moves the count by."""
+        return 0.5
+
+    def groups(self, layers: list[str]) -> list[int]:
+        """One group."""
+        return [0] * len(layers)
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """min(1, C/‖g‖) at the bound in force."""
+        return _at_most(self.bound, norms)
+
+    def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
+        """Σ (1[‖g‖ ≤ C] - ½)."""
+        return ((norms[:, 0] <= self.bound).to(torch.float64) - 0.5).sum()
+
+    def receive(self, noisy: float, expected_size: float) -> None:
+        """Move the bound by the released count; one step moves it by at most a factor e^rate."""
+        fraction = min(1.0, max(0.0, noisy / expected_size + 0.5))
+        self.bound *= math.exp(-self.rate * (fraction - self.quantile))
+
+    def state(self) -> dict[str, Any]:
+        """The bound in force."""
+        return {"bound": self.bound}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up the bound."""
+        _positive("clip", state["bound"])
+        self.bound = float(state["bound"])
+
+    def __str__(self) -> str:
+        return f"adaptive:{self._start:g}:quantile={self.quantile:g}:rate={self.rate:g}:share={self.share:g}"
+
+
+Rule = Flat | PerLayer | Automatic | AdaptiveQuantile
+_KINDS: dict[str, type[Rule]] = {
+    "flat": Flat,
+    "per-layer": PerLayer,
+    "auto": Automatic,
+    "adaptive": AdaptiveQuantile,
+}
+
+
+def parse(text: str) -> Rule:
+    """`flat:1.0`, `per-layer:1.0`, `auto:1.0:gamma=0.01`, `adaptive:0.5:quantile=0.5`; a bare number is flat clipping."""
+    accepted = "a number, or KIND:BOUND[:name=value...] with KIND one of " + ", ".join(_KINDS)
+    head, *rest = text.split(":")
+    try:
+        if head not in _KINDS:
+            if rest:
+                raise ConfigError("clip", text, accepted)
+            return Flat(bound=float(head))
+        values = {"bound": float(rest[0])} if rest and "=" not in rest[0] else {}
+        for part in rest[len(values) :]:
+            name, _, value = part.partition("=")
+            values[name] = float(value)
+        return _KINDS[head](**values)
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError("clip", text, accepted) from error

@@ -1,0 +1,151 @@
+"""Per-record gradients of convolution weights, one to three dimensions, any stride, padding, dilation and groups.
+
+Three ways, and the engine takes the cheapest for the shape:
+- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for little
+  more than the price of their sum. Where these are smaller than what they are computed from they are kept, and the clipped
+  sum is one matrix-vector product;
+- where they are larger (many channels on small maps), the ghost norm: ‖Σ_t g_t p_tᵀ‖² from the two Gram matrices of
+  output gradients and patches, then the ordinary weight gradient of the scaled output gradients;
+- where neither is small, the first way in pieces for the norm and the ordinary weight gradient for the sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.grads.uses import _CHUNK_ELEMENTS, Dense, Use, _masked, rounding
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """What a convolution does, apart from its weights. Padding that zeros cannot express is applied before."""
+
+    weight: torch.Size
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The window's sides."""
+        return tuple(self.weight[2:])
+
+    def weight_gradients(self, x: Tensor, g: Tensor) -> Tensor:
+        """One weight gradient a record, [B, *weight]: the backend's gradient with the records folded into the groups."""
+        B = x.shape[0]
+        folded = torch.ops.aten.convolution_backward(
+            g.reshape(1, -1, *g.shape[2:]),
+            x.reshape(1, -1, *x.shape[2:]),
+            x.new_empty(B * self.weight[0], *self.weight[1:]),
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * len(self.stride),
+            B * self.groups,
+            (False, True, False),
+        )[1]
+        return folded.view(B, *self.weight)
+
+    def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        """The ordinary weight gradient, summed over records."""
+        return torch.ops.aten.convolution_backward(
+            g,
+            x,
+            x.new_empty(self.weight),
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * len(self.stride),
+            self.groups,
+            (False, True, False),
+        )[1]
+
+    def patch_gram(self, x: Tensor) -> Tensor:
+        """Inner products of all pairs of input windows, [B·groups, positions, positions].
+
+        Sums the Gram matrix of single (padded) input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ}, x_{s+δ}⟩,
+        so the channels are contracted once and not once an offset.
+        """
+        dims = len(self.stride)
+        x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        x = x.reshape(x.shape[0] * self.groups, x.shape[1] // self.groups, *x.shape[2:])
+        sides = x.shape[2:]
+        points = x.flatten(2)
+        gram = torch.bmm(points.mT, points).view(x.shape[0], *sides, *sides)
+        outs = [
+            (side - step * (k - 1) - 1) // stride + 1
+            for side, step, k, stride in zip(sides, self.dilation, self.kernel, self.stride, strict=True)
+        ]
+        total = None
+        for offset in itertools.product(*map(range, self.kernel)):
+            window = tuple(
+                slice(o * step, o * step + stride * (n - 1) + 1, stride)
+                for o, step, stride, n in zip(offset, self.dilation, self.stride, outs, strict=True)
+            )
+            part = gram[(slice(None), *window, *window)]
+            total = part.clone() if total is None else total.add_(part)
+        assert total is not None
+        positions = math.prod(outs)
+        return total.view(x.shape[0], positions, positions)
+
+
+@dataclass(slots=True)
+class Convolved:
+    """The weight of a convolution by its factors: input `x` and output gradient `g`, for kernels too large to keep."""
+
+    shape: ConvShape
+    x: Tensor
+    g: Tensor
+
+    def sq_norm(self) -> Tensor:
+        out, window = self.shape.weight[0] // self.shape.groups, math.prod(self.shape.weight[1:])
+        positions = math.prod(self.g.shape[2:])
+        sq = self._ghost() if positions * (out + window) <= out * window else self._in_pieces()
+        # ‖Σ g_t p_tᵀ‖ ≤ Σ ‖g_t‖‖p_t‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows
+        size = (
+            torch.linalg.vector_norm(self.g.flatten(1), dim=1)
+            * torch.linalg.vector_norm(self.x.flatten(1), dim=1)
+        ).square_()
+        return sq.add_(size, alpha=rounding(self.g.dtype, 1) * math.prod(self.shape.kernel))
+
+    def _ghost(self) -> Tensor:
+        B, groups = self.x.shape[0], self.shape.groups
+        g = self.g.reshape(B * groups, self.g.shape[1] // groups, -1)
+        both = torch.bmm(g.mT, g).mul_(self.shape.patch_gram(self.x))
+        return both.sum((1, 2)).clamp_min_(0).view(B, groups).sum(1)
+
+    def _in_pieces(self) -> Tensor:
+        step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape.weight))
+        pieces = [
+            Dense(self.shape.weight_gradients(x, g)).sq_norm()
+            for x, g in zip(self.x.split(step), self.g.split(step), strict=True)
+        ]
+        return torch.cat(pieces)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = self.g * weights.view(-1, *[1] * (self.g.dim() - 1))
+        return self.shape.summed_gradient(self.x, scaled)
+
+    def per_record(self) -> Tensor:
+        return self.shape.weight_gradients(self.x, self.g)
+
+    def without(self, bad: Tensor) -> Convolved:
+        return Convolved(self.shape, _masked(self.x, bad), _masked(self.g, bad))
+
+
+def convolved(shape: ConvShape, x: Tensor, g: Tensor) -> Use:
+    """The cheapest form for this shape (see the module's docstring)."""
+    if math.prod(shape.weight) <= 4 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
+        return Dense(shape.weight_gradients(x, g))
+    return Convolved(shape, x, g)

@@ -1,0 +1,135 @@
+"""Per-record gradients of anything: run the module once a record, each with its own copy of the parameters.
+
+Correct for every module that treats records separately, slower than a rule. `torch.func.vmap` runs the copies together;
+what it cannot batch (recurrent layers, data-dependent control flow) runs in a loop. Randomness inside the module
+(dropout) is drawn once, in the one forward pass there is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
+
+from assay.errors import UnsupportedModelError
+
+_RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
+@dataclass(slots=True)
+class PerRecordCall:
+    """An `ExpandRule` for modules without a rule. Remembers whether vmap can batch the module."""
+
+    batchable: bool = True
+
+    def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Records in the first tensor argument."""
+        for leaf, axis in _leaves(module, args, kwargs, None):
+            if isinstance(leaf, Tensor) and axis is not None:
+                return leaf.shape[axis]
+        raise UnsupportedModelError(
+            f"{type(module).__name__} was called without a tensor that has a record dimension"
+        )
+
+    def forward(
+        self,
+        module: nn.Module,
+        params: Mapping[str, Tensor | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        records: int,
+    ) -> Any:
+        """Run every record alone with its own parameters and put the outputs together again."""
+        leaves = _leaves(module, args, kwargs, records)
+        _, structure = pytree.tree_flatten((args, kwargs))
+        values = [leaf for leaf, _ in leaves]
+        axes = [axis for _, axis in leaves]
+        outputs: dict[str, Any] = {}
+
+        def one(own: Mapping[str, Tensor], *mine: Any) -> tuple[Tensor, ...]:
+            whole = [v if axis is None else v.unsqueeze(axis) for v, axis in zip(mine, axes, strict=True)]
+            a, k = pytree.tree_unflatten(whole, structure)
+            out = functional_call(module, dict(own), a, k)
+            flat, outputs["structure"] = pytree.tree_flatten(out)
+            outputs["axes"] = _output_axes(module, flat)
+            return tuple(
+                v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None
+            )
+
+        own = {name: value for name, value in params.items() if value is not None}
+        tensors = None
+        if self.batchable and not isinstance(module, _RECURRENT):
+            try:
+                tensors = vmap(one, in_dims=(0, *axes), out_dims=0, randomness="different")(own, *values)
+            except (RuntimeError, NotImplementedError, ValueError):
+                self.batchable = False  # a property of the module, not of this batch: do not try again
+        if tensors is None:
+            copies = {name: value.unbind(0) for name, value in own.items()}
+            parts = [
+                None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)
+            ]
+            rows = [
+                one(
+                    {name: copy[i] for name, copy in copies.items()},
+                    *(v if part is None else part[i] for v, part in zip(values, parts, strict=True)),
+                )
+                for i in range(records)
+            ]
+            tensors = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        together = iter(tensors)
+        flat = [None if axis is None else next(together).movedim(0, axis) for axis in outputs["axes"]]
+        return pytree.tree_unflatten(flat, outputs["structure"])
+
+
+def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:
+    """Where the records are in an argument of a module that says so by `batch_first`."""
+    first = 0 if getattr(module, "batch_first", True) else 1
+    if isinstance(module, _RECURRENT):
+        return first if name == "input" else 1
+    if isinstance(module, nn.MultiheadAttention):
+        if name == "attn_mask":
+            if value.dim() == 3:
+                raise UnsupportedModelError(
+                    "MultiheadAttention: attn_mask must be [T, S]; a mask per record and head is not supported"
+                )
+            return None
+        return first if name in {"query", "key", "value"} else 0
+    return 0
+
+
+def _leaves(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], records: int | None
+) -> list[tuple[Any, int | None]]:
+    """Every argument leaf with the axis its records stand on, None for what all records share."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(
+        kwargs.items()
+    )
+    found: list[tuple[Any, int | None]] = []
+    for name, value in named:
+        for leaf in pytree.tree_leaves(value):
+            axis = _record_axis(module, name, leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
+            if (
+                axis is not None
+                and records is not None
+                and (leaf.dim() <= axis or leaf.shape[axis] != records)
+            ):
+                axis = None
+            found.append((leaf, axis))
+    return found
+
+
+def _output_axes(module: nn.Module, flat: list[Any]) -> list[int | None]:
+    """Where the records are in each output."""
+    first = 0 if getattr(module, "batch_first", True) else 1
+    if isinstance(module, _RECURRENT):
+        return [first, *[1] * (len(flat) - 1)]
+    if isinstance(module, nn.MultiheadAttention):
+        return [first, *(0 if isinstance(v, Tensor) else None for v in flat[1:])]
+    return [0 if isinstance(v, Tensor) else None for v in flat]

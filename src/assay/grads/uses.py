@@ -1,0 +1,209 @@
+"""One use of one parameter in a forward pass, in the cheapest form that still knows every record's gradient.
+
+A `Use` answers three questions: the squared norm of each record's gradient, their weighted sum, and (only when a method
+asks) the gradients themselves, one a record. Most uses never build the last: a linear layer's gradient is a sum of outer
+products, and the norm and the weighted sum of those need no [records, out, in] tensor.
+
+Norms are safe: where a norm is computed by another order of summation than the sum it bounds, it is raised by a bound on
+the rounding error, so that a record whose terms nearly cancel cannot slip past the clipping bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+_CHUNK_ELEMENTS = (
+    1 << 22
+)  # per-record gradients built only for their norm are built in pieces of at most 16 MB
+
+
+class Use(Protocol):
+    """Per-record gradients of one parameter, [B, *shape] in meaning, rarely in memory."""
+
+    def sq_norm(self) -> Tensor:
+        """Squared l2 norm of each record's gradient, [B]; never below the norm of what `weighted_sum` adds up."""
+        ...
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Σ_i weights[i] · gradient_i, in the parameter's shape."""
+        ...
+
+    def per_record(self) -> Tensor:
+        """The gradients themselves, [B, *shape]."""
+        ...
+
+    def without(self, bad: Tensor) -> Use:
+        """The same with the gradients of the records marked in `bad` [B] replaced by zero (they hold NaN or Inf)."""
+        ...
+
+
+def rounding(dtype: torch.dtype, terms: int) -> float:
+    """A bound on the relative rounding error of a sum of `terms` products, twice √terms units (probabilistic growth)."""
+    return 4.0 * torch.finfo(dtype).eps * max(1.0, terms**0.5)
+
+
+def _masked(value: Tensor, bad: Tensor) -> Tensor:
+    return value.masked_fill(bad.view(-1, *[1] * (value.dim() - 1)), 0.0)
+
+
+@dataclass(slots=True)
+class Dense:
+    """Gradients at hand: `values` is [B, *shape]."""
+
+    values: Tensor
+    squares: Tensor | None = None
+
+    def sq_norm(self) -> Tensor:
+        if self.squares is not None:
+            return self.squares
+        flat = self.values.flatten(1) if self.values.dim() > 1 else self.values.unsqueeze(1)
+        return torch.linalg.vector_norm(flat, dim=1).square_()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.values.dim() == 1:
+            return weights @ self.values
+        return (weights @ self.values.flatten(1)).view(self.values.shape[1:])
+
+    def per_record(self) -> Tensor:
+        return self.values
+
+    def without(self, bad: Tensor) -> Dense:
+        return Dense(_masked(self.values, bad))
+
+
+@dataclass(slots=True)
+class Rank1:
+    """g xᵀ for each record: `g` [B, O] and `x` [B, I], with `squares` = ‖g‖² for each record."""
+
+    g: Tensor
+    x: Tensor
+    squares: Tensor
+
+    def sq_norm(self) -> Tensor:
+        return torch.linalg.vector_norm(self.x, dim=1).square_().mul_(self.squares)  # ‖g xᵀ‖² = ‖g‖² ‖x‖²
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return (self.g * weights.unsqueeze(1)).t() @ self.x
+
+    def per_record(self) -> Tensor:
+        return self.g.unsqueeze(2) * self.x.unsqueeze(1)
+
+    def without(self, bad: Tensor) -> Rank1:
+        return Rank1(_masked(self.g, bad), _masked(self.x, bad), _masked(self.squares, bad))
+
+
+@dataclass(slots=True)
+class Outer:
+    """Σ_t g_t x_tᵀ for each record: `g` [B, T, O], `x` [B, T, I]; the weight of a linear map of shape [O, I]."""
+
+    g: Tensor
+    x: Tensor
+
+    def sq_norm(self) -> Tensor:
+        g, x = self.g, self.x
+        gg = torch.bmm(g, g.mT)
+        xx = torch.bmm(x, x.mT)
+        slack = (
+            (gg.diagonal(dim1=1, dim2=2) * xx.diagonal(dim1=1, dim2=2)).clamp_min(0).sqrt().sum(1).square()
+        )
+        exact = (gg.mul_(xx)).sum((1, 2))
+        return exact.clamp_min(0) + rounding(g.dtype, g.shape[1]) * slack
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = (self.g * weights.view(-1, 1, 1)).flatten(0, 1)
+        return scaled.mT @ self.x.flatten(0, 1)
+
+    def per_record(self) -> Tensor:
+        return torch.bmm(self.g.mT, self.x)
+
+    def without(self, bad: Tensor) -> Outer:
+        return Outer(_masked(self.g, bad), _masked(self.x, bad))
+
+
+def outer(g: Tensor, x: Tensor) -> Use:
+    """The cheaper form of Σ_t g_t x_tᵀ: the product itself where it is smaller than its factors, else the factors."""
+    positions, out, inp = g.shape[1], g.shape[2], x.shape[2]
+    if out * inp <= positions * (out + inp):
+        return Dense(torch.bmm(g.mT, x))
+    return Outer(g, x)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of a table: record b adds `g[b, t]` to row `index[b, t]` of a [rows, D] parameter (an embedding)."""
+
+    index: Tensor
+    g: Tensor
+    rows: int
+
+    def sq_norm(self) -> Tensor:
+        records = self.g.shape[0]
+        key = self.index + self.rows * torch.arange(records, device=self.index.device).unsqueeze(1)
+        distinct, place = key.flatten().unique(return_inverse=True)
+        sums = self.g.new_zeros(len(distinct), self.g.shape[2]).index_add_(0, place, self.g.flatten(0, 1))
+        return self.g.new_zeros(records).index_add_(0, distinct // self.rows, sums.square().sum(1))
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = (self.g * weights.view(-1, 1, 1)).flatten(0, 1)
+        return self.g.new_zeros(self.rows, self.g.shape[2]).index_add_(0, self.index.flatten(), scaled)
+
+    def per_record(self) -> Tensor:
+        out = self.g.new_zeros(self.g.shape[0], self.rows, self.g.shape[2])
+        return out.scatter_add_(1, self.index.unsqueeze(2).expand_as(self.g), self.g)
+
+    def without(self, bad: Tensor) -> Rows:
+        return Rows(self.index, _masked(self.g, bad), self.rows)
+
+
+@dataclass(slots=True)
+class Tied:
+    """Several uses of one parameter in one pass (tied or repeatedly applied weights): the gradients add up."""
+
+    rows: Rows
+    outer: Outer
+
+    def sq_norm(self) -> Tensor:
+        """‖R + G‖² = ‖R‖² + ‖G‖² + 2⟨R, G⟩, with ⟨e_i rᵀ, g xᵀ⟩ = g_i (r·x): a table of 50,000 rows is never built."""
+        a, b = self.rows.sq_norm(), self.outer.sq_norm()
+        picked = self.outer.g.gather(2, self.rows.index.unsqueeze(1).expand(-1, self.outer.g.shape[1], -1))
+        cross = (picked * torch.bmm(self.outer.x, self.rows.g.mT)).sum((1, 2))
+        return (a + b + 2 * cross).clamp_min(0) + rounding(a.dtype, self.outer.g.shape[1]) * (a + b)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
+
+    def per_record(self) -> Tensor:
+        return self.rows.per_record() + self.outer.per_record()
+
+    def without(self, bad: Tensor) -> Tied:
+        return Tied(self.rows.without(bad), self.outer.without(bad))
+
+
+def together(uses: Sequence[Use]) -> Use:
+    """All uses of one parameter as one use: their gradients add up before anything is clipped."""
+    uses = [Outer(u.g.unsqueeze(1), u.x.unsqueeze(1)) if isinstance(u, Rank1) else u for u in uses]
+    outers = [u for u in uses if isinstance(u, Outer)]
+    rows = [u for u in uses if isinstance(u, Rows)]
+    if len(outers) + len(rows) < len(uses):
+        total = uses[0].per_record()
+        for use in uses[1:]:
+            total = total + use.per_record()
+        return Dense(total)
+    one_outer = (
+        Outer(torch.cat([u.g for u in outers], 1), torch.cat([u.x for u in outers], 1)) if outers else None
+    )
+    one_rows = (
+        Rows(torch.cat([u.index for u in rows], 1), torch.cat([u.g for u in rows], 1), rows[0].rows)
+        if rows
+        else None
+    )
+    if one_outer is not None and one_rows is not None:
+        return Tied(one_rows, one_outer)
+    merged = one_outer or one_rows
+    assert merged is not None
+    return merged

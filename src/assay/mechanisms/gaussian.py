@@ -1,0 +1,38 @@
+"""The Gaussian mechanism."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+
+from assay.errors import ConfigError
+from assay.mechanisms.additive import add_noise
+from assay.privacy.rng import Stream
+from assay.types import Bounded, Private
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gaussian:
+    """Adds N(0, std²) to every coordinate, std = multiplier × reference.
+
+    `reference` is the bound stated with the sum unless given. A method that publishes noise relative to something smaller than the
+    true bound gives that here, and the event still tells the truth: its multiplier is std over the true bound.
+    """
+
+    multiplier: float
+    reference: float | None = None
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.multiplier) and self.multiplier >= 0):
+            raise ConfigError("noise_multiplier", self.multiplier, "a finite number, 0 or above")
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """The noisy sum; costs a Gaussian event of multiplier std/l2, or everything if there is no noise."""
+        std = self.multiplier * (grads.l2 if self.reference is None else self.reference)
+        event: DpEvent = GaussianDpEvent(std / grads.l2) if std > 0 else NonPrivateDpEvent()
+        value = add_noise(
+            grads.total, std, lambda n, dtype, device: stream.normal((n,), dtype=dtype, device=device)
+        )
+        return Private(value, event, std)

@@ -1,0 +1,39 @@
+"""The Laplace mechanism."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
+
+from assay.errors import ConfigError
+from assay.mechanisms.additive import add_noise
+from assay.privacy.rng import Stream
+from assay.types import Bounded, Private
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace:
+    """Adds Laplace noise of scale multiplier × l1, where l1 = √d · l2 bounds what one record moves d coordinates by.
+
+    The event is that of one coordinate moved by the whole l1. It dominates every other way to spread l1 over coordinates: the trade-off
+    functions of log-concave noise form a semigroup under shifts, so the chain of single-coordinate moves (group privacy) reaches exactly
+    the trade-off function of the one large move.
+    """
+
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.multiplier) and self.multiplier >= 0):
+            raise ConfigError("noise_multiplier", self.multiplier, "a finite number, 0 or above")
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """The noisy sum; costs a Laplace event of this multiplier, or everything if there is no noise."""
+        coordinates = sum(v.numel() for v in grads.total.values())
+        scale = self.multiplier * grads.l2 * math.sqrt(coordinates)
+        event: DpEvent = LaplaceDpEvent(self.multiplier) if self.multiplier > 0 else NonPrivateDpEvent()
+        value = add_noise(
+            grads.total, scale, lambda n, dtype, device: stream.laplace((n,), dtype=dtype, device=device)
+        )
+        return Private(value, event, scale * math.sqrt(2))

@@ -1,0 +1,65 @@
+"""Optimizers and learning-rate schedules by name. All of it is post-processing of a private gradient: none of it costs privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from assay.errors import ConfigError
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "linear": lambda progress: 1.0 - progress,
+    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """An optimizer, its learning rate and how that changes: `schedule` maps the part of the run done (0 to 1) to a factor."""
+
+    name: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    schedule: str = "constant"
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ConfigError("optimizer", self.name, "one of " + ", ".join(OPTIMIZERS))
+        if self.schedule not in SCHEDULES:
+            raise ConfigError("schedule", self.schedule, "one of " + ", ".join(SCHEDULES))
+        if not (math.isfinite(self.lr) and self.lr > 0):
+            raise ConfigError("lr", self.lr, "a finite number above 0")
+        if not 0 <= self.momentum < 1:
+            raise ConfigError("momentum", self.momentum, "a number from 0 to below 1")
+        if self.momentum and self.name != "sgd":
+            raise ConfigError("momentum", self.momentum, "0 with Adam and AdamW, which have their own")
+        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
+            raise ConfigError("weight_decay", self.weight_decay, "a finite number, 0 or above")
+        if not 0 <= self.warmup < 1:
+            raise ConfigError("warmup", self.warmup, "the part of the run to warm up in, from 0 to below 1")
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The torch optimizer over the model's trainable parameters."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        match self.name:
+            case "adam":
+                return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            case _:
+                return torch.optim.SGD(
+                    parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
+                )
+
+    def lr_at(self, progress: float) -> float:
+        """The learning rate at this part of the run: a function of the step's number, so a resumed run continues it exactly."""
+        rise = min(1.0, (progress + 1e-12) / self.warmup) if self.warmup else 1.0
+        return self.lr * rise * SCHEDULES[self.schedule](progress)

@@ -1,0 +1,222 @@
+"""A plan: everything that decides ε, and nothing else.
+
+The plan that states ε is the plan that runs: it builds the sampler that draws the batches and the chain that clips and adds the noise,
+and its event is what those two say they cost.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+from dp_accounting.dp_event import DpEvent
+
+from assay import methods
+from assay.chain import Chain
+from assay.data.sampling import SAMPLERS, Sampler
+from assay.errors import ConfigError
+from assay.grads import clip as clipping
+from assay.methods import Method
+from assay.privacy.accounting import Adjacency, epsilon
+from assay.privacy.calibrate import most_steps, smallest_noise
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(name, value, f"a whole number, {least} or above")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A private training run as its privacy sees it.
+
+    `noise_multiplier` is that of a whole step: where a step releases more than the gradient (a training loss, a count for adaptive clipping),
+    each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they are exactly one Gaussian release of multiplier σ.
+    """
+
+    records: int
+    batch_size: float
+    steps: int
+    noise_multiplier: float
+    delta: float
+    clip: clipping.Rule = field(default_factory=clipping.Flat)
+    micro_batch: int = 1
+    sampling: str = "poisson"
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    method: Method = field(default_factory=lambda: methods.get("dpsgd"))
+    epsilon_limit: float | None = None
+
+    def __post_init__(self) -> None:
+        _whole("records", self.records, 1)
+        _whole("steps", self.steps, 1)
+        _whole("micro_batch", self.micro_batch, 1)
+        if not 0 < self.delta < 1:
+            raise ConfigError(
+                "delta", self.delta, "a number between 0 and 1, both excluded (at most 1/records is usual)"
+            )
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
+        if self.epsilon_limit is not None:
+            _check_epsilon(self.epsilon_limit)
+        if self.sampling not in SAMPLERS:
+            raise ConfigError("sampling", self.sampling, "one of " + ", ".join(SAMPLERS))
+        if self.sampling == "without-replacement" and self.adjacency is not Adjacency.REPLACE_ONE:
+            raise ConfigError(
+                "adjacency",
+                self.adjacency.value,
+                "replace-one with sampling without replacement: adding a record changes the number of records, and with it every batch",
+            )
+        if self.micro_batch > 1 and isinstance(self.clip, clipping.AdaptiveQuantile):
+            raise ConfigError(
+                "micro_batch",
+                self.micro_batch,
+                "1 with adaptive clipping: its count bounds what one record does, not what one micro-batch does",
+            )
+        _ = self.sampler  # its own checks: batch_size against records
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """Draws the batches and states their amplification."""
+        return SAMPLERS[self.sampling](self.records, self.batch_size)
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps in which each record is used once on average."""
+        return self.sampler.epoch_steps
+
+    def fresh_clip(self) -> clipping.Rule:
+        """The clipping rule in its initial state (adaptive rules change as they run)."""
+        return copy.copy(self.clip)
+
+    def chain(self, gradient_share: float = 1.0) -> Chain:
+        """The step, its gradient release taking this share of the step's privacy."""
+        return self.method.chain(self, self.noise_multiplier / math.sqrt(gradient_share))
+
+    @cached_property
+    def step_event(self) -> DpEvent:
+        """What one step releases about its batch, before amplification."""
+        return self.chain().event()
+
+    def event(self, steps: int | None = None) -> DpEvent:
+        """What `steps` steps cost (all of them by default)."""
+        return self.sampler.compose(self.step_event, self.steps if steps is None else steps)
+
+    def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
+        """The verified ε of the plan."""
+        return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
+
+    def claimed(self) -> float:
+        """The ε that the method's paper would report for this run."""
+        return self.method.claimed(self)
+
+    @classmethod
+    def calibrated(
+        cls,
+        *,
+        epsilon: float,
+        delta: float,
+        records: int,
+        batch_size: float | None = None,
+        epochs: float | None = None,
+        steps: int | None = None,
+        noise_multiplier: float | None = None,
+        **rest: Any,
+    ) -> Self:
+        """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps, and batch_size.
+
+        Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it.
+        """
+        _check_epsilon(epsilon)
+        if epochs is not None and steps is not None:
+            raise ConfigError("steps", steps, "epochs or steps, not both")
+        length = epochs if steps is None else steps
+        if [noise_multiplier, length, batch_size].count(None) != 1:
+            raise ConfigError(
+                "calibrated",
+                {
+                    "noise_multiplier": noise_multiplier,
+                    "epochs": epochs,
+                    "steps": steps,
+                    "batch_size": batch_size,
+                },
+                "exactly one of noise_multiplier, epochs/steps and batch_size left out, to be found",
+            )
+
+        def made(noise: float, size: float, count: int | None) -> Self:
+            start = cls(
+                records=records,
+                batch_size=size,
+                steps=count or 1,
+                noise_multiplier=noise,
+                delta=delta,
+                epsilon_limit=epsilon,
+                **rest,
+            )
+            return start if count is not None else replace(start, steps=steps_for(epochs, start.sampler))
+
+        if batch_size is None:
+            assert noise_multiplier is not None
+            size = most_steps(lambda n: made(noise_multiplier, n, steps).epsilon(), epsilon, limit=records)
+            if size == 0:
+                raise ConfigError(
+                    "epsilon",
+                    epsilon,
+                    f"more than that: a batch of one record already spends {made(noise_multiplier, 1, steps).epsilon():.4g}",
+                )
+            return made(noise_multiplier, size, steps)
+        if length is None:
+            assert noise_multiplier is not None
+            base = made(noise_multiplier, batch_size, 1)
+            count = most_steps(lambda n: base.epsilon(steps=n), epsilon)
+            if count == 0:
+                raise ConfigError(
+                    "epsilon", epsilon, f"more than that: one step already spends {base.epsilon():.4g}"
+                )
+            return replace(base, steps=count)
+        template = made(1.0, batch_size, steps)
+        return replace(
+            template,
+            noise_multiplier=smallest_noise(
+                lambda z: replace(template, noise_multiplier=z).epsilon(), epsilon
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that is needed to make the plan again."""
+        return {
+            "records": self.records,
+            "batch_size": self.batch_size,
+            "steps": self.steps,
+            "noise_multiplier": self.noise_multiplier,
+            "delta": self.delta,
+            "clip": str(self.clip),
+            "micro_batch": self.micro_batch,
+            "sampling": self.sampling,
+            "adjacency": self.adjacency.value,
+            "method": self.method.name,
+            "epsilon_limit": self.epsilon_limit,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The plan that `to_json` described."""
+        known = dict(data)
+        known["clip"] = clipping.parse(known["clip"])
+        known["adjacency"] = Adjacency(known["adjacency"])
+        known["method"] = methods.get(known["method"])
+        return cls(**known)
+
+
+def steps_for(epochs: float | None, sampler: Sampler) -> int:
+    """Steps in this many epochs, at least one."""
+    if epochs is None or not (math.isfinite(epochs) and epochs > 0):
+        raise ConfigError("epochs", epochs, "a number above 0")
+    return max(1, round(epochs * sampler.records / sampler.expected_size))
+
+
+def _check_epsilon(value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ConfigError("epsilon", value, "a finite number above 0")

@@ -1,0 +1,1 @@
+"""Privacy: what a run costs, how that is added up, and where its randomness comes from."""

@@ -1,0 +1,129 @@
+"""Calibration: the least noise, or the most steps or records, that a privacy budget allows.
+
+The functions know nothing of accounting: they take the cost as a function of what is sought. Each call of it
+is a verified ε and takes tens of milliseconds, so they call it rarely.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from assay.errors import ConfigError
+
+LEAST_NOISE, MOST_NOISE = 1e-2, 1e6
+_GROWTH = 4
+_SAME = 1 + 1e-12
+
+
+def smallest_noise(cost: Callable[[float], float], target: float, *, tolerance: float = 0.01) -> float:
+    """Return a noise multiplier σ with cost(σ) in [(1 - tolerance) target, target].
+
+    `cost` is an ε that falls as σ grows; it may be infinite or zero at the ends. Where it jumps over the
+    interval (δ suddenly covers everything), σ is the least that costs no more than the target.
+    """
+    _check(target)
+    over = under = _Tried(1.0, cost(1.0))
+    while over.cost <= target:
+        if over.at <= LEAST_NOISE:
+            raise ConfigError(
+                "epsilon", target, f"at most {over.cost:.4g}, which a noise multiplier of {over.at:g} costs"
+            )
+        at = max(over.at / _GROWTH, LEAST_NOISE)
+        over, under = _Tried(at, cost(at)), over
+    while under.cost > target:
+        if under.at >= MOST_NOISE:
+            raise ConfigError(
+                "epsilon",
+                target,
+                f"at least {under.cost:.4g}, which a noise multiplier of {under.at:g} costs",
+            )
+        at = min(under.at * _GROWTH, MOST_NOISE)
+        over, under = under, _Tried(at, cost(at))
+    least = (1 - tolerance) * target
+    return _narrowed(
+        cost,
+        target,
+        over,
+        under,
+        aim=(1 - tolerance / 2) * target,
+        choose=lambda _over, _under, guess: guess,
+        done=lambda over, under: under.cost >= least or under.at <= over.at * _SAME,
+    )
+
+
+def most_steps(cost: Callable[[int], float], target: float, *, limit: int = 10**8) -> int:
+    """Return the largest whole number n ≤ limit with cost(n) ≤ target, 0 if there is none.
+
+    `cost` is an ε that grows with n: the number of steps, or the size of a batch.
+    """
+    _check(target)
+    under, over = _Tried(0, 0.0), _Tried(1, cost(1))
+    while over.cost <= target and over.at < limit:
+        at = min(int(over.at) * _GROWTH, limit)
+        under, over = over, _Tried(at, cost(at))
+    if over.cost <= target:
+        return int(over.at)
+    if under.at == 0:
+        return 0
+    found = _narrowed(
+        lambda n: cost(int(n)),
+        target,
+        over,
+        under,
+        aim=target,
+        choose=lambda over, under, guess: min(max(round(guess), under.at + 1), over.at - 1),
+        done=lambda over, under: over.at - under.at <= 1,
+    )
+    return int(found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    at: float
+    cost: float
+
+    def height(self, aim: float) -> float:
+        """How far the cost lies above the aim, in logarithms."""
+        return (
+            math.log(self.cost / aim)
+            if 0 < self.cost < math.inf
+            else math.copysign(math.inf, self.cost - aim)
+        )
+
+
+def _narrowed(
+    cost: Callable[[float], float],
+    target: float,
+    over: _Tried,
+    under: _Tried,
+    *,
+    aim: float,
+    choose: Callable[[_Tried, _Tried, float], float],
+    done: Callable[[_Tried, _Tried], bool],
+) -> float:
+    """Move `over` (costs more than the target) and `under` (does not) together until done; return `under.at`.
+
+    Regula falsi on log cost against log argument, which is close to a line; an end that stays has its height
+    halved (the Illinois rule), so that both move, and every third step is a bisection, so that costs that
+    are nothing like a line do no harm.
+    """
+    above, below = over.height(aim), under.height(aim)
+    for step in itertools.count(1):
+        if done(over, under):
+            break
+        share = above / (above - below) if step % 3 and math.isfinite(above - below) else 0.5
+        guess = math.exp(math.log(over.at) + share * math.log(under.at / over.at))
+        tried = _Tried(at := choose(over, under, guess), cost(at))
+        if tried.cost > target:
+            over, above, below = tried, tried.height(aim), below / 2
+        else:
+            under, above, below = tried, above / 2, tried.height(aim)
+    return under.at
+
+
+def _check(target: float) -> None:
+    if not 0 < target < math.inf:
+        raise ConfigError("epsilon", target, "a finite number above 0")

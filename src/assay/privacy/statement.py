@@ -1,0 +1,112 @@
+"""The privacy statement: one page that a privacy officer can read and sign, made from the record of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from dp_accounting.dp_event import GaussianDpEvent
+
+from assay.privacy.accounting import Adjacency
+
+if TYPE_CHECKING:
+    from assay.plan import Plan
+
+_ADJACENCY = {
+    Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
+    Adjacency.REPLACE_ONE: "two data sets are neighbours if they have the same number of records and differ in exactly one",
+}
+
+
+def shown(value: float | str | None) -> str:
+    """A number as people read it."""
+    if value is None:
+        return "not measured"
+    return "∞ (no privacy)" if value == "inf" else f"{float(value):.4g}"
+
+
+def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
+    """The statement of a finished run, in Markdown."""
+    eps = record["epsilon"]
+    lines = [
+        f"# Privacy statement: {record['method']} on {record['data']}",
+        "",
+        f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy: {record['unit']}).",
+        "",
+        *_warnings(record, randomness),
+        "| ε | value | meaning |",
+        "|---|---|---|",
+        f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
+        f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
+        f"| audited | {shown(eps['audited'])} | what an attack could show: a lower bound |",
+        "",
+        "## What is protected",
+        "",
+        f"- Unit of privacy: {record['unit']}, one of {record['records']} training records. Somebody with several records is protected less.",
+        f"- Adjacency: {eps['adjacency']}: {_ADJACENCY[Adjacency(eps['adjacency'])]}.",
+        f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be without {record['unit']}.",
+        "",
+        "## How ε was obtained",
+        "",
+        f"- Method: {plan.method.summary}. The published form is {plan.method.soundness}.",
+        f"- Each record's gradient is bounded ({record['clip']}"
+        + (f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else "")
+        + f"); one record moves a step's sum by at most {plan.chain().l2:g}.",
+        f"- Noise of a step: {_noise(plan)}, drawn once a step.",
+        f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
+        f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
+        + (
+            " (those lost in an interruption stay charged)"
+            if record["steps_charged"] > record["steps"]
+            else ""
+        )
+        + ".",
+        "- Accountant: composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one."
+        + f" Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.",
+        f"- Random numbers: {randomness}.",
+        "",
+        "| δ | ε |",
+        "|---|---|",
+        *(f"| {point['delta']:g} | {shown(point['epsilon'])} |" for point in eps["curve"]),
+        "",
+        "## What is covered by ε, and what is public",
+        "",
+        "- Covered: the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
+        " (released with noise of their own; their share is part of ε).",
+        "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
+        "- Not protected: the test records. Test accuracy and loss are computed from them without noise.",
+        *([f"- Data: {record['notes']}"] if record["notes"] else []),
+        "",
+        "## What is assumed",
+        "",
+        "- This statement covers this one run. Other runs on the same records, settings tried before and dropped, add to what is spent.",
+        "- Only the model and the files of this run leave; batches, gradients before noise and the memory of the process do not.",
+        "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε.",
+        "- The number of records with a gradient that was not a number is shown to the operator only and is not released.",
+        "",
+        f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch {record['environment']['torch']}, "
+        f"dp_accounting {record['environment']['dp_accounting']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
+    lines = []
+    if record["seed"] is not None:
+        lines += [
+            f"> **Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed.",
+            "",
+        ]
+    if record["epsilon"]["verified"] == "inf":
+        lines += ["> **No privacy.** Something in this run leaves without noise; no finite ε holds.", ""]
+    if record["status"] == "budget-spent":
+        lines += ["> The budget ended this run before its planned last step.", ""]
+    return lines
+
+
+def _noise(plan: Plan) -> str:
+    event = plan.step_event
+    if isinstance(event, GaussianDpEvent):
+        return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together"
+    return str(event)

@@ -1,0 +1,134 @@
+"""The directory of a run.
+
+    run.json            what was asked for; enough to resume
+    ledger.jsonl        what has been spent; written first, never taken away
+    checkpoint.safetensors   while unfinished: model, optimizer, step, history
+    UNFINISHED.txt      while unfinished: says so, and how to resume
+    model.safetensors, statement.md, record.json   when finished
+
+`record.json` is written last: a directory that has it is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError, ConfigError
+from assay.files import replace_json, replace_text
+
+SPEC_SCHEMA = "assay.run/1"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Names and states of a run's files."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        """What was asked for."""
+        return self.path / "run.json"
+
+    @property
+    def ledger(self) -> Path:
+        """What has been spent."""
+        return self.path / "ledger.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        """Where to go on."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def record(self) -> Path:
+        """The finished run, for programs."""
+        return self.path / "record.json"
+
+    @property
+    def statement(self) -> Path:
+        """The finished run, for people."""
+        return self.path / "statement.md"
+
+    @property
+    def model(self) -> Path:
+        """The trained parameters."""
+        return self.path / "model.safetensors"
+
+    @property
+    def notice(self) -> Path:
+        """Says that the run is unfinished."""
+        return self.path / "UNFINISHED.txt"
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything is there."""
+        return self.record.exists()
+
+    @classmethod
+    def create(cls, path: Path, spec: dict[str, Any], *, force: bool = False) -> RunDirectory:
+        """A new run's directory. An existing one is refused; with `force` an earlier *run* is replaced, nothing else is ever deleted."""
+        run = cls(path)
+        if path.is_file():
+            raise ConfigError("out", str(path), "a directory; there is a file of that name")
+        if path.exists() and any(path.iterdir()):
+            if not run.spec.exists():
+                raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
+            if not force:
+                hint = (
+                    "finished; use another name, or --force to replace it"
+                    if run.finished
+                    else f"unfinished; assay resume {path}, or --force to replace it"
+                )
+                raise ConfigError(
+                    "out", str(path), f"a new or empty directory; a run is there already, {hint}"
+                )
+            shutil.rmtree(path)
+        path.mkdir(parents=True, exist_ok=True)
+        replace_json(run.spec, {"schema": SPEC_SCHEMA, **spec})
+        replace_text(
+            run.notice,
+            f"This run is unfinished. Resume it with\n\n    assay resume {path}\n\nUntil then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
+        )
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> RunDirectory:
+        """An existing run."""
+        run = cls(path)
+        if not run.spec.exists():
+            raise ConfigError("run", str(path), "the directory of a run (it holds a run.json)")
+        return run
+
+    def read_spec(self) -> dict[str, Any]:
+        """What was asked for."""
+        return _read(self.spec, SPEC_SCHEMA)
+
+    def read_record(self) -> dict[str, Any]:
+        """The record of a finished run."""
+        from assay.runs.record import SCHEMA  # noqa: PLC0415 - the record knows this module
+
+        if not self.finished:
+            raise AssayError(
+                f"{self.path} is unfinished: it has no record yet. Resume it with: assay resume {self.path}"
+            )
+        return _read(self.record, SCHEMA)
+
+    def finish(self) -> None:
+        """Everything is there: take away what said otherwise."""
+        self.notice.unlink(missing_ok=True)
+        self.checkpoint.unlink(missing_ok=True)
+
+
+def _read(path: Path, schema: str) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AssayError(f"{path} is damaged: {error}") from error
+    if data.get("schema") != schema:
+        raise AssayError(f"{path} has schema {data.get('schema')!r}; this version of Assay reads {schema!r}")
+    return data

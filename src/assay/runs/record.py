@@ -1,0 +1,98 @@
+"""`record.json`: a finished run for programs. Versioned; the fields are documented in docs/record.md.
+
+A number that is infinite is the string "inf": JSON has no other way to say it, and nobody must read it as missing.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+from assay.plan import Plan
+from assay.privacy.accounting import epsilon_curve, gdp_mu, rdp_epsilon
+from assay.privacy.ledger import Ledger
+
+SCHEMA = "assay.record/1"
+
+
+def number(value: float | None) -> float | str | None:
+    """A number as JSON can hold it: "inf" for infinity, None for what is not known."""
+    if value is None or math.isnan(value):
+        return None
+    return "inf" if math.isinf(value) else float(value)
+
+
+def environment() -> dict[str, Any]:
+    """What the run was made with."""
+    return {
+        "assay": version("assay-dp"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "dp_accounting": version("dp-accounting"),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def finished_record(
+    *,
+    plan: Plan,
+    ledger: Ledger,
+    training: Mapping[str, Any],
+    names: Mapping[str, Any],
+    steps: int,
+    history: list[dict[str, Any]],
+    result: Mapping[str, float | None],
+    seconds: float,
+    environment: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The record of a finished run. ε comes from the ledger alone."""
+    event = ledger.event()
+    verified = ledger.epsilon()
+    deltas = sorted({plan.delta, *(10.0**-k for k in range(3, 10))}, reverse=True)
+    return {
+        "schema": SCHEMA,
+        "status": "done" if steps >= plan.steps else "budget-spent",
+        "method": plan.method.name,
+        "variant": "sound",
+        "model": names.get("model", "unnamed"),
+        "data": names.get("data", "unnamed"),
+        "unit": names.get("unit", "one record"),
+        "records": plan.records,
+        "epsilon": {
+            "target": plan.epsilon_limit,
+            "claimed": number(plan.claimed()),
+            "verified": number(verified),
+            "audited": None,
+            "delta": plan.delta,
+            "adjacency": plan.adjacency.value,
+            "accountant": "PLD",
+            "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
+            "gdp_mu": number(gdp_mu(verified, plan.delta)),
+            "curve": [
+                {"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)
+            ],
+        },
+        "noise_multiplier": plan.noise_multiplier,
+        "clip": str(plan.clip),
+        "micro_batch": plan.micro_batch,
+        "sampling": {
+            "kind": plan.sampling,
+            "rate": plan.sampler.rate,
+            "expected_batch_size": plan.batch_size,
+        },
+        "steps": steps,
+        "steps_charged": ledger.total_steps,
+        "history": history,
+        "result": {key: number(value) for key, value in result.items()},
+        "seed": training["seed"],
+        "training": dict(training),
+        "notes": names.get("notes", ""),
+        "environment": dict(environment),
+        "timing": {"seconds": round(seconds, 3), "seconds_per_step": round(seconds / max(1, steps), 6)},
+    }

@@ -1,0 +1,309 @@
+"""The private step, for people's own loops: they keep model, loop, optimizer and scheduler.
+
+    step = assay.PrivateStep(model, plan)
+    for x, y in step.batches(dataset):
+        losses = F.cross_entropy(model(x), y, reduction="none")   # one value a record
+        if step.backward(losses):                                 # clip, sum, charge, add noise, write .grad
+            optimizer.step()
+
+Privacy lives in the step, not in an optimizer: `backward` writes an ordinary, already private `.grad`, and whatever is done with it is
+post-processing. Any number of optimizers, schedulers or non-private models around it (a GAN's generator) need no wrapper.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from assay.data.records import Records
+from assay.errors import AssayError, BudgetSpentError, ConfigError
+from assay.grads.clip import AdaptiveQuantile
+from assay.grads.engine import Engine
+from assay.mechanisms.gaussian import Gaussian
+from assay.plan import Plan
+from assay.privacy import events
+from assay.privacy.ledger import Ledger
+from assay.privacy.rng import OsSeeded, Randomness
+from assay.types import Bounded
+
+_FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
+
+
+class SideQuery(Protocol):
+    """A number released beside the gradient, from the same batch. It takes a share of the step's privacy."""
+
+    share: float
+
+    @property
+    def sensitivity(self) -> float:
+        """What one record can move the sum by."""
+        ...
+
+    def measure(self, losses: Tensor, norms: Tensor) -> Tensor:
+        """The sum over the records of a batch (or of a part of it: parts are added up)."""
+        ...
+
+    def receive(self, noisy: float, expected_size: float) -> None:
+        """Take the released sum."""
+        ...
+
+
+class MeanLoss:
+    """The training loss, released: Σ min(loss, bound) with noise, averaged over the steps since it was last read.
+
+    A loss printed as it is would be a release without noise. It takes a quarter of a percent of a step's privacy; the average over an epoch is
+    still good to a few hundredths.
+    """
+
+    def __init__(self, bound: float = 5.0, share: float = 0.0025) -> None:
+        self.bound, self.share = bound, share
+        self._sum, self._steps = 0.0, 0
+
+    @property
+    def sensitivity(self) -> float:
+        """The bound."""
+        return self.bound
+
+    def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
+        """Σ of the losses, each between 0 and the bound; not-a-number counts as the bound."""
+        return losses.detach().double().nan_to_num(nan=self.bound).clamp(0.0, self.bound).sum()
+
+    def receive(self, noisy: float, expected_size: float) -> None:
+        """Add one step's average."""
+        self._sum += noisy / expected_size
+        self._steps += 1
+
+    @property
+    def value(self) -> float | None:
+        """The average so far, None before the first step."""
+        return self._sum / self._steps if self._steps else None
+
+    def reset(self) -> None:
+        """Begin a new average."""
+        self._sum, self._steps = 0.0, 0
+
+    def state(self) -> dict[str, Any]:
+        """The running average; released values only."""
+        return {"sum": self._sum, "steps": self._steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a running average."""
+        self._sum, self._steps = float(state["sum"]), int(state["steps"])
+
+
+class PrivateStep:
+    """Turns losses, one a record, into a private gradient, and pays for it first.
+
+    Guarantee: what `.grad` holds after `backward` returned True, over all steps taken, is (ε, δ)-differentially private with the ε that
+    `epsilon()` states, provided that the batches come from `batches` and that nothing else computed from the records is released.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: Plan,
+        *,
+        ledger: Ledger | str | Path | None = None,
+        randomness: Randomness | None = None,
+        max_physical_batch: int | None = None,
+        side: Sequence[SideQuery] = (),
+        taken: int = 0,
+    ) -> None:
+        if max_physical_batch is not None and max_physical_batch < 1:
+            raise ConfigError("max_physical_batch", max_physical_batch, "a whole number, 1 or above")
+        self.plan = plan
+        self.engine = Engine(model)
+        self.randomness = OsSeeded() if randomness is None else randomness
+        if not isinstance(ledger, Ledger):
+            path = None if ledger is None else Path(ledger)
+            ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        self.ledger = ledger
+        # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh randomness starts anew.
+        seeded = self.randomness.reproducible
+        self._origin = 0 if seeded else taken
+        self.taken = taken
+        self._limit = self._origin + ledger.begin(plan.event, plan.steps - self._origin, repeat=seeded)
+        self.nonfinite = 0
+        self._physical = max_physical_batch
+        probe = plan.chain()
+        self._side = [*side, *([probe.clip] if isinstance(probe.clip, AdaptiveQuantile) else [])]
+        shares = sum(q.share for q in self._side)
+        self.chain = plan.chain(1.0 - shares)
+        if isinstance(probe.clip, AdaptiveQuantile):
+            assert isinstance(self.chain.clip, AdaptiveQuantile)
+            self._side[-1] = self.chain.clip
+        self._total: dict[str, Tensor] = {}
+        self._measured: list[Tensor] = []
+        self._pending = 1
+        self._padded = False
+        self._drawn: int | None = None
+        self._slots: Tensor | None = None
+        self._block, self._charged_at = 1, -math.inf
+
+    def batches(self, dataset: Dataset[Any] | Records, steps: int | None = None) -> Iterator[Any]:
+        """The batches of the plan's sampler, up to the end of the plan (or `steps` of them), collated as a DataLoader would.
+
+        With `max_physical_batch`, a batch comes in parts and `backward` returns True after the last. A batch that came out empty is given as one
+        record of zeros, which counts for nothing: the step is taken, with its noise, as for any other batch.
+        """
+        records = dataset if isinstance(dataset, Records) else Records(dataset)
+        if len(records) != self.plan.records:
+            raise ConfigError(
+                "dataset",
+                f"{len(records)} records",
+                f"the {self.plan.records} records that the plan was made for",
+            )
+        end = self._limit if steps is None else min(self._limit, self.taken + steps)
+        while self.taken < end:
+            now = self.taken
+            for batch in self._parts(records):
+                yield batch
+            if self.taken == now:
+                raise AssayError(
+                    "a batch was drawn but backward() was not called for it: every batch needs its step"
+                )
+
+    def _parts(self, records: Records) -> Iterator[Any]:
+        local = self.taken - self._origin
+        index = self.plan.sampler.draw(local, self.randomness)
+        slots = None
+        if self.plan.micro_batch > 1:
+            count = max(1, round(self.plan.batch_size / self.plan.micro_batch))
+            slots, order = self.randomness.stream("micro", local).integers(count, len(index)).sort()
+            index = index[order]
+        self._padded = len(index) == 0
+        if self._padded:
+            self._pending, self._slots, self._drawn = 1, None, 1
+            yield records.zeros()
+            return
+        cuts = _cuts(len(index), self._physical, slots)
+        self._pending = len(cuts)
+        for start, stop in cuts:
+            self._slots = None if slots is None else slots[start:stop]
+            self._drawn = stop - start
+            yield records.gather(index[start:stop])
+
+    def backward(self, losses: Tensor) -> bool:
+        """Clip and add up; after the last part of a batch charge, add noise, write `.grad`, and return True.
+
+        Until then `.grad` is None, so that an optimizer that steps anyway does nothing.
+        """
+        if self.taken >= self._limit:
+            raise BudgetSpentError(
+                f"the budget is spent after {self.taken} steps: ε = {self.epsilon():.4g}"
+                + (f" of {self.ledger.ceiling:g}" if self.ledger.ceiling is not None else "")
+                + f" (δ = {self.plan.delta:g}); no further step is taken"
+            )
+        if losses.dim() == 1 and len(losses) != self._drawn:
+            raise ConfigError(
+                "losses",
+                f"{len(losses)} values",
+                f"one for each of the {self._drawn} records of the batch drawn last"
+                if self._drawn is not None
+                else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
+            )
+        self._drawn = None
+        if not self._padded:
+            grads = self.engine.collect(losses)
+            total, norms = self.chain.clipped_sum(grads, self.engine.layers, self._slots)
+            self.nonfinite += grads.nonfinite
+            measured = [query.measure(losses, norms) for query in self._side]
+            if not self._total:
+                self._total, self._measured = total, measured
+            else:
+                torch._foreach_add_(list(self._total.values()), list(total.values()))
+                self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
+        self._pending -= 1
+        for parameter in self.engine.parameters.values():
+            parameter.grad = None
+        if self._pending > 0:
+            return False
+        self._release()
+        return True
+
+    def _release(self) -> None:
+        self._pay()
+        local = self.taken - self._origin
+        total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
+        measured = self._measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
+        self._total, self._measured, self._pending = {}, [], 1
+        released = self.chain.release(Bounded(total, self.chain.l2), self.randomness.stream("noise", local))
+        spent = [released.event]
+        for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
+            noise = Gaussian(multiplier=self.plan.noise_multiplier / math.sqrt(query.share))
+            side = noise.release(
+                Bounded({"": value.view(1)}, query.sensitivity), self.randomness.stream(f"side {i}", local)
+            )
+            spent.append(side.event)
+            query.receive(float(side.value[""]), self.plan.sampler.expected_size)
+        _check_paid(events.joint(spent), self.plan.step_event)
+        self.taken += 1
+        grads = self.chain.finish(released, self.plan.sampler.expected_size)
+        for name, parameter in self.engine.parameters.items():
+            parameter.grad = grads[name]
+
+    def _pay(self) -> None:
+        """Charge this step, and a few ahead if steps are short; nothing is released before the ledger is on disk."""
+        local = self.taken - self._origin
+        if local < self.ledger.charged:
+            return
+        now = time.monotonic()
+        self._block = (
+            min(4096, 2 * self._block)
+            if now - self._charged_at < _FLUSH_SECONDS
+            else max(1, self._block // 2)
+        )
+        self._charged_at = now
+        self.ledger.charge(min(local + self._block, self._limit - self._origin))
+
+    def settle(self) -> None:
+        """Give back what was charged ahead and not used. Call when a loop ends or pauses in an orderly way."""
+        self.ledger.settle(self.taken - self._origin)
+
+    def epsilon(self) -> float:
+        """The verified ε charged so far; never less than what was spent."""
+        return self.ledger.epsilon()
+
+    @property
+    def limit(self) -> int:
+        """The step after which the plan or the budget ends."""
+        return self._limit
+
+    def close(self) -> None:
+        """Settle the ledger and give the model back as it was."""
+        self.settle()
+        self.engine.detach()
+
+
+def _cuts(records: int, largest: int | None, slots: Tensor | None) -> list[tuple[int, int]]:
+    """Parts of at most `largest` records; a micro-batch is never cut."""
+    if largest is None or records <= largest:
+        return [(0, records)]
+    if slots is None:
+        return [(i, min(i + largest, records)) for i in range(0, records, largest)]
+    ends = [i + 1 for i in range(records - 1) if slots[i] != slots[i + 1]] + [records]
+    cuts, start = [], 0
+    for end, following in zip(ends, [*ends[1:], None], strict=True):
+        if following is None or following - start > largest:
+            cuts.append((start, end))
+            start = end
+    return cuts
+
+
+def _check_paid(released: DpEvent, charged: DpEvent) -> None:
+    """What was released must cost no more than what was charged; they are computed apart, so this can only be a bug."""
+    if isinstance(charged, NonPrivateDpEvent) or released == charged:
+        return
+    both = isinstance(released, GaussianDpEvent) and isinstance(charged, GaussianDpEvent)
+    if not both or released.noise_multiplier < charged.noise_multiplier * (1 - 1e-9):
+        raise AssayError(
+            f"this step released {released} but only {charged} was charged; the run must not go on"
+        )

@@ -1,0 +1,468 @@
+"""The one training loop: `fit`.
+
+It charges before it moves (`assay.step`), stops by itself when the plan or the budget ends, writes a checkpoint every epoch and when asked to stop,
+and resumes after a kill at any moment: with a fixed seed to the bit where an uninterrupted run ends (on a CPU), without one with fresh randomness,
+the lost steps staying charged.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from assay.data.records import Records
+from assay.errors import AssayError, ConfigError
+from assay.files import replace_file, replace_json, replace_text
+from assay.optim import Optimizer
+from assay.plan import Plan
+from assay.privacy.ledger import Ledger
+from assay.privacy.rng import OsSeeded, Randomness, Secure, Seeded
+from assay.privacy.statement import render
+from assay.runs import checkpoint
+from assay.runs.directory import RunDirectory
+from assay.runs.record import environment, finished_record, number
+from assay.step import MeanLoss, PrivateStep
+from assay.types import Stateful
+
+Loss = Callable[[Any, Any], Tensor]
+_EVALUATION_BATCH = 1000
+
+
+class InterruptedRunError(AssayError):
+    """The run was asked to stop; a checkpoint is written and it can be resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What does not decide ε: the optimizer, weight averaging, memory, device, where randomness comes from.
+
+    `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise. `secure_rng` takes every random number
+    from the operating system's cryptographic generator. `ema` is the decay of an exponential moving average of the weights, which is then the result.
+    """
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    ema: float | None = None
+    seed: int | None = None
+    secure_rng: bool = False
+    max_physical_batch: int | None = None
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.ema is not None and not 0 < self.ema < 1:
+            raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
+        if self.seed is not None and self.secure_rng:
+            raise ConfigError(
+                "seed",
+                self.seed,
+                "no seed together with secure_rng: a seeded run is reproducible, not private",
+            )
+        if self.max_physical_batch is not None and self.max_physical_batch < 1:
+            raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
+
+    def randomness(self) -> Randomness:
+        """Where random numbers come from."""
+        if self.seed is not None:
+            return Seeded(self.seed)
+        return Secure() if self.secure_rng else OsSeeded()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is. Every number in it may be shown: the loss is a released one."""
+
+    step: int
+    steps: int
+    epoch: float
+    loss: float | None
+    epsilon: float | None
+    accuracy: float | None
+    epoch_end: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A trained model and its record; `directory` is where they were written, if anywhere."""
+
+    model: nn.Module
+    record: dict[str, Any]
+    statement: str
+    directory: RunDirectory | None
+
+    @property
+    def epsilon(self) -> float:
+        """The verified ε."""
+        return float(self.record["epsilon"]["verified"])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test records, if there were any."""
+        value: float | None = self.record["result"]["test_accuracy"]
+        return value
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether the budget ended the run before its plan did."""
+        return bool(self.record["status"] == "budget-spent")
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy, one value a record (averaged over positions where there are several)."""
+    losses = F.cross_entropy(output, target, reduction="none")
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def fit(
+    model: nn.Module,
+    train: Dataset[Any],
+    *,
+    plan: Plan,
+    test: Dataset[Any] | None = None,
+    loss: Loss = cross_entropy,
+    training: Training | None = None,
+    out: str | Path | None = None,
+    force: bool = False,
+    names: Mapping[str, Any] | None = None,
+    watch: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Train `model` in place on `train` under `plan`; returns it with its record and its privacy statement.
+
+    `train` yields (input, target); `loss(output, target)` gives one value a record. `out` names a new directory for checkpoints, ledger, record,
+    statement and model. `names` describes model and data in the record. To go on with an interrupted run, call `resume`.
+    """
+    training = training or Training()
+    directory = None
+    if out is not None:
+        spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
+        directory = RunDirectory.create(Path(out), spec, force=force)
+    return _Run(model, train, plan, test, loss, training, directory, names or {}, watch).go()
+
+
+def resume(
+    model: nn.Module,
+    train: Dataset[Any],
+    out: str | Path,
+    *,
+    test: Dataset[Any] | None = None,
+    loss: Loss = cross_entropy,
+    watch: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Go on with the run in directory `out`, under the plan and settings it was started with."""
+    directory = RunDirectory.open(Path(out))
+    if directory.finished:
+        raise AssayError(f"{out} is finished: there is nothing to resume")
+    spec = directory.read_spec()
+    plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
+    return _Run(model, train, plan, test, loss, training, directory, spec["names"], watch).go()
+
+
+def training_json(training: Training) -> dict[str, Any]:
+    """Settings as JSON."""
+    return asdict(training)
+
+
+def training_from_json(data: Mapping[str, Any]) -> Training:
+    """Settings from JSON."""
+    return Training(**{**data, "optimizer": Optimizer(**data["optimizer"])})
+
+
+class _Run:
+    """One run, from its first step (or its checkpoint) to its record."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Dataset[Any],
+        plan: Plan,
+        test: Dataset[Any] | None,
+        loss: Loss,
+        training: Training,
+        directory: RunDirectory | None,
+        names: Mapping[str, Any],
+        watch: Callable[[Progress], None] | None,
+    ) -> None:
+        self.device = pick_device(training.device)
+        self.model = model.to(self.device).train()
+        self.plan, self.loss, self.training, self.directory, self.names = (
+            plan,
+            loss,
+            training,
+            directory,
+            names,
+        )
+        self.watch = watch or (lambda _: None)
+        self.train = Records(train, self.device)
+        self.test = None if test is None else Records(test, self.device)
+        self.optimizer = training.optimizer.build(self.model)
+        self.average = _Average(training.ema, self.model) if training.ema is not None else None
+        self.meter = MeanLoss()
+        self.history: list[dict[str, Any]] = []
+        self.seconds = 0.0
+        saved = (
+            checkpoint.load(directory.checkpoint)
+            if directory is not None and directory.checkpoint.exists()
+            else None
+        )
+        ledger = Ledger(
+            None if directory is None else directory.ledger,
+            delta=plan.delta,
+            adjacency=plan.adjacency,
+            ceiling=plan.epsilon_limit,
+        )
+        gaussian = plan.noise_multiplier > 0
+        self.step = PrivateStep(
+            self.model,
+            plan,
+            ledger=ledger,
+            randomness=training.randomness(),
+            max_physical_batch=training.max_physical_batch,
+            side=[self.meter] if gaussian else [],
+            taken=0 if saved is None else saved[1]["step"],
+        )
+        if saved is not None:
+            self._restore(*saved)
+
+    def go(self) -> Result:
+        """Run to the end of the plan or of the budget."""
+        try:
+            with _stop_requests() as stop:
+                self._loop(stop)
+            return self._finish()
+        finally:
+            self.step.close()
+
+    def _loop(self, stop: Callable[[], bool]) -> None:
+        step, epoch_steps = self.step, self.plan.epoch_steps
+        begun = time.monotonic() - self.seconds
+        prepared = -1
+        for inputs, targets in step.batches(self.train):
+            if prepared != step.taken:
+                prepared = step.taken
+                self._prepare(prepared)
+            losses = self.loss(self.model(inputs), targets)
+            if not step.backward(losses):
+                continue
+            self.optimizer.step()
+            if self.average is not None:
+                self.average.update(step.taken)
+            self.seconds = time.monotonic() - begun
+            at_end = step.taken % epoch_steps == 0 or step.taken == step.limit
+            if at_end:
+                self._epoch_end()
+            self._tell(at_end)
+            if stop() and step.taken < step.limit:
+                step.settle()
+                self._save()
+                where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
+                raise InterruptedRunError(
+                    f"stopped after step {step.taken} of {step.limit} as asked, checkpoint written{where}"
+                )
+
+    def _prepare(self, step: int) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.training.optimizer.lr_at(step / self.plan.steps)
+        if (
+            self.training.seed is not None
+        ):  # the model's own randomness (dropout) is part of what a fixed seed fixes
+            torch.manual_seed(int(self.step.randomness.stream("model", step).integers(2**62, 1)))
+
+    def _epoch_end(self) -> None:
+        self.step.settle()
+        accuracy, test_loss = self._evaluate()
+        self.history.append(
+            {
+                "epoch": round(self.step.taken / self.plan.epoch_steps, 4),
+                "step": self.step.taken,
+                "epsilon": number(self.step.epsilon()),
+                "train_loss": self.meter.value,
+                "test_accuracy": accuracy,
+                "test_loss": test_loss,
+            }
+        )
+        self.meter.reset()
+        self._save()
+
+    def _tell(self, at_end: bool) -> None:
+        last = self.history[-1] if self.history else {}
+        self.watch(
+            Progress(
+                step=self.step.taken,
+                steps=self.step.limit,
+                epoch=self.step.taken / self.plan.epoch_steps,
+                loss=last.get("train_loss") if at_end else self.meter.value,
+                epsilon=float(last["epsilon"]) if last else None,
+                accuracy=last.get("test_accuracy"),
+                epoch_end=at_end,
+            )
+        )
+
+    def _save(self) -> None:
+        if self.directory is None:
+            return
+        tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average.{n}": t for n, t in self.average.values.items()}
+        optimizer_tensors, optimizer_plain = checkpoint.optimizer_state(self.optimizer)
+        state = {
+            "step": self.step.taken,
+            "optimizer": optimizer_plain,
+            "history": self.history,
+            "seconds": self.seconds,
+            "meter": self.meter.state(),
+            "clip": self.step.chain.clip.state() if isinstance(self.step.chain.clip, Stateful) else None,
+        }
+        checkpoint.save(self.directory.checkpoint, tensors | optimizer_tensors, state)
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        self.model.load_state_dict(
+            {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
+        )
+        if self.average is not None:
+            self.average.load(
+                {n.removeprefix("average."): t for n, t in tensors.items() if n.startswith("average.")}
+            )
+        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"])
+        self.history, self.seconds = state["history"], state["seconds"]
+        self.meter.restore(state["meter"])
+        if isinstance(self.step.chain.clip, Stateful):
+            self.step.chain.clip.restore(state["clip"])
+
+    def _evaluate(self) -> tuple[float | None, float | None]:
+        if self.test is None:
+            return None, None
+        with self._final_weights(), torch.no_grad():
+            self.model.eval()
+            try:
+                return evaluate(self.model, self.test, self.loss)
+            finally:
+                self.model.train()
+
+    @contextmanager
+    def _final_weights(self) -> Iterator[None]:
+        """The averaged weights, if there are any, in place of the current ones."""
+        if self.average is None:
+            yield
+            return
+        with self.average.applied():
+            yield
+
+    def _last_result(self) -> tuple[float | None, float | None]:
+        if not self.history:
+            return self._evaluate()
+        return self.history[-1]["test_accuracy"], self.history[-1]["test_loss"]
+
+    def _finish(self) -> Result:
+        self.step.settle()
+        accuracy, test_loss = self._last_result()
+        record = finished_record(
+            plan=self.plan,
+            ledger=self.step.ledger,
+            training=training_json(self.training),
+            names=self.names,
+            steps=self.step.taken,
+            history=self.history,
+            result={"test_accuracy": accuracy, "test_loss": test_loss},
+            seconds=self.seconds,
+            environment=environment(),
+        )
+        statement = render(record, self.plan, self.step.randomness.describe())
+        if self.average is not None:
+            self.average.apply()
+        self.model.eval()
+        if self.directory is not None:
+            tensors = {n: t.detach().cpu().contiguous().clone() for n, t in self.model.state_dict().items()}
+            replace_file(self.directory.model, lambda part: save_file(tensors, part))
+            replace_text(self.directory.statement, statement)
+            replace_json(self.directory.record, record)
+            self.directory.finish()
+        return Result(model=self.model, record=record, statement=statement, directory=self.directory)
+
+
+def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:
+    """Accuracy (None where the output is not a score for each class) and mean loss."""
+    right, total, counted = 0, 0.0, 0
+    classes = True
+    for start in range(0, len(records), _EVALUATION_BATCH):
+        inputs, targets = records.gather(torch.arange(start, min(start + _EVALUATION_BATCH, len(records))))
+        output = model(inputs)
+        total += float(loss(output, targets).double().sum())
+        counted += len(targets)
+        classes = classes and output.dim() == 2 and not targets.is_floating_point()
+        if classes:
+            right += int((output.argmax(1) == targets).sum())
+    if not counted:
+        return None, None
+    return (right / counted if classes else None), total / counted
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` takes cuda, then mps, then cpu."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError("device", name, "auto, cpu, cuda, cuda:N or mps") from error
+
+
+class _Average:
+    """An exponential moving average of the weights, begun gently: the decay rises with the number of steps."""
+
+    def __init__(self, decay: float, model: nn.Module) -> None:
+        self._decay, self._model = decay, model
+        self.values = {n: p.detach().clone() for n, p in model.named_parameters()}
+
+    def update(self, step: int) -> None:
+        decay = min(self._decay, (1 + step) / (10 + step))
+        for name, parameter in self._model.named_parameters():
+            self.values[name].lerp_(parameter.detach(), 1 - decay)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        for name, value in tensors.items():
+            self.values[name].copy_(value)
+
+    def apply(self) -> None:
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(self.values[name])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        kept = {n: p.detach().clone() for n, p in self._model.named_parameters()}
+        self.apply()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for name, parameter in self._model.named_parameters():
+                    parameter.copy_(kept[name])
+
+
+@contextmanager
+def _stop_requests() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and SIGINT ask for a checkpoint and an orderly end, after the step at hand. A second one ends at once."""
+    asked = threading.Event()
+    kept: Sequence[tuple[int, Any]] = []
+    if threading.current_thread() is threading.main_thread():
+
+        def ask(number: int, _frame: Any) -> None:
+            asked.set()
+            signal.signal(number, signal.SIG_DFL)
+
+        kept = [(number, signal.signal(number, ask)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in kept:
+            signal.signal(number, handler)

@@ -1,0 +1,163 @@
+"""`build`: names, own factories, and errors that say what would be accepted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from assay.errors import ConfigError
+from assay.models import build
+
+OWN = """
+from torch import nn
+
+def with_shapes(input_shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], classes))
+
+def with_anything(**settings):
+    return nn.Linear(settings["input_shape"][0], settings["classes"])
+
+def without():
+    return nn.Linear(6, 2)
+
+def other_defaults(width=9):
+    return nn.Linear(width, 2)
+
+class Net(nn.Linear):
+    def __init__(self, *, input_shape, classes):
+        super().__init__(input_shape[0], classes)
+
+def lazy_import():
+    import own_helper
+    return own_helper.model()
+
+def no_model():
+    return "a model"
+
+def broken():
+    raise RuntimeError("inside the factory")
+
+needs = lambda depth: None
+built = nn.Linear(2, 2)
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module in the current directory, which is not on sys.path."""
+    package = tmp_path / "own_package"
+    package.mkdir()
+    (package / "nets.py").write_text(OWN)
+    (package / "needs_absent.py").write_text("import surely_not_installed")
+    (tmp_path / "own_helper.py").write_text("from torch import nn\ndef model(): return nn.Linear(4, 4)")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in ("", str(tmp_path))])
+    for name in ("own_package", "own_package.nets", "own_package.needs_absent", "own_helper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return "own_package.nets"
+
+
+def refusal(name: str, *, input_shape: tuple[int, ...] = (5,), classes: int = 3) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        build(name, input_shape=input_shape, classes=classes)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("factory", "features"),
+    [
+        ("with_anything", (5, 3)),
+        ("without", (6, 2)),
+        ("other_defaults", (9, 2)),
+        ("Net", (5, 3)),
+        ("lazy_import", (4, 4)),
+    ],
+)
+def test_own_factory(own: str, factory: str, features: tuple[int, int]) -> None:
+    before = list(sys.path)
+    model = build(f"{own}:{factory}", input_shape=(5,), classes=3)
+    assert isinstance(model, nn.Linear)
+    assert (model.in_features, model.out_features) == features
+    assert sys.path == before
+
+
+def test_own_factory_gets_shape_and_classes(own: str) -> None:
+    model = build(f"{own}:with_shapes", input_shape=(5,), classes=3)
+    assert [tuple(p.shape) for p in model.parameters()] == [(3, 5), (3,)]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_package.nets:make", "No module named 'no_such_package'"),
+        ("own_package.absent:make", "No module named 'own_package.absent'"),
+        ("own_package.needs_absent:make", "No module named 'surely_not_installed'"),
+        ("own_package.nets:absent", "'own_package.nets' has no 'absent'"),
+        ("own_package.nets:no_model", "it returned a str"),
+        ("own_package.nets:built", "'built' is a Linear"),
+        ("own_package.nets:number", "'number' is a int"),
+        ("own_package.nets:needs", "depth"),
+        ("own_package.nets:", "package.module:factory"),
+        (":make", "package.module:factory"),
+        (".nets:make", "package.module:factory"),
+    ],
+)
+def test_own_factory_refused(own: str, name: str, said: str) -> None:
+    error = refusal(name)
+    assert error.field == "model"
+    assert error.value == name
+    assert said in str(error)
+    assert "factory(input_shape=..., classes=...)" in str(error)
+
+
+def test_error_inside_a_factory_is_the_users_own(own: str) -> None:
+    before = list(sys.path)
+    with pytest.raises(RuntimeError, match="inside the factory"):
+        build(f"{own}:broken", input_shape=(5,), classes=3)
+    assert sys.path == before
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("lenet", "lenet5"), ("LeNet5", "lenet5"), ("resnet-20", "resnet20"), ("mnist_cnn", "mnist-cnn")],
+)
+def test_unknown_name_suggests(typed: str, meant: str) -> None:
+    message = str(refusal(typed))
+    assert f"model = {typed!r}" in message
+    assert f"did you mean {meant!r}?" in message
+
+
+def test_unknown_name_lists_what_there_is() -> None:
+    message = str(refusal("transformer"))
+    assert "did you mean" not in message
+    assert "logistic, mlp, mnist-cnn, lenet5, model3, alexnet, resnet20, resnet18, densenet40" in message
+    assert "package.module:factory" in message
+
+
+def test_flat_records_for_an_image_model() -> None:
+    message = str(refusal("lenet5", input_shape=(104,)))
+    assert "lenet5 takes images (channels, height, width) of at least 4×4" in message
+    assert "shape (104,)" in message
+    assert message.endswith("for this shape: logistic, mlp")
+
+
+def test_image_too_small() -> None:
+    message = str(refusal("mnist-cnn", input_shape=(1, 8, 8)))
+    assert "at least 14×14" in message
+    assert "shape (1, 8, 8)" in message
+    assert "for this shape: logistic, mlp, lenet5, model3, resnet20, resnet18, densenet40" in message
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, -1, 4)])
+def test_impossible_input_shape(shape: tuple[int, ...]) -> None:
+    assert refusal("mlp", input_shape=shape).field == "input_shape"
+
+
+@pytest.mark.parametrize("classes", [1, 0, -2])
+def test_impossible_classes(classes: int) -> None:
+    error = refusal("mlp", classes=classes)
+    assert (error.field, error.value) == ("classes", classes)
