@@ -26,9 +26,10 @@ PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 class Chain:
     """Clipping, encoding, noise and post-processing; the same object runs a step and states what it costs.
 
-    With micro-batches of μ > 1 records (`micro`), gradients are averaged over a micro-batch before clipping. Replacing the members of a
-    micro-batch moves its clipped average from one vector of norm C to another, so one record moves the sum by up to 2C. That holds
-    because every record draws its micro-batch independently of the others: no record displaces another.
+    With micro-batches of μ > 1 records (`micro`), gradients are averaged over a micro-batch before clipping. Replacing
+    the members of a micro-batch moves its clipped average from one vector of norm C to another, so one record moves the
+    sum by up to 2C. That holds because every record draws its micro-batch independently of the others: no record
+    displaces another.
     """
 
     clip: ClipRule
@@ -52,10 +53,12 @@ class Chain:
         return self.release(Bounded({}, self.l2), _NoStream()).event
 
     def clipped_sum(
-        self, grads: RecordGrads, layers: list[str], slots: Tensor | None
+        self, grads: RecordGrads, groups: list[int], slots: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Σ of clipped gradients, and the norms [B, L] they had. `slots` [B] says which micro-batch each record is in."""
-        groups = self.clip.groups(layers)
+        """Σ of clipped gradients, and the norms [B, L] they had.
+
+        `groups` is what the clipping rule said for the engine's layers, `slots` [B] which micro-batch each record is in.
+        """
         if self.micro == 1 and not self.each:
             norms = grads.norms(groups)
             return grads.weighted_sum(self.clip.weights(norms), groups), norms
@@ -71,9 +74,7 @@ class Chain:
             squares[:, groups[grads.layer_of[name]]] += values.flatten(1).square().sum(1)
         norms = squares.sqrt_()
         weights = self.clip.weights(norms)
-        return {
-            n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()
-        }, norms
+        return {n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()}, norms
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """Encode and add the noise."""
@@ -83,8 +84,7 @@ class Chain:
 
     def finish(self, released: Private, expected_size: float) -> Grads:
         """The average gradient, after post-processing."""
-        values = list(released.value.values())
-        torch._foreach_div_(values, expected_size)
+        torch._foreach_mul_(list(released.value.values()), 1.0 / expected_size)
         grads: Grads = released.value
         for step in self.after:
             grads = step(grads, released.noise_std / expected_size)
@@ -105,5 +105,13 @@ def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
 class _NoStream:
     """Randomness for a release of nothing: asking it for numbers is a mistake."""
 
-    def __getattr__(self, name: str) -> Callable[..., Tensor]:
-        raise AssertionError(f"a dry release asked for {name}")
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        raise AssertionError(f"a dry release asked for {shape} numbers of {dtype} on {device}")
+
+    laplace = normal
+
+    def uniform(self, n: int) -> Tensor:
+        raise AssertionError(f"a dry release asked for {n} numbers")
+
+    def integers(self, high: int, n: int) -> Tensor:
+        raise AssertionError(f"a dry release asked for {n} numbers below {high}")

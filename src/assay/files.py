@@ -10,7 +10,9 @@ from typing import Any
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
-    """`write` a temporary sibling, flush it to disk and rename it to `path`. A crash leaves the old file or the new one."""
+    """`write` a temporary sibling, flush it to disk and rename it to `path`. A crash leaves the old file or the new
+    one.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         write(part)
@@ -24,7 +26,11 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file whole."""
-    replace_file(path, lambda part: part.write_text(text, encoding="utf-8") and None)
+
+    def write(part: Path) -> None:
+        part.write_text(text, encoding="utf-8")
+
+    replace_file(path, write)
 
 
 def replace_json(path: Path, data: dict[str, Any]) -> None:

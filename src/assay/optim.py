@@ -1,4 +1,6 @@
-"""Optimizers and learning-rate schedules by name. All of it is post-processing of a private gradient: none of it costs privacy."""
+"""Optimizers and learning-rate schedules by name. All of it is post-processing of a private gradient: none of it costs
+privacy.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer, its learning rate and how that changes: `schedule` maps the part of the run done (0 to 1) to a factor."""
+    """An optimizer, its learning rate and how that changes: `schedule` maps the part of the run done (0 to 1) to a
+    factor.
+    """
 
     name: str = "sgd"
     lr: float = 0.1
@@ -55,11 +59,11 @@ class Optimizer:
             case "adamw":
                 return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
             case _:
-                return torch.optim.SGD(
-                    parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay
-                )
+                return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
     def lr_at(self, progress: float) -> float:
-        """The learning rate at this part of the run: a function of the step's number, so a resumed run continues it exactly."""
+        """The learning rate at this part of the run: a function of the step's number, so a resumed run continues it
+        exactly.
+        """
         rise = min(1.0, (progress + 1e-12) / self.warmup) if self.warmup else 1.0
         return self.lr * rise * SCHEDULES[self.schedule](progress)

@@ -1,7 +1,7 @@
 """A plan: everything that decides ε, and nothing else.
 
-The plan that states ε is the plan that runs: it builds the sampler that draws the batches and the chain that clips and adds the noise,
-and its event is what those two say they cost.
+The plan that states ε is the plan that runs: it builds the sampler that draws the batches and the chain that clips and
+adds the noise, and its event is what those two say they cost.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
@@ -33,8 +33,9 @@ def _whole(name: str, value: object, least: int) -> None:
 class Plan:
     """A private training run as its privacy sees it.
 
-    `noise_multiplier` is that of a whole step: where a step releases more than the gradient (a training loss, a count for adaptive clipping),
-    each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they are exactly one Gaussian release of multiplier σ.
+    `noise_multiplier` is that of a whole step: where a step releases more than the gradient (a training loss, a count
+    for adaptive clipping), each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they
+    are exactly one Gaussian release of multiplier σ.
     """
 
     records: int
@@ -124,8 +125,9 @@ class Plan:
         steps: int | None = None,
         noise_multiplier: float | None = None,
         **rest: Any,
-    ) -> Self:
-        """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps, and batch_size.
+    ) -> Plan:
+        """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
+        and batch_size.
 
         Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it.
         """
@@ -145,7 +147,7 @@ class Plan:
                 "exactly one of noise_multiplier, epochs/steps and batch_size left out, to be found",
             )
 
-        def made(noise: float, size: float, count: int | None) -> Self:
+        def made(noise: float, size: float, count: int | None) -> Plan:
             start = cls(
                 records=records,
                 batch_size=size,
@@ -172,16 +174,12 @@ class Plan:
             base = made(noise_multiplier, batch_size, 1)
             count = most_steps(lambda n: base.epsilon(steps=n), epsilon)
             if count == 0:
-                raise ConfigError(
-                    "epsilon", epsilon, f"more than that: one step already spends {base.epsilon():.4g}"
-                )
+                raise ConfigError("epsilon", epsilon, f"more than that: one step already spends {base.epsilon():.4g}")
             return replace(base, steps=count)
         template = made(1.0, batch_size, steps)
         return replace(
             template,
-            noise_multiplier=smallest_noise(
-                lambda z: replace(template, noise_multiplier=z).epsilon(), epsilon
-            ),
+            noise_multiplier=smallest_noise(lambda z: replace(template, noise_multiplier=z).epsilon(), epsilon),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -201,7 +199,7 @@ class Plan:
         }
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Self:
+    def from_json(cls, data: dict[str, Any]) -> Plan:
         """The plan that `to_json` described."""
         known = dict(data)
         known["clip"] = clipping.parse(known["clip"])

@@ -6,8 +6,9 @@
         if step.backward(losses):                                 # clip, sum, charge, add noise, write .grad
             optimizer.step()
 
-Privacy lives in the step, not in an optimizer: `backward` writes an ordinary, already private `.grad`, and whatever is done with it is
-post-processing. Any number of optimizers, schedulers or non-private models around it (a GAN's generator) need no wrapper.
+Privacy lives in the step, not in an optimizer: `backward` writes an ordinary, already private `.grad`, and whatever is
+done with it is post-processing. Any number of optimizers, schedulers or non-private models around it (a GAN's
+generator) need no wrapper.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ class SideQuery(Protocol):
 class MeanLoss:
     """The training loss, released: Σ min(loss, bound) with noise, averaged over the steps since it was last read.
 
-    A loss printed as it is would be a release without noise. It takes a quarter of a percent of a step's privacy; the average over an epoch is
-    still good to a few hundredths.
+    A loss printed as it is would be a release without noise. It takes a quarter of a percent of a step's privacy; the
+    average over an epoch is still good to a few hundredths.
     """
 
     def __init__(self, bound: float = 5.0, share: float = 0.0025) -> None:
@@ -102,8 +103,9 @@ class MeanLoss:
 class PrivateStep:
     """Turns losses, one a record, into a private gradient, and pays for it first.
 
-    Guarantee: what `.grad` holds after `backward` returned True, over all steps taken, is (ε, δ)-differentially private with the ε that
-    `epsilon()` states, provided that the batches come from `batches` and that nothing else computed from the records is released.
+    Guarantee: what `.grad` holds after `backward` returned True, over all steps taken, is (ε, δ)-differentially private
+    with the ε that `epsilon()` states, provided that the batches come from `batches` and that nothing else computed
+    from the records is released.
     """
 
     def __init__(
@@ -126,7 +128,8 @@ class PrivateStep:
             path = None if ledger is None else Path(ledger)
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
         self.ledger = ledger
-        # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh randomness starts anew.
+        # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh
+        # randomness starts anew.
         seeded = self.randomness.reproducible
         self._origin = 0 if seeded else taken
         self.taken = taken
@@ -140,6 +143,8 @@ class PrivateStep:
         if isinstance(probe.clip, AdaptiveQuantile):
             assert isinstance(self.chain.clip, AdaptiveQuantile)
             self._side[-1] = self.chain.clip
+        self._groups = self.chain.clip.groups(self.engine.layers)
+        self._paid: tuple[DpEvent, ...] = ()
         self._total: dict[str, Tensor] = {}
         self._measured: list[Tensor] = []
         self._pending = 1
@@ -149,10 +154,12 @@ class PrivateStep:
         self._block, self._charged_at = 1, -math.inf
 
     def batches(self, dataset: Dataset[Any] | Records, steps: int | None = None) -> Iterator[Any]:
-        """The batches of the plan's sampler, up to the end of the plan (or `steps` of them), collated as a DataLoader would.
+        """The batches of the plan's sampler, up to the end of the plan (or `steps` of them), collated as a DataLoader
+        would.
 
-        With `max_physical_batch`, a batch comes in parts and `backward` returns True after the last. A batch that came out empty is given as one
-        record of zeros, which counts for nothing: the step is taken, with its noise, as for any other batch.
+        With `max_physical_batch`, a batch comes in parts and `backward` returns True after the last. A batch that came
+        out empty is given as one record of zeros, which counts for nothing: the step is taken, with its noise, as for
+        any other batch.
         """
         records = dataset if isinstance(dataset, Records) else Records(dataset)
         if len(records) != self.plan.records:
@@ -164,12 +171,9 @@ class PrivateStep:
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         while self.taken < end:
             now = self.taken
-            for batch in self._parts(records):
-                yield batch
+            yield from self._parts(records)
             if self.taken == now:
-                raise AssayError(
-                    "a batch was drawn but backward() was not called for it: every batch needs its step"
-                )
+                raise AssayError("a batch was drawn but backward() was not called for it: every batch needs its step")
 
     def _parts(self, records: Records) -> Iterator[Any]:
         local = self.taken - self._origin
@@ -213,7 +217,7 @@ class PrivateStep:
         self._drawn = None
         if not self._padded:
             grads = self.engine.collect(losses)
-            total, norms = self.chain.clipped_sum(grads, self.engine.layers, self._slots)
+            total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
             measured = [query.measure(losses, norms) for query in self._side]
             if not self._total:
@@ -244,7 +248,9 @@ class PrivateStep:
             )
             spent.append(side.event)
             query.receive(float(side.value[""]), self.plan.sampler.expected_size)
-        _check_paid(events.joint(spent), self.plan.step_event)
+        if tuple(spent) != self._paid:  # compared once; steps rarely differ in what they release
+            _check_paid(events.joint(spent), self.plan.step_event)
+            self._paid = tuple(spent)
         self.taken += 1
         grads = self.chain.finish(released, self.plan.sampler.expected_size)
         for name, parameter in self.engine.parameters.items():
@@ -257,9 +263,7 @@ class PrivateStep:
             return
         now = time.monotonic()
         self._block = (
-            min(4096, 2 * self._block)
-            if now - self._charged_at < _FLUSH_SECONDS
-            else max(1, self._block // 2)
+            min(4096, 2 * self._block) if now - self._charged_at < _FLUSH_SECONDS else max(1, self._block // 2)
         )
         self._charged_at = now
         self.ledger.charge(min(local + self._block, self._limit - self._origin))
@@ -304,6 +308,4 @@ def _check_paid(released: DpEvent, charged: DpEvent) -> None:
         return
     both = isinstance(released, GaussianDpEvent) and isinstance(charged, GaussianDpEvent)
     if not both or released.noise_multiplier < charged.noise_multiplier * (1 - 1e-9):
-        raise AssayError(
-            f"this step released {released} but only {charged} was charged; the run must not go on"
-        )
+        raise AssayError(f"this step released {released} but only {charged} was charged; the run must not go on")

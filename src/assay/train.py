@@ -1,8 +1,8 @@
 """The one training loop: `fit`.
 
-It charges before it moves (`assay.step`), stops by itself when the plan or the budget ends, writes a checkpoint every epoch and when asked to stop,
-and resumes after a kill at any moment: with a fixed seed to the bit where an uninterrupted run ends (on a CPU), without one with fresh randomness,
-the lost steps staying charged.
+It charges before it moves (`assay.step`), stops by itself when the plan or the budget ends, writes a checkpoint every
+epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
+uninterrupted run ends (on a CPU), without one with fresh randomness, the lost steps staying charged.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class InterruptedRunError(AssayError):
 class Training:
     """What does not decide ε: the optimizer, weight averaging, memory, device, where randomness comes from.
 
-    `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise. `secure_rng` takes every random number
-    from the operating system's cryptographic generator. `ema` is the decay of an exponential moving average of the weights, which is then the result.
+    `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
+    `secure_rng` takes every random number from the operating system's cryptographic generator. `ema` is the decay of an
+    exponential moving average of the weights, which is then the result.
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -138,8 +139,9 @@ def fit(
 ) -> Result:
     """Train `model` in place on `train` under `plan`; returns it with its record and its privacy statement.
 
-    `train` yields (input, target); `loss(output, target)` gives one value a record. `out` names a new directory for checkpoints, ledger, record,
-    statement and model. `names` describes model and data in the record. To go on with an interrupted run, call `resume`.
+    `train` yields (input, target); `loss(output, target)` gives one value a record. `out` names a new directory for
+    checkpoints, ledger, record, statement and model. `names` describes model and data in the record. To go on with an
+    interrupted run, call `resume`.
     """
     training = training or Training()
     directory = None
@@ -210,9 +212,7 @@ class _Run:
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
         saved = (
-            checkpoint.load(directory.checkpoint)
-            if directory is not None and directory.checkpoint.exists()
-            else None
+            checkpoint.load(directory.checkpoint) if directory is not None and directory.checkpoint.exists() else None
         )
         ledger = Ledger(
             None if directory is None else directory.ledger,
@@ -272,9 +272,7 @@ class _Run:
     def _prepare(self, step: int) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.training.optimizer.lr_at(step / self.plan.steps)
-        if (
-            self.training.seed is not None
-        ):  # the model's own randomness (dropout) is part of what a fixed seed fixes
+        if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
             torch.manual_seed(int(self.step.randomness.stream("model", step).integers(2**62, 1)))
 
     def _epoch_end(self) -> None:
@@ -325,13 +323,9 @@ class _Run:
         checkpoint.save(self.directory.checkpoint, tensors | optimizer_tensors, state)
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.model.load_state_dict(
-            {n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")}
-        )
+        self.model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
         if self.average is not None:
-            self.average.load(
-                {n.removeprefix("average."): t for n, t in tensors.items() if n.startswith("average.")}
-            )
+            self.average.load({n.removeprefix("average."): t for n, t in tensors.items() if n.startswith("average.")})
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"])
         self.history, self.seconds = state["history"], state["seconds"]
         self.meter.restore(state["meter"])

@@ -41,8 +41,8 @@ class Private:
 class ClipRule(Protocol):
     """Bounds what one record contributes. Sees norms only, so that fast clipping can serve every rule.
 
-    Guarantee: multiplying record i's gradient (its part in group l) by `weights(norms)[i, l]` gives a vector of l2 norm at
-    most `l2` over all groups together, for every non-negative finite `norms`.
+    Guarantee: multiplying record i's gradient (its part in group l) by `weights(norms)[i, l]` gives a vector of l2 norm
+    at most `l2` over all groups together, for every non-negative finite `norms`.
     """
 
     @property

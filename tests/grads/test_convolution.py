@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from assay.grads.convolution import Convolved, ConvShape, convolved
-from assay.grads.uses import Dense
 
 from .oracle import TOLERANCE, agree, weighted
 
@@ -55,7 +54,7 @@ def geometries(draw: st.DrawFn, dims: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_geometry(dims: int, data: st.DataObject) -> None:
     arguments = data.draw(geometries(dims))
@@ -148,7 +147,7 @@ def by_definition(shape: ConvShape, x: Tensor, g: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("few_positions", [True, False], ids=["ghost", "in pieces"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, data: st.DataObject) -> None:
     """`Convolved` on geometries where `convolved` might not have chosen it."""
@@ -158,7 +157,7 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
         tuple(draw(st.integers(*limits)) for _ in range(dims)) for limits in ((1, 3), (1, 3), (1, 2), (0, 2))
     )
     positions = tuple(draw(st.integers(1, 2 if few_positions else 4)) for _ in range(dims))
-    channels = 24 if few_positions else 2
+    channels = 16 if few_positions else 2
     # up to stride - 1 points at the far side that no window reaches
     sides = tuple(
         max(1, (n - 1) * s + d * (k - 1) + 1 - 2 * p + (draw(st.integers(0, s - 1)) if n > 1 else 0))
@@ -173,10 +172,11 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
     shape = ConvShape(torch.Size((groups * channels, channels, *kernel)), stride, padding, dilation, groups)
     expected = by_definition(shape, x, g)
     weights = torch.rand(3, dtype=torch.float64)
-    for use in (Convolved(shape, x, g), convolved(shape, x, g), Dense(expected)):
-        squares = expected.flatten(1).square().sum(1)
-        torch.testing.assert_close(use.sq_norm(), squares, rtol=TOLERANCE, atol=0.0)
+    squares = expected.flatten(1).square().sum(1)
+    size = x.flatten(1).square().sum(1) * g.flatten(1).square().sum(1)  # where windows see padding only, squares are 0
+    for use in (Convolved(shape, x, g), convolved(shape, x, g)):
+        assert ((use.sq_norm() - squares).abs() <= TOLERANCE * squares + 1e-13 * size).all()
         torch.testing.assert_close(
-            use.weighted_sum(weights), weighted(expected, weights), rtol=TOLERANCE, atol=1e-11
+            use.weighted_sum(weights.unsqueeze(1)), weighted(expected, weights), rtol=TOLERANCE, atol=1e-11
         )
         torch.testing.assert_close(use.per_record(), expected, rtol=TOLERANCE, atol=1e-11)

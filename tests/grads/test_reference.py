@@ -25,3 +25,13 @@ def test_is_one_backward_pass_a_record(batched: bool) -> None:
         squared_error(model(x[i : i + 1]), y[i : i + 1]).sum().backward()
         for name, g in found.items():
             torch.testing.assert_close(g[i], model.get_parameter(name).grad, rtol=1e-12, atol=1e-12)
+
+
+def test_leaves_the_model_as_it_was() -> None:
+    # torch's functional_call puts back its own tensors where one module stands in two places
+    shared = nn.Linear(3, 3)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    before = dict(model.named_parameters())
+    per_record_gradients(model, squared_error, torch.randn(2, 3), torch.randn(2, 3))
+    assert all(p is before[name] for name, p in model.named_parameters())
+    assert isinstance(shared.weight, nn.Parameter)

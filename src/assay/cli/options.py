@@ -25,6 +25,4 @@ MicroBatch = Annotated[
     typer.Option("--micro-batch", help="Records averaged before clipping; above 1 a record counts for 2C."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")
-]
+DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")]

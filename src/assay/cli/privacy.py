@@ -27,9 +27,7 @@ def register(app: typer.Typer) -> None:
 def epsilon(
     records: options.Records,
     batch_size: options.BatchSize,
-    noise_multiplier: Annotated[
-        float, typer.Option(help="Noise standard deviation over the clipping bound.")
-    ],
+    noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation over the clipping bound.")],
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     delta: options.Delta = 1e-5,
@@ -60,9 +58,7 @@ def epsilon(
 def calibrate(
     records: options.Records,
     epsilon: Annotated[float, typer.Option(help="The ε to stay within.")],
-    batch_size: Annotated[
-        float | None, typer.Option(help="Expected batch size; left out, it is found.")
-    ] = None,
+    batch_size: Annotated[float | None, typer.Option(help="Expected batch size; left out, it is found.")] = None,
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     noise_multiplier: options.Noise = None,

@@ -40,25 +40,17 @@ def register(app: typer.Typer) -> None:
 def train(
     out: Annotated[Path, typer.Option(help="A new directory for the run.")],
     method: options.Method = "dpsgd",
-    data: Annotated[
-        str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")
-    ] = "mnist",
-    model: Annotated[
-        str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")
-    ] = "lenet5",
+    data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
+    model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="The ε to stay within, a hard ceiling. [default: 1, unless --noise-multiplier is given]"
-        ),
+        typer.Option(help="The ε to stay within, a hard ceiling. [default: 1, unless --noise-multiplier is given]"),
     ] = None,
     delta: options.Delta = 1e-5,
     epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 15,
     batch_size: Annotated[
         float | None,
-        typer.Option(
-            help="Expected batch size. [default: 2048, or an eighth of the records if that is less]"
-        ),
+        typer.Option(help="Expected batch size. [default: 2048, or an eighth of the records if that is less]"),
     ] = None,
     noise_multiplier: options.Noise = None,
     clip: Annotated[
@@ -67,17 +59,13 @@ def train(
     micro_batch: options.MicroBatch = 1,
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
-    optimizer: Annotated[
-        str | None, typer.Option(help="sgd, adam or adamw. [default: the method's own]")
-    ] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. [default: the method's own]")] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate. [default: 1 for sgd, 0.002 for adam and adamw]")
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. [default: 0.9]")] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
-    schedule: Annotated[
-        str, typer.Option(help="Learning rate over the run: constant, linear or cosine.")
-    ] = "linear",
+    schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, linear or cosine.")] = "linear",
     warmup: Annotated[float, typer.Option(help="Part of the run in which the learning rate rises.")] = 0.0,
     ema: Annotated[
         float | None, typer.Option(help="Decay of a moving average of the weights, which is then the result.")
@@ -94,9 +82,7 @@ def train(
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     data_dir: options.DataDir = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Replace an earlier run in the same directory.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
     json: options.Json = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement."""
@@ -186,9 +172,7 @@ def resume(
     _end(result, json)
 
 
-def show(
-    run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False
-) -> None:
+def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
     directory = RunDirectory.open(run)
     console = Console(soft_wrap=not Console().is_terminal)

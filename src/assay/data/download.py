@@ -52,9 +52,7 @@ def download(url: str, part: Path, *, limit: int, progress: Progress) -> None:
         raise OriginFailed(f"the connection broke after {have:,} of {total:,} bytes, which are kept")
 
 
-def _append(
-    answer: http.client.HTTPResponse, part: Path, have: int, done: Callable[[int], None], limit: int
-) -> int:
+def _append(answer: http.client.HTTPResponse, part: Path, have: int, done: Callable[[int], None], limit: int) -> int:
     """Write what arrives after the `have` bytes of `part`, until the end or past `limit`; the new size."""
     try:
         part.parent.mkdir(parents=True, exist_ok=True)

@@ -142,9 +142,7 @@ def _from_site(site: Site, missing: list[KnownFile], folder: Path, progress: Pro
             part.unlink(missing_ok=True)
 
 
-def _from_archive(
-    archive: Archive, missing: list[KnownFile], folder: Path, progress: Progress
-) -> Iterator[_Delivery]:
+def _from_archive(archive: Archive, missing: list[KnownFile], folder: Path, progress: Progress) -> Iterator[_Delivery]:
     part = _part(folder, _archive_name(archive))
     download(archive.url, part, limit=LARGEST, progress=progress)
     wanted = {archive.folder + known.name: known for known in missing}

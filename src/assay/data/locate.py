@@ -109,8 +109,7 @@ def by_hand(info: DatasetInfo) -> str:
     """How to supply the files without fetching."""
     names = ", ".join(known.name + ("" if known.gz is None else "[.gz]") for known in info.files)
     return (
-        f"To supply it by hand, put {names} into DIR/{info.folders[0]} and pass `--data-dir DIR` or set "
-        f"ASSAY_DATA=DIR."
+        f"To supply it by hand, put {names} into DIR/{info.folders[0]} and pass `--data-dir DIR` or set ASSAY_DATA=DIR."
     )
 
 

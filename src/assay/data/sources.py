@@ -73,14 +73,10 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None) -> DataBu
 
 
 def _known(info: DatasetInfo, train: _Split, test: _Split, notes: str, *, source: str) -> DataBundle:
-    return _bundle(
-        train, test, name=info.name, classes=info.classes, unit=info.unit, notes=notes, source=source
-    )
+    return _bundle(train, test, name=info.name, classes=info.classes, unit=info.unit, notes=notes, source=source)
 
 
-def _bundle(
-    train: _Split, test: _Split, *, name: str, classes: int, unit: str, notes: str, source: str
-) -> DataBundle:
+def _bundle(train: _Split, test: _Split, *, name: str, classes: int, unit: str, notes: str, source: str) -> DataBundle:
     return DataBundle(
         name=name,
         train_x=torch.from_numpy(train[0]),

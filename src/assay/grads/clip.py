@@ -1,7 +1,7 @@
 """Clipping rules: how much of each record's gradient enters the sum, decided from norms alone.
 
-Every rule keeps the promise of `assay.types.ClipRule`: the scaled gradient of one record has l2 norm at most `l2`.
-A scaled norm can pass the bound by a few units in the last place of the arithmetic; the factors are lowered by that much.
+Every rule keeps the promise of `assay.types.ClipRule`: the scaled gradient of one record has l2 norm at most `l2`. A
+scaled norm can pass the bound by a few units in the last place of the arithmetic; the factors are lowered by that much.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ def _positive(field: str, value: float) -> None:
         raise ConfigError(field, value, "a finite number above 0")
 
 
-def _just_under(bound: float, norms: Tensor) -> float:
-    return bound * (1.0 - _ROUNDING_UNITS * torch.finfo(norms.dtype).eps)
+_SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
 def _at_most(bound: float, norms: Tensor) -> Tensor:
-    """min(1, bound/norm), 1 at norm zero."""
-    return torch.div(_just_under(bound, norms), norms).clamp_(max=1.0)
+    """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
+    return norms.clamp(min=bound).reciprocal_().mul_(bound * _SHRINK[norms.dtype])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ class Automatic:
 
     def weights(self, norms: Tensor) -> Tensor:
         """C/(‖g‖ + γ)."""
-        return torch.div(_just_under(self.bound, norms), norms + self.gamma)
+        return (norms + self.gamma).reciprocal_().mul_(self.bound * _SHRINK[norms.dtype])
 
     def __str__(self) -> str:
         return f"auto:{self.bound:g}:gamma={self.gamma:g}"
@@ -114,11 +113,12 @@ class Automatic:
 
 @dataclass(kw_only=True)
 class AdaptiveQuantile:
-    """A bound that follows a quantile of the norms (Andrew et al. 2021, "Differentially private learning with adaptive clipping").
+    """A bound that follows a quantile of the norms (Andrew et al. 2021, "Differentially private learning with adaptive
+    clipping").
 
-    Each step also releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That count is a
-    side query of the step (`assay.step.SideQuery`): it is noised, and takes `share` of the step's privacy. The bound moves
-    by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
+    Each step also releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That
+    count is a side query of the step (`assay.step.SideQuery`): it is noised, and takes `share` of the step's privacy.
+    The bound moves by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
     """
 
     bound: float = 1.0

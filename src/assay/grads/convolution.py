@@ -1,8 +1,10 @@
 """Per-record gradients of convolution weights, one to three dimensions, any stride, padding, dilation and groups.
 
 Three ways, and the engine takes the cheapest for the shape:
-- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for little
-  more than the price of their sum. Where these are smaller than what they are computed from they are kept, and the clipped
+- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for
+  little
+  more than the price of their sum. Where these are smaller than what they are computed from they are kept, and the
+    clipped
   sum is one matrix-vector product;
 - where they are larger (many channels on small maps), the ghost norm: ‖Σ_t g_t p_tᵀ‖² from the two Gram matrices of
   output gradients and patches, then the ordinary weight gradient of the scaled output gradients;
@@ -40,7 +42,7 @@ class ConvShape:
     def weight_gradients(self, x: Tensor, g: Tensor) -> Tensor:
         """One weight gradient a record, [B, *weight]: the backend's gradient with the records folded into the groups."""
         B = x.shape[0]
-        folded = torch.ops.aten.convolution_backward(
+        folded: Tensor = torch.ops.aten.convolution_backward(
             g.reshape(1, -1, *g.shape[2:]),
             x.reshape(1, -1, *x.shape[2:]),
             x.new_empty(B * self.weight[0], *self.weight[1:]),
@@ -57,7 +59,7 @@ class ConvShape:
 
     def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """The ordinary weight gradient, summed over records."""
-        return torch.ops.aten.convolution_backward(
+        total: Tensor = torch.ops.aten.convolution_backward(
             g,
             x,
             x.new_empty(self.weight),
@@ -70,14 +72,14 @@ class ConvShape:
             self.groups,
             (False, True, False),
         )[1]
+        return total
 
     def patch_gram(self, x: Tensor) -> Tensor:
         """Inner products of all pairs of input windows, [B·groups, positions, positions].
 
-        Sums the Gram matrix of single (padded) input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ}, x_{s+δ}⟩,
-        so the channels are contracted once and not once an offset.
+        Sums the Gram matrix of single (padded) input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ},
+        x_{s+δ}⟩, so the channels are contracted once and not once an offset.
         """
-        dims = len(self.stride)
         x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
         x = x.reshape(x.shape[0] * self.groups, x.shape[1] // self.groups, *x.shape[2:])
         sides = x.shape[2:]
@@ -114,8 +116,7 @@ class Convolved:
         sq = self._ghost() if positions * (out + window) <= out * window else self._in_pieces()
         # ‖Σ g_t p_tᵀ‖ ≤ Σ ‖g_t‖‖p_t‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows
         size = (
-            torch.linalg.vector_norm(self.g.flatten(1), dim=1)
-            * torch.linalg.vector_norm(self.x.flatten(1), dim=1)
+            torch.linalg.vector_norm(self.g.flatten(1), dim=1) * torch.linalg.vector_norm(self.x.flatten(1), dim=1)
         ).square_()
         return sq.add_(size, alpha=rounding(self.g.dtype, 1) * math.prod(self.shape.kernel))
 
@@ -134,7 +135,7 @@ class Convolved:
         return torch.cat(pieces)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = self.g * weights.view(-1, *[1] * (self.g.dim() - 1))
+        scaled = self.g * weights.view(-1, *[1] * (self.g.dim() - 1))  # [B, 1] to [B, 1, ..., 1]
         return self.shape.summed_gradient(self.x, scaled)
 
     def per_record(self) -> Tensor:

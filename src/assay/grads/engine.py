@@ -8,17 +8,18 @@ computed twice, no [records, parameters] tensor unless it is the smallest thing 
 Nothing is kept between steps: what a forward pass records hangs on its autograd graph and is gone with it. A backward
 pass that is not ours (a generator's loss through a private discriminator) collects nothing.
 
-On its first batch the engine proves itself on the user's model (`assay.grads.proof`): the sum of the per-record gradients
-must equal autograd's own, and one record's loss must not touch another record's activations.
+On its first batch the engine proves itself on the user's model (`assay.grads.proof`): the sum of the per-record
+gradients must equal autograd's own, and one record's loss must not touch another record's activations.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,11 @@ from assay.errors import ConfigError, UnsupportedModelError
 from assay.grads import proof
 from assay.grads.fallback import PerRecordCall
 from assay.grads.layers import RULES, ExpandRule, TapeRule, rule_for
-from assay.grads.uses import Dense, Use, together
+from assay.grads.uses import Apart, Dense, LayerUse, Use, together
 from assay.models import compat
+
+R = TypeVar("R", TapeRule, ExpandRule)
+Rules = Mapping[type[nn.Module], TapeRule | ExpandRule]
 
 
 class _Anchor(torch.autograd.Function):
@@ -45,14 +49,17 @@ class _Anchor(torch.autograd.Function):
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
+class _Unit(Generic[R]):
     """A module the engine runs itself: its rule, and the canonical name of each trainable parameter below it."""
 
     path: str
     module: nn.Module
-    rule: TapeRule | ExpandRule
+    rule: R
     names: Mapping[str, str]
     wanted: frozenset[str]
+
+
+Found = list[tuple[Sequence[str], LayerUse]]
 
 
 @dataclass(slots=True)
@@ -60,187 +67,199 @@ class RecordGrads:
     """The gradients of one batch, one a record, in the cheapest form at hand. Sensitive; lives for one step."""
 
     records: int
-    uses: dict[str, Use]
+    uses: Found
     parameters: Mapping[str, nn.Parameter]
     layer_of: Mapping[str, int]
     layers: int
     nonfinite: int = 0
 
     def norms(self, groups: list[int]) -> Tensor:
-        """l2 norm of each record's gradient in each clipping group, [B, L]. Records with NaN or Inf are zeroed and counted."""
-        by_group: dict[int, list[Tensor]] = {}
-        for name, use in self.uses.items():
-            by_group.setdefault(groups[self.layer_of[name]], []).append(use.sq_norm())
-        columns = [self._total(by_group.get(group, [])) for group in range(max(groups, default=0) + 1)]
-        squares = torch.stack(columns, 1) if len(columns) > 1 else columns[0].unsqueeze(1)
-        if not math.isfinite(float(squares.sum())):
-            bad = ~torch.isfinite(squares.sum(1))
-            self.nonfinite += int(bad.sum())
-            self.uses = {name: use.without(bad) for name, use in self.uses.items()}
-            squares = squares.masked_fill(bad.unsqueeze(1), 0.0)
-        return squares.sqrt_()
+        """l2 norm of each record's gradient in each clipping group, [B, L].
 
-    def _total(self, parts: list[Tensor]) -> Tensor:
-        if not parts:
-            return next(iter(self.parameters.values())).detach().new_zeros(self.records)
-        total = parts[0]
-        for part in parts[1:]:
-            total = total + part
-        return total
+        Records whose gradient holds NaN or Inf are zeroed from here on, and counted.
+        """
+        by_group: dict[int, Tensor] = {}
+        for names, use in self.uses:
+            group, squares = groups[self.layer_of[names[0]]], use.sq_norm()
+            by_group[group] = by_group[group] + squares if group in by_group else squares
+        width = max(groups) + 1
+        if width == 1 and by_group:
+            total = by_group[0].unsqueeze(1)
+        else:
+            zeros = next(iter(self.parameters.values())).detach().new_zeros(self.records)
+            total = torch.stack([by_group.get(group, zeros) for group in range(width)], 1)
+        if not math.isfinite(float(total.sum())):
+            bad = ~torch.isfinite(total.sum(1))
+            self.nonfinite += int(bad.sum())
+            self.uses = [(names, Apart([part.without(bad) for part in use.apart()])) for names, use in self.uses]
+            total = total.masked_fill(bad.unsqueeze(1), 0.0)
+        return total.sqrt_()
 
     def weighted_sum(self, weights: Tensor, groups: list[int]) -> dict[str, Tensor]:
         """Σ_i weights[i, group] · gradient_i for every parameter; call after `norms`, which drops what is not finite."""
-        columns = (
-            [weights[:, 0]]
-            if weights.shape[1] == 1
-            else [column.contiguous() for column in weights.unbind(1)]
-        )
+        columns = [weights] if weights.shape[1] == 1 else weights.t().contiguous().unsqueeze(2).unbind(0)
         out: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            use = self.uses.get(name)
-            out[name] = (
-                torch.zeros_like(parameter)
-                if use is None
-                else use.weighted_sum(columns[groups[self.layer_of[name]]])
-            )
-        return out
+        for names, use in self.uses:
+            out.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[names[0]]]]), strict=True))
+        return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
 
     def per_record(self) -> dict[str, Tensor]:
         """The gradients themselves, [B, *shape] a parameter; records with NaN or Inf zeroed and counted."""
         self.norms([0] * self.layers)
+        found = {name: part for names, use in self.uses for name, part in zip(names, use.apart(), strict=True)}
         return {
-            name: self.uses[name].per_record()
-            if name in self.uses
+            name: found[name].per_record().view(self.records, *parameter.shape)
+            if name in found
             else parameter.new_zeros(self.records, *parameter.shape)
             for name, parameter in self.parameters.items()
         }
 
 
+def _gathered(found: Found) -> Found:
+    """One entry for each parameter: uses of a parameter that occurs more than once in a pass are added up."""
+    once = [name for names, _ in found for name in names]
+    if len(once) == len(set(once)):
+        return found
+    repeated = {name for name in once if once.count(name) > 1}
+    out: Found = []
+    parts: dict[str, list[Use]] = {}
+    for names, use in found:
+        if repeated.isdisjoint(names):
+            out.append((names, use))
+            continue
+        for name, part in zip(names, use.apart(), strict=True):
+            parts.setdefault(name, []).append(part)
+    return out + [((name,), Apart([together(uses)])) for name, uses in parts.items()]
+
+
 class Engine:
     """Attaches to a model; turns losses, one a record, into `RecordGrads`. `detach()` gives the model back as it was."""
 
-    def __init__(
-        self, model: nn.Module, rules: Mapping[type[nn.Module], TapeRule | ExpandRule] = RULES
-    ) -> None:
+    def __init__(self, model: nn.Module, rules: Rules = RULES) -> None:
         compat.check(model)
         self.model = model
-        self.parameters: dict[str, nn.Parameter] = {
-            n: p for n, p in model.named_parameters() if p.requires_grad
-        }
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
-            raise UnsupportedModelError(
-                "the model has no trainable parameter: requires_grad is off everywhere"
-            )
+            raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
         self._canonical = {id(p): n for n, p in self.parameters.items()}
-        self._units: list[_Unit] = []
+        self._taped: list[_Unit[TapeRule]] = []
+        self._expanded: list[_Unit[ExpandRule]] = []
         self._split(model, "", rules)
         self.layers = list(dict.fromkeys(self._layer_path(name) for name in self.parameters))
         index = {path: i for i, path in enumerate(self.layers)}
         self._layer_of = {name: index[self._layer_path(name)] for name in self.parameters}
         self._anchor = torch.zeros((), requires_grad=True)
-        self._collecting: dict[str, list[Use]] | None = None
+        self._collecting: Found | None = None
         self._proof: proof.Proof | None = proof.Proof()
-        for unit in self._units:
-            unit.module.forward = types.MethodType(self._recorder(unit), unit.module)
+        # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
+        self._left_alone: frozenset[str] = frozenset()
+        for taped in self._taped:
+            self._attach(taped.module, functools.partial(self._run_taped, taped))
+        for expanded in self._expanded:
+            self._attach(expanded.module, functools.partial(self._run_expanded, expanded))
 
     def detach(self) -> None:
         """Take the engine off the model."""
-        for unit in self._units:
-            vars(unit.module).pop("forward", None)
-        self._units = []
+        for module in self._modules():
+            vars(module).pop("forward", None)
+        self._taped, self._expanded = [], []
 
     def collect(self, losses: Tensor) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter."""
         _check_losses(losses)
-        found: dict[str, list[Use]] = {}
+        found: Found = []
         proof_now = self._proof if len(losses) > 1 else None
         expected: dict[str, Tensor | None] = {}
+        left_alone: frozenset[str] = frozenset()
         try:
             if proof_now is not None:
                 proof_now.before(losses, self.parameters)
+                left_alone = proof_now.left_alone()
             self._collecting = found
             if proof_now is not None:
                 expected = proof_now.backward(losses, self.parameters)
             else:
-                torch.autograd.backward(losses, torch.ones_like(losses))
+                proof.run_backward(losses)
         finally:
             self._collecting = None
             if self._proof is not None:
                 self._proof.forget()
-        uses = {name: parts[0] if len(parts) == 1 else together(parts) for name, parts in found.items()}
-        grads = RecordGrads(len(losses), uses, self.parameters, self._layer_of, len(self.layers))
+        grads = RecordGrads(len(losses), _gathered(found), self.parameters, self._layer_of, len(self.layers))
         if proof_now is not None and proof_now.compare(grads, expected):
-            self._proof = None
+            self._proof, self._left_alone = None, left_alone
         return grads
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
-        return RecordGrads(0, {}, self.parameters, self._layer_of, len(self.layers))
+        return RecordGrads(0, [], self.parameters, self._layer_of, len(self.layers))
 
     @staticmethod
     def _layer_path(parameter: str) -> str:
         return parameter.rpartition(".")[0]
 
-    def _split(
-        self, module: nn.Module, path: str, rules: Mapping[type[nn.Module], TapeRule | ExpandRule]
-    ) -> None:
+    def _split(self, module: nn.Module, path: str, rules: Rules) -> None:
         """Cut the model into units: ruled modules, and the smallest subtrees that own a parameter without a rule."""
         own = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
         if not own:
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
-        rule = rule_for(module, rules)
-        if any(unit.module is module for unit in self._units):
+        if any(module is other for other in self._modules()):  # one module in two places
             return
+        rule = rule_for(module, rules)
         if rule is None:
             rule = PerRecordCall()
             own = {n: p for n, p in module.named_parameters() if p.requires_grad}
-        self._units.append(
-            _Unit(path, module, rule, {n: self._canonical[id(p)] for n, p in own.items()}, frozenset(own))
-        )
+        names = {n: self._canonical[id(p)] for n, p in own.items()}
+        if isinstance(rule, TapeRule):
+            self._taped.append(_Unit(path, module, rule, names, frozenset(own)))
+        else:
+            self._expanded.append(_Unit(path, module, rule, names, frozenset(own)))
 
-    def _recorder(self, unit: _Unit) -> Any:
-        plain = type(unit.module).forward
-        run = self._run_expanded if hasattr(unit.rule, "records") else self._run_taped
+    def _modules(self) -> list[nn.Module]:
+        return [*(unit.module for unit in self._taped), *(unit.module for unit in self._expanded)]
+
+    def _attach(self, owner: nn.Module, run: Callable[..., Any]) -> None:
+        """Replace the module's forward by `run` while gradients are recorded."""
+        plain = type(owner).forward
         inside = False
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             # a copy of the model (weight averaging) carries this method along, and is not ours to record
-            if inside or module is not unit.module or not torch.is_grad_enabled():
+            if inside or module is not owner or not torch.is_grad_enabled():
                 return plain(module, *args, **kwargs)
             inside = True
             try:
-                return run(unit, args, kwargs)
+                return run(*args, **kwargs)
             finally:
                 inside = False
 
-        return forward
+        owner.forward = types.MethodType(forward, owner)
 
-    def _run_taped(self, unit: _Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    def _run_taped(self, unit: _Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
         module, rule = unit.module, unit.rule
-        (x,) = (*args, *kwargs.values())
-        own = module._parameters
-        proving = self._proof is not None
-        params = {n: p if p is None or proving else p.detach() for n, p in own.items()}
-        if rule.anchor_by_bias and not (proving or x.requires_grad) and (bias := params["bias"]) is not None:  # type: ignore[union-attr]
-            bias.requires_grad_()
-        out: Tensor = rule.forward(module, params, x)  # type: ignore[call-arg, arg-type]
+        (x,) = args if len(args) == 1 else (*args, *kwargs.values())
+        params: dict[str, Tensor | None]
+        if self._proof is not None:
+            params = dict(module._parameters)
+        else:
+            params = {n: None if p is None else p.detach() for n, p in module._parameters.items()}
+        out = rule.forward(module, params, x)
         # An in-place activation on a view rewrites the history of what it is a view of: record there, not on the view.
-        root = (
-            out._base
-            if out._is_view() and out._base is not None and out._base.numel() == out.numel()
-            else out
-        )
+        root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
         shape = out.shape
         if not root.requires_grad:
-            root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
-            out = root.view(shape)
+            if unit.path in self._left_alone:
+                root.requires_grad_()
+            else:
+                root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
+                out = root.view(shape)
         seen, version = x.detach(), x._version
 
         def record(g: Tensor) -> None:
-            if self._collecting is None:
+            collecting = self._collecting
+            if collecting is None:
                 return
             if x._version != version:
                 raise UnsupportedModelError(
@@ -249,22 +268,18 @@ class Engine:
                 )
             if g.shape != shape:
                 g = g.reshape(shape)
-            for name, use in rule.uses(module, unit.wanted, _full(seen), _full(g)):  # type: ignore[union-attr]
-                self._collecting.setdefault(unit.names[name], []).append(use)
+            names, use = rule.uses(module, unit.wanted, _full(seen), _full(g))
+            collecting.append(([unit.names[name] for name in names], use))
 
         if self._proof is not None:
             self._proof.saw(unit.path, out)
         root.register_hook(record)
         return out
 
-    def _run_expanded(self, unit: _Unit, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rule = unit.rule
-        records = rule.records(unit.module, args, kwargs)  # type: ignore[union-attr]
-        own = (
-            dict(unit.module.named_parameters())
-            if isinstance(rule, PerRecordCall)
-            else dict(unit.module._parameters)
-        )
+    def _run_expanded(self, unit: _Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
+        rule, module = unit.rule, unit.module
+        records = rule.records(module, args, kwargs)
+        own = dict(module.named_parameters()) if isinstance(rule, PerRecordCall) else dict(module._parameters)
         params: dict[str, Tensor | None] = {}
         for name, parameter in own.items():
             if parameter is None:
@@ -275,16 +290,16 @@ class Engine:
             if name in unit.names:
                 if not copies.requires_grad:
                     copies.requires_grad_()
-                copies.register_hook(self._keep(unit, name))
+                copies.register_hook(self._keep(unit.names[name]))
                 if self._proof is not None:
                     self._proof.saw(unit.path, copies)
             params[name] = copies
-        return rule.forward(unit.module, params, args, kwargs, records)  # type: ignore[call-arg, arg-type]
+        return rule.forward(module, params, args, kwargs, records)
 
-    def _keep(self, unit: _Unit, name: str) -> Any:
+    def _keep(self, name: str) -> Callable[[Tensor], None]:
         def record(g: Tensor) -> None:
             if self._collecting is not None:
-                self._collecting.setdefault(unit.names[name], []).append(Dense(_full(g)))
+                self._collecting.append(((name,), Apart([Dense(_full(g))])))
 
         return record
 

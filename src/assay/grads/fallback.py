@@ -33,9 +33,7 @@ class PerRecordCall:
         for leaf, axis in _leaves(module, args, kwargs, None):
             if isinstance(leaf, Tensor) and axis is not None:
                 return leaf.shape[axis]
-        raise UnsupportedModelError(
-            f"{type(module).__name__} was called without a tensor that has a record dimension"
-        )
+        raise UnsupportedModelError(f"{type(module).__name__} was called without a tensor that has a record dimension")
 
     def forward(
         self,
@@ -58,9 +56,7 @@ class PerRecordCall:
             out = functional_call(module, dict(own), a, k)
             flat, outputs["structure"] = pytree.tree_flatten(out)
             outputs["axes"] = _output_axes(module, flat)
-            return tuple(
-                v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None
-            )
+            return tuple(v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None)
 
         own = {name: value for name, value in params.items() if value is not None}
         tensors = None
@@ -71,9 +67,7 @@ class PerRecordCall:
                 self.batchable = False  # a property of the module, not of this batch: do not try again
         if tensors is None:
             copies = {name: value.unbind(0) for name, value in own.items()}
-            parts = [
-                None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)
-            ]
+            parts = [None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)]
             rows = [
                 one(
                     {name: copy[i] for name, copy in copies.items()},
@@ -108,18 +102,12 @@ def _leaves(
 ) -> list[tuple[Any, int | None]]:
     """Every argument leaf with the axis its records stand on, None for what all records share."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
-    named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(
-        kwargs.items()
-    )
+    named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(kwargs.items())
     found: list[tuple[Any, int | None]] = []
     for name, value in named:
         for leaf in pytree.tree_leaves(value):
             axis = _record_axis(module, name, leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
-            if (
-                axis is not None
-                and records is not None
-                and (leaf.dim() <= axis or leaf.shape[axis] != records)
-            ):
+            if axis is not None and records is not None and (leaf.dim() <= axis or leaf.shape[axis] != records):
                 axis = None
             found.append((leaf, axis))
     return found

@@ -6,14 +6,14 @@ layer with one copy of the parameters a record (a view, no memory), so that auto
 record; it serves where the backend can do that in the same kernel call (GroupNorm), and for anything unknown
 (`assay.grads.fallback`).
 
-A rule applies to exactly its type, or to a subclass that keeps its `forward`: a subclass that computes something else is
-unknown, and goes through the fallback.
+A rule applies to exactly its type, or to a subclass that keeps its `forward`: a subclass that computes something else
+is unknown, and goes through the fallback.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -21,33 +21,28 @@ from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
 from assay.grads.convolution import ConvShape, convolved
-from assay.grads.uses import Dense, Rank1, Rows, Use, outer
+from assay.grads.uses import Affine, Apart, Dense, LayerUse, Rank1, Rows, Use, outer
 
 Params = Mapping[str, Tensor | None]
 
 
+@runtime_checkable
 class TapeRule(Protocol):
     """Forward with given parameters; per-record gradients from the recorded input and output gradient."""
-
-    anchor_by_bias: bool
-    """In the first layer of a pass something must require grad for the output to have a gradient. Where the backend computes a
-    bias gradient alone cheaply, the bias does it; else an autograd function written in Python, which costs more."""
 
     def forward(self, module: Any, params: Params, x: Tensor) -> Tensor:
         """What `module.forward(x)` computes, with `params` in place of the module's own."""
         ...
 
-    def uses(self, module: Any, wanted: frozenset[str], x: Tensor, g: Tensor) -> list[tuple[str, Use]]:
-        """Each wanted parameter's use; `g` is the gradient of the output and every tensor has the record first."""
+    def uses(self, module: Any, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:
+        """The wanted parameters and their use; `g` is the gradient of the output, and the record comes first in all."""
         ...
 
 
 class ExpandRule(Protocol):
     """Forward with one copy of the parameters a record."""
 
-    def forward(
-        self, module: Any, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any], records: int
-    ) -> Any:
+    def forward(self, module: Any, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any], records: int) -> Any:
         """What the module computes, where `params` are [B, *shape] and record i uses row i."""
         ...
 
@@ -59,63 +54,73 @@ class ExpandRule(Protocol):
 class LinearRule:
     """y = x Wᵀ + b over any leading dimensions."""
 
-    anchor_by_bias = True
-
-    def forward(self, module: nn.Linear, params: Params, x: Tensor) -> Tensor:  # noqa: ARG002, D102
-        weight = params["weight"]
+    def forward(self, module: nn.Linear, params: Params, x: Tensor) -> Tensor:  # noqa: ARG002
+        weight, bias = params["weight"], params["bias"]
         assert weight is not None
-        return F.linear(x, weight, params["bias"])
+        if _narrow(weight, x):
+            out = torch.mm(weight, x.t()).t().contiguous()
+            return out if bias is None else out.add_(bias)
+        return F.linear(x, weight, bias)
 
-    def uses(self, module: nn.Linear, wanted: frozenset[str], x: Tensor, g: Tensor) -> list[tuple[str, Use]]:  # noqa: ARG002, D102
-        found: list[tuple[str, Use]] = []
+    def uses(self, module: nn.Linear, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:  # noqa: ARG002
         if g.dim() == 2:
-            squares = torch.linalg.vecdot(g, g)
-            weight: Use = Rank1(g, x, squares)
-            bias = Dense(g, squares)
-        else:
-            g, x = g.flatten(1, -2), x.flatten(1, -2)
-            weight = outer(g, x) if "weight" in wanted else Dense(g)
-            bias = Dense(g.sum(1))
-        if "weight" in wanted:
-            found.append(("weight", weight))
-        if "bias" in wanted:
-            found.append(("bias", bias))
-        return found
+            if len(wanted) == 2:
+                return ("weight", "bias"), Affine(g, x)
+            return _found(wanted, lambda: Rank1(g, x), lambda: Dense(g))
+        g, x = g.flatten(1, -2), x.flatten(1, -2)
+        return _found(wanted, lambda: outer(g, x), lambda: Dense(g.sum(1)))
+
+
+def _narrow(weight: Tensor, x: Tensor) -> bool:
+    """A first layer with few outputs on a CPU, where W xᵀ takes about half the time of the backend's x Wᵀ."""
+    outputs, inputs = weight.shape
+    return (
+        outputs < 16
+        and inputs >= 256
+        and x.dim() == 2
+        and not (x.requires_grad or weight.requires_grad)
+        and x.dtype == weight.dtype
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def _found(
+    wanted: frozenset[str], weight: Callable[[], Use], bias: Callable[[], Use]
+) -> tuple[Sequence[str], LayerUse]:
+    made = {"weight": weight, "bias": bias}
+    names = [name for name in made if name in wanted]
+    return names, Apart([made[name]() for name in names])
 
 
 class ConvRule:
     """Conv1d, Conv2d, Conv3d with any stride, padding (also 'same' and non-zero modes), dilation and groups."""
 
-    anchor_by_bias = False
-
-    def forward(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, params: Params, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
         assert weight is not None
-        return module._conv_forward(x, weight, params["bias"])
+        out: Tensor = module._conv_forward(x, weight, params["bias"])
+        return out
 
-    def uses(  # noqa: D102
+    def uses(
         self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, wanted: frozenset[str], x: Tensor, g: Tensor
-    ) -> list[tuple[str, Use]]:
-        found: list[tuple[str, Use]] = []
-        if "weight" in wanted:
-            padding = module.padding
-            if module.padding_mode != "zeros" or isinstance(padding, str):
-                mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-                x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
-                padding = (0,) * len(module.stride)
-            shape = ConvShape(module.weight.shape, module.stride, padding, module.dilation, module.groups)
-            found.append(("weight", convolved(shape, x, g)))
-        if "bias" in wanted:
-            found.append(("bias", Dense(g.flatten(2).sum(2))))
-        return found
+    ) -> tuple[Sequence[str], LayerUse]:
+        return _found(wanted, lambda: self._weight(module, x, g), lambda: Dense(g.flatten(2).sum(2)))
+
+    def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
+        padding = module.padding
+        if module.padding_mode != "zeros" or isinstance(padding, str):
+            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
+            x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
+            padding = (0,) * len(module.stride)
+        shape = ConvShape(module.weight.shape, module.stride, padding, module.dilation, module.groups)
+        return convolved(shape, x, g)
 
 
 class EmbeddingRule:
     """Rows picked by index. Never builds a table a record."""
 
-    anchor_by_bias = False
-
-    def forward(self, module: nn.Embedding, params: Params, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, module: nn.Embedding, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
         assert weight is not None
         if module.max_norm is not None or module.scale_grad_by_freq:
@@ -127,57 +132,54 @@ class EmbeddingRule:
 
     def uses(
         self, module: nn.Embedding, wanted: frozenset[str], x: Tensor, g: Tensor
-    ) -> list[tuple[str, Use]]:  # noqa: ARG002, D102
+    ) -> tuple[Sequence[str], LayerUse]:
         index = x.reshape(x.shape[0], -1)
         g = g.reshape(*index.shape, -1)
         if module.padding_idx is not None:
             g = g.masked_fill((index == module.padding_idx).unsqueeze(2), 0.0)
-        return [("weight", Rows(index, g, module.num_embeddings))]
+        return _found(wanted, lambda: Rows(index, g, module.num_embeddings), lambda: Dense(g))
 
 
-def _affine(
-    scaled: Tensor, g: Tensor, wanted: frozenset[str], over: tuple[int, ...]
-) -> list[tuple[str, Use]]:
-    found: list[tuple[str, Use]] = []
-    if "weight" in wanted:
-        found.append(("weight", Dense(scaled.sum(over) if over else scaled)))
-    if "bias" in wanted:
-        found.append(("bias", Dense(g.sum(over) if over else g)))
-    return found
+def _elementwise(normalised: Tensor, g: Tensor, wanted: frozenset[str], dims: int) -> tuple[Sequence[str], LayerUse]:
+    """Uses of y = normalised · w + b, the parameters spanning the last `dims` dimensions."""
+    over = tuple(range(1, g.dim() - dims))
+
+    def summed(values: Tensor) -> Use:
+        return Dense(values.sum(over) if over else values)
+
+    return _found(wanted, lambda: summed(g * normalised), lambda: summed(g))
 
 
 class LayerNormRule:
     """y = (x - mean)/std · w + b over the trailing dimensions of each position."""
 
-    anchor_by_bias = False
-
-    def forward(self, module: nn.LayerNorm, params: Params, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, module: nn.LayerNorm, params: Params, x: Tensor) -> Tensor:
         return F.layer_norm(x, module.normalized_shape, params["weight"], params.get("bias"), module.eps)
 
     def uses(
         self, module: nn.LayerNorm, wanted: frozenset[str], x: Tensor, g: Tensor
-    ) -> list[tuple[str, Use]]:  # noqa: D102
+    ) -> tuple[Sequence[str], LayerUse]:
         normalised = F.layer_norm(x, module.normalized_shape, eps=module.eps)
-        return _affine(g * normalised, g, wanted, tuple(range(1, x.dim() - len(module.normalized_shape))))
+        return _elementwise(normalised, g, wanted, len(module.normalized_shape))
 
 
 class RMSNormRule:
     """y = x / rms(x) · w over the trailing dimensions of each position."""
 
-    anchor_by_bias = False
-
-    def forward(self, module: nn.RMSNorm, params: Params, x: Tensor) -> Tensor:  # noqa: D102
+    def forward(self, module: nn.RMSNorm, params: Params, x: Tensor) -> Tensor:
         return F.rms_norm(x, list(module.normalized_shape), params["weight"], module.eps)
 
-    def uses(self, module: nn.RMSNorm, wanted: frozenset[str], x: Tensor, g: Tensor) -> list[tuple[str, Use]]:  # noqa: D102
+    def uses(self, module: nn.RMSNorm, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:
         normalised = F.rms_norm(x, list(module.normalized_shape), eps=module.eps)
-        return _affine(g * normalised, g, wanted, tuple(range(1, x.dim() - len(module.normalized_shape))))
+        return _elementwise(normalised, g, wanted, len(module.normalized_shape))
 
 
 class ChannelNormRule:
-    """GroupNorm and InstanceNorm, with the records folded into the channels: one kernel call gives input and per-record gradients."""
+    """GroupNorm and InstanceNorm, with the records folded into the channels: one kernel call gives input and
+    per-record gradients.
+    """
 
-    def forward(  # noqa: D102
+    def forward(
         self,
         module: nn.GroupNorm | nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d,
         params: Params,
@@ -197,7 +199,7 @@ class ChannelNormRule:
         )
         return folded.view(x.shape)
 
-    def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:  # noqa: D102
+    def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         x = _only_tensor(args, kwargs)
         if isinstance(module, _INSTANCE_NORMS) and x.dim() != _INSTANCE_DIMS[type(module)]:
             raise UnsupportedModelError(

@@ -3,7 +3,8 @@
 1. Separation: the first record's loss has gradient zero with respect to every other record's activations. It fails for
    layers that mix records (batch statistics, attention across the batch) and for models whose record dimension is not
    the first one.
-2. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a parameter
+2. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a
+  parameter
    is also used outside the module that owns it.
 3. Enclosure: the loss reaches no trainable parameter outside the model, whose gradient would leave without noise.
 """
@@ -11,7 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -22,19 +23,35 @@ if TYPE_CHECKING:
     from assay.grads.engine import RecordGrads
 
 
+def run_backward(losses: Tensor) -> None:
+    """One backward pass of Σ losses. Straight to autograd's engine: the checks of `torch.autograd.backward` cost as much as a small layer."""
+    torch.autograd.Variable._execution_engine.run_backward(
+        (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
+
+
 class Proof:
     """Collects what the first forward pass shows and checks it. Passing is remembered by the engine, not here."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[str, Tensor]] = []
+        self._versions: list[int] = []
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
         self._seen.append((path, output))
+        self._versions.append(output._version)
+
+    def left_alone(self) -> frozenset[str]:
+        """The modules whose outputs nothing has changed in place."""
+        changed = {
+            path for (path, output), made in zip(self._seen, self._versions, strict=True) if output._version != made
+        }
+        return frozenset(path for path, _ in self._seen) - changed
 
     def forget(self) -> None:
         """Let go of the graph."""
-        self._seen = []
+        self._seen, self._versions = [], []
 
     def before(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
         """Check separation and enclosure, which need the graph but not the engine's own backward pass."""
@@ -47,7 +64,7 @@ class Proof:
         try:
             for p in parameters.values():
                 p.grad = None
-            torch.autograd.backward(losses, torch.ones_like(losses))
+            run_backward(losses)
             return {name: p.grad for name, p in parameters.items()}
         finally:
             for name, p in parameters.items():
@@ -76,7 +93,8 @@ class Proof:
 
     def _enclosure(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
         own = {id(p) for p in parameters.values()}
-        seen, todo = set(), [losses.grad_fn]
+        seen: set[Any] = set()
+        todo: list[Any] = [losses.grad_fn]
         while todo:
             node = todo.pop()
             if node is None or node in seen:

@@ -14,9 +14,7 @@ def per_record_gradients(
 ) -> dict[str, Tensor]:
     """{parameter: [B, *shape]}; `loss(output, target)` gives one value a record. `batched=False` loops instead of vmap."""
     trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
-    rest = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad} | dict(
-        model.named_buffers()
-    )
+    rest = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad} | dict(model.named_buffers())
 
     def one(params: dict[str, Tensor], x1: Tensor, y1: Tensor) -> Tensor:
         return loss(functional_call(model, params | rest, (x1.unsqueeze(0),)), y1.unsqueeze(0)).sum()
@@ -28,7 +26,5 @@ def per_record_gradients(
     for x1, y1 in zip(x, y, strict=True):
         params = {n: p.clone().requires_grad_() for n, p in trainable.items()}
         grads = torch.autograd.grad(one(params, x1, y1), list(params.values()), allow_unused=True)
-        rows.append(
-            [torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)]
-        )
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(params.values(), grads, strict=True)])
     return {n: torch.stack(column) for n, column in zip(trainable, zip(*rows, strict=True), strict=True)}

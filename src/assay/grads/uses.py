@@ -1,15 +1,16 @@
-"""One use of one parameter in a forward pass, in the cheapest form that still knows every record's gradient.
+"""One use of a module's parameters in a forward pass, in the cheapest form that still knows every record's gradient.
 
 A `Use` answers three questions: the squared norm of each record's gradient, their weighted sum, and (only when a method
-asks) the gradients themselves, one a record. Most uses never build the last: a linear layer's gradient is a sum of outer
-products, and the norm and the weighted sum of those need no [records, out, in] tensor.
+asks) the gradients themselves, one a record. Most uses never build the last: a linear layer's gradient is a sum of
+outer products, and the norm and the weighted sum of those need no [records, out, in] tensor.
 
-Norms are safe: where a norm is computed by another order of summation than the sum it bounds, it is raised by a bound on
-the rounding error, so that a record whose terms nearly cancel cannot slip past the clipping bound.
+Norms are safe: where a norm is computed by another order of summation than the sum it bounds, it is raised by a bound
+on the rounding error, so that a record whose terms nearly cancel cannot slip past the clipping bound.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,9 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = (
-    1 << 22
-)  # per-record gradients built only for their norm are built in pieces of at most 16 MB
+_CHUNK_ELEMENTS = 1 << 22  # per-record gradients built only for their norm are built in pieces of at most 16 MB
 
 
 class Use(Protocol):
@@ -30,7 +29,7 @@ class Use(Protocol):
         ...
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Σ_i weights[i] · gradient_i, in the parameter's shape."""
+        """Σ_i weights[i] · gradient_i, in the parameter's shape; weights are [B, 1]."""
         ...
 
     def per_record(self) -> Tensor:
@@ -44,7 +43,7 @@ class Use(Protocol):
 
 def rounding(dtype: torch.dtype, terms: int) -> float:
     """A bound on the relative rounding error of a sum of `terms` products, twice √terms units (probabilistic growth)."""
-    return 4.0 * torch.finfo(dtype).eps * max(1.0, terms**0.5)
+    return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(1, terms))
 
 
 def _masked(value: Tensor, bad: Tensor) -> Tensor:
@@ -56,18 +55,19 @@ class Dense:
     """Gradients at hand: `values` is [B, *shape]."""
 
     values: Tensor
-    squares: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.values.dim() == 1:  # a parameter that is a single number
+            self.values = self.values.unsqueeze(1)
 
     def sq_norm(self) -> Tensor:
-        if self.squares is not None:
-            return self.squares
-        flat = self.values.flatten(1) if self.values.dim() > 1 else self.values.unsqueeze(1)
-        return torch.linalg.vector_norm(flat, dim=1).square_()
+        norm: Tensor = torch.linalg.vector_norm(self.values.flatten(1), dim=1)
+        return norm.square_()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        if self.values.dim() == 1:
-            return weights @ self.values
-        return (weights @ self.values.flatten(1)).view(self.values.shape[1:])
+        if self.values.dim() == 2:
+            return torch.mv(self.values.t(), weights[:, 0])
+        return torch.mv(self.values.flatten(1).t(), weights[:, 0]).view(self.values.shape[1:])
 
     def per_record(self) -> Tensor:
         return self.values
@@ -78,23 +78,23 @@ class Dense:
 
 @dataclass(slots=True)
 class Rank1:
-    """g xᵀ for each record: `g` [B, O] and `x` [B, I], with `squares` = ‖g‖² for each record."""
+    """g xᵀ for each record: `g` [B, O] and `x` [B, I]."""
 
     g: Tensor
     x: Tensor
-    squares: Tensor
 
     def sq_norm(self) -> Tensor:
-        return torch.linalg.vector_norm(self.x, dim=1).square_().mul_(self.squares)  # ‖g xᵀ‖² = ‖g‖² ‖x‖²
+        norm: Tensor = torch.linalg.vector_norm(self.x, dim=1)
+        return norm.square_().mul_(torch.linalg.vecdot(self.g, self.g))  # ‖g xᵀ‖² = ‖g‖² ‖x‖²
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return (self.g * weights.unsqueeze(1)).t() @ self.x
+        return (self.g * weights).t() @ self.x
 
     def per_record(self) -> Tensor:
         return self.g.unsqueeze(2) * self.x.unsqueeze(1)
 
     def without(self, bad: Tensor) -> Rank1:
-        return Rank1(_masked(self.g, bad), _masked(self.x, bad), _masked(self.squares, bad))
+        return Rank1(_masked(self.g, bad), _masked(self.x, bad))
 
 
 @dataclass(slots=True)
@@ -108,14 +108,12 @@ class Outer:
         g, x = self.g, self.x
         gg = torch.bmm(g, g.mT)
         xx = torch.bmm(x, x.mT)
-        slack = (
-            (gg.diagonal(dim1=1, dim2=2) * xx.diagonal(dim1=1, dim2=2)).clamp_min(0).sqrt().sum(1).square()
-        )
+        slack = (gg.diagonal(dim1=1, dim2=2) * xx.diagonal(dim1=1, dim2=2)).clamp_min(0).sqrt().sum(1).square()
         exact = (gg.mul_(xx)).sum((1, 2))
         return exact.clamp_min(0) + rounding(g.dtype, g.shape[1]) * slack
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = (self.g * weights.view(-1, 1, 1)).flatten(0, 1)
+        scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
         return scaled.mT @ self.x.flatten(0, 1)
 
     def per_record(self) -> Tensor:
@@ -149,7 +147,7 @@ class Rows:
         return self.g.new_zeros(records).index_add_(0, distinct // self.rows, sums.square().sum(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        scaled = (self.g * weights.view(-1, 1, 1)).flatten(0, 1)
+        scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
         return self.g.new_zeros(self.rows, self.g.shape[2]).index_add_(0, self.index.flatten(), scaled)
 
     def per_record(self) -> Tensor:
@@ -184,6 +182,60 @@ class Tied:
         return Tied(self.rows.without(bad), self.outer.without(bad))
 
 
+class LayerUse(Protocol):
+    """The uses of several parameters of one module, where together is cheaper than one by one."""
+
+    def sq_norm(self) -> Tensor:
+        """Squared norm of each record's gradient over all these parameters."""
+        ...
+
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
+        """The weighted sum for each parameter; weights are [B, 1]."""
+        ...
+
+    def apart(self) -> Sequence[Use]:
+        """The same, a parameter at a time."""
+        ...
+
+
+@dataclass(slots=True)
+class Apart:
+    """Parameters that gain nothing from each other's company."""
+
+    uses: Sequence[Use]
+
+    def sq_norm(self) -> Tensor:
+        total = self.uses[0].sq_norm()
+        for use in self.uses[1:]:
+            total = total + use.sq_norm()
+        return total
+
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
+        return [use.weighted_sum(weights) for use in self.uses]
+
+    def apart(self) -> Sequence[Use]:
+        return self.uses
+
+
+@dataclass(slots=True)
+class Affine:
+    """Weight and bias of y = W x + b, one position a record: gradients g xᵀ and g."""
+
+    g: Tensor
+    x: Tensor
+
+    def sq_norm(self) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(self.x, dim=1)
+        return norm.square_().add_(1.0).mul_(torch.linalg.vecdot(self.g, self.g))  # ‖g‖² (‖x‖² + 1)
+
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
+        scaled = self.g * weights
+        return scaled.t() @ self.x, scaled.sum(0)
+
+    def apart(self) -> Sequence[Use]:
+        return Rank1(self.g, self.x), Dense(self.g)
+
+
 def together(uses: Sequence[Use]) -> Use:
     """All uses of one parameter as one use: their gradients add up before anything is clipped."""
     uses = [Outer(u.g.unsqueeze(1), u.x.unsqueeze(1)) if isinstance(u, Rank1) else u for u in uses]
@@ -194,13 +246,9 @@ def together(uses: Sequence[Use]) -> Use:
         for use in uses[1:]:
             total = total + use.per_record()
         return Dense(total)
-    one_outer = (
-        Outer(torch.cat([u.g for u in outers], 1), torch.cat([u.x for u in outers], 1)) if outers else None
-    )
+    one_outer = Outer(torch.cat([u.g for u in outers], 1), torch.cat([u.x for u in outers], 1)) if outers else None
     one_rows = (
-        Rows(torch.cat([u.index for u in rows], 1), torch.cat([u.g for u in rows], 1), rows[0].rows)
-        if rows
-        else None
+        Rows(torch.cat([u.index for u in rows], 1), torch.cat([u.g for u in rows], 1), rows[0].rows) if rows else None
     )
     if one_outer is not None and one_rows is not None:
         return Tied(one_rows, one_outer)

@@ -10,12 +10,12 @@ from torch import Tensor
 from assay.types import Grads
 
 
-def add_noise(total: Grads, std: float, draw: Callable[[int, torch.dtype, torch.device], Tensor]) -> Grads:
-    """total + std · draw: one draw for all coordinates together, then cut to the parameters' shapes. Consumes `total`."""
+def add_noise(total: Grads, std: float, draw: Callable[..., Tensor]) -> Grads:
+    """total + std · draw: one draw for all coordinates, cut to the parameters' shapes. Consumes `total`."""
     values = list(total.values())
     if not values or std == 0:
         return total
     sizes = [v.numel() for v in values]
-    noise = draw(sum(sizes), values[0].dtype, values[0].device).split(sizes)
+    noise = draw((sum(sizes),), dtype=values[0].dtype, device=values[0].device).split(sizes)
     torch._foreach_add_(values, [n.view(v.shape) for n, v in zip(noise, values, strict=True)], alpha=std)
     return total

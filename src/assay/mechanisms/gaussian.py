@@ -17,8 +17,9 @@ from assay.types import Bounded, Private
 class Gaussian:
     """Adds N(0, std²) to every coordinate, std = multiplier × reference.
 
-    `reference` is the bound stated with the sum unless given. A method that publishes noise relative to something smaller than the
-    true bound gives that here, and the event still tells the truth: its multiplier is std over the true bound.
+    `reference` is the bound stated with the sum unless given. A method that publishes noise relative to something
+    smaller than the true bound gives that here, and the event still tells the truth: its multiplier is std over the
+    true bound.
     """
 
     multiplier: float
@@ -32,7 +33,5 @@ class Gaussian:
         """The noisy sum; costs a Gaussian event of multiplier std/l2, or everything if there is no noise."""
         std = self.multiplier * (grads.l2 if self.reference is None else self.reference)
         event: DpEvent = GaussianDpEvent(std / grads.l2) if std > 0 else NonPrivateDpEvent()
-        value = add_noise(
-            grads.total, std, lambda n, dtype, device: stream.normal((n,), dtype=dtype, device=device)
-        )
+        value = add_noise(grads.total, std, stream.normal)
         return Private(value, event, std)

@@ -17,9 +17,9 @@ from assay.types import Bounded, Private
 class Laplace:
     """Adds Laplace noise of scale multiplier × l1, where l1 = √d · l2 bounds what one record moves d coordinates by.
 
-    The event is that of one coordinate moved by the whole l1. It dominates every other way to spread l1 over coordinates: the trade-off
-    functions of log-concave noise form a semigroup under shifts, so the chain of single-coordinate moves (group privacy) reaches exactly
-    the trade-off function of the one large move.
+    The event is that of one coordinate moved by the whole l1. It dominates every other way to spread l1 over
+    coordinates: the trade-off functions of log-concave noise form a semigroup under shifts, so the chain of
+    single-coordinate moves (group privacy) reaches exactly the trade-off function of the one large move.
     """
 
     multiplier: float
@@ -33,7 +33,5 @@ class Laplace:
         coordinates = sum(v.numel() for v in grads.total.values())
         scale = self.multiplier * grads.l2 * math.sqrt(coordinates)
         event: DpEvent = LaplaceDpEvent(self.multiplier) if self.multiplier > 0 else NonPrivateDpEvent()
-        value = add_noise(
-            grads.total, scale, lambda n, dtype, device: stream.laplace((n,), dtype=dtype, device=device)
-        )
+        value = add_noise(grads.total, scale, stream.laplace)
         return Private(value, event, scale * math.sqrt(2))

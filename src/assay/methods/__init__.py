@@ -25,7 +25,9 @@ class Method(Protocol):
     """The optimizer the paper uses; the default of the command line."""
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
-        """The step. `noise_multiplier` is what the gradient's own noise must have (a plan may give part of a step's privacy away)."""
+        """The step. `noise_multiplier` is what the gradient's own noise must have (a plan may give part of a step's
+        privacy away).
+        """
         ...
 
     def claimed(self, plan: Plan) -> float:

@@ -1,4 +1,6 @@
-"""DP-Adam: the private gradient of DP-SGD given to Adam. The optimizer is post-processing: same guarantee, same ε as DP-SGD."""
+"""DP-Adam: the private gradient of DP-SGD given to Adam. The optimizer is post-processing: same guarantee, same ε as
+DP-SGD.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
 """DP-SGD (Abadi et al. 2016, "Deep learning with differential privacy").
 
-Guarantee: each record's gradient is clipped to norm C, the clipped gradients of a Poisson batch are summed, N(0, σ²C²) is added once,
-and the sum is divided by a constant. One step is a Poisson-subsampled Gaussian mechanism of multiplier σ; a run is their
-composition. With micro-batches of μ > 1 records one record moves the sum by 2C, and the noise is σ·2C.
+Guarantee: each record's gradient is clipped to norm C, the clipped gradients of a Poisson batch are summed, N(0, σ²C²)
+is added once, and the sum is divided by a constant. One step is a Poisson-subsampled Gaussian mechanism of multiplier
+σ; a run is their composition. With micro-batches of μ > 1 records one record moves the sum by 2C, and the noise is
+σ·2C.
 
-Claimed ε: the moments accountant, which is Rényi composition of the subsampled Gaussian (Mironov et al. 2019). Sound; the
-verified ε is smaller because numerical composition is tighter.
+Claimed ε: the moments accountant, which is Rényi composition of the subsampled Gaussian (Mironov et al. 2019). Sound;
+the verified ε is smaller because numerical composition is tighter.
 """
 
 from __future__ import annotations
@@ -32,9 +33,7 @@ class DPSGD:
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Flat (or any) clipping and one Gaussian draw."""
-        return Chain(
-            clip=plan.fresh_clip(), micro=plan.micro_batch, noise=Gaussian(multiplier=noise_multiplier)
-        )
+        return Chain(clip=plan.fresh_clip(), micro=plan.micro_batch, noise=Gaussian(multiplier=noise_multiplier))
 
     def claimed(self, plan: Plan) -> float:
         """The moments accountant."""

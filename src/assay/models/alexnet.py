@@ -13,9 +13,7 @@ from assay.models.shapes import flat_size
 WIDTHS = (64, 192, 384, 256, 256)
 
 
-def alexnet(
-    input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU
-) -> nn.Sequential:
+def alexnet(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Five times (3×3 convolution, max-pool 2), then FC 120, 84, classes.
 
     Pools round up: the same thing at 32×32, and 28×28 images still reach the fifth pool.

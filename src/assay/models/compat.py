@@ -93,9 +93,7 @@ def replace_batchnorm(
         if not isinstance(module, _BatchNorm):
             continue
         if id(module) not in made:
-            made[id(module)] = (
-                _custom(path, module, with_) if callable(with_) else _named(path, module, with_)
-            )
+            made[id(module)] = _custom(path, module, with_) if callable(with_) else _named(path, module, with_)
         new = made[id(module)]
         if new is module:
             continue

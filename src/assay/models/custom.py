@@ -34,9 +34,7 @@ def _import(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(
-            "model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {error}"
-        ) from error
+        raise ConfigError("model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {error}") from error
 
 
 def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

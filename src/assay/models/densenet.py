@@ -16,9 +16,7 @@ from assay.models.registry import ModelInfo
 
 DEPTH, GROWTH, COMPRESSION = 40, 10, 2
 BLOCKS = 3
-LAYERS = (
-    DEPTH - BLOCKS - 1
-) // BLOCKS  # per block; the others: first convolution, two transitions, classifier
+LAYERS = (DEPTH - BLOCKS - 1) // BLOCKS  # per block; the others: first convolution, two transitions, classifier
 FIRST_CHANNELS = 16
 
 

@@ -10,9 +10,7 @@ from assay.models.registry import ModelInfo
 from assay.models.shapes import flat_size
 
 
-def lenet5(
-    input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.Tanh
-) -> nn.Sequential:
+def lenet5(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     """conv6 5×5, max-pool 2, conv16 5×5, max-pool 2, FC 120, 84, classes.
 
     The original takes 32×32; smaller images get a padding of 2 on the first convolution, so that 28×28 is

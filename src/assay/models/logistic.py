@@ -15,8 +15,4 @@ def logistic(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
     return nn.Sequential(OrderedDict(flatten=nn.Flatten(), fc=nn.Linear(prod(input_shape), classes)))
 
 
-MODELS = (
-    ModelInfo(
-        name="logistic", summary="logistic regression, one linear layer", make=logistic, input_rank=None
-    ),
-)
+MODELS = (ModelInfo(name="logistic", summary="logistic regression, one linear layer", make=logistic, input_rank=None),)

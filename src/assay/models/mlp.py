@@ -12,9 +12,7 @@ from assay.models.registry import ModelInfo
 HIDDEN = 256
 
 
-def mlp(
-    input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.Tanh
-) -> nn.Sequential:
+def mlp(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     """Flatten, Linear(d, 256), activation, Linear(256, classes).
 
     Tanh is the default: bounded activations keep per-record gradients small, so that clipping loses less
@@ -30,8 +28,4 @@ def mlp(
     )
 
 
-MODELS = (
-    ModelInfo(
-        name="mlp", summary=f"perceptron, one hidden layer of {HIDDEN} (tanh)", make=mlp, input_rank=None
-    ),
-)
+MODELS = (ModelInfo(name="mlp", summary=f"perceptron, one hidden layer of {HIDDEN} (tanh)", make=mlp, input_rank=None),)

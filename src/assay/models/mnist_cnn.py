@@ -10,9 +10,7 @@ from assay.models.registry import ModelInfo
 from assay.models.shapes import flat_size
 
 
-def mnist_cnn(
-    input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU
-) -> nn.Sequential:
+def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """conv16 8×8/2, pool 2/1, conv32 4×4/2, pool 2/1, FC 32, FC classes.
 
     Padding 3 on the first convolution is the tutorial's "same" padding for 28×28.

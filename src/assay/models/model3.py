@@ -12,9 +12,7 @@ from assay.models.shapes import flat_size
 WIDTHS = (32, 64, 128)
 
 
-def model3(
-    input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU
-) -> nn.Sequential:
+def model3(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """3×3 convolutions of widths 32-32-64-64-128-128, max-pool 2 after each pair, FC 120, classes."""
     features = nn.Sequential()
     channels = input_shape[0]

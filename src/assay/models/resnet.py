@@ -74,9 +74,7 @@ def _stages(widths: tuple[int, ...], blocks: int, *, projection: bool) -> nn.Seq
 
 def _small_stem(channels: int, width: int) -> nn.Sequential:
     return nn.Sequential(
-        OrderedDict(
-            conv=nn.Conv2d(channels, width, 3, padding=1, bias=False), norm=group_norm(width), act=nn.ReLU()
-        )
+        OrderedDict(conv=nn.Conv2d(channels, width, 3, padding=1, bias=False), norm=group_norm(width), act=nn.ReLU())
     )
 
 

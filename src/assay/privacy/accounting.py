@@ -10,7 +10,9 @@ All results are upper bounds. Events that cannot be bounded are refused with the
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -91,7 +93,9 @@ def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Seq
             raise ConfigError("counts", count, "whole numbers ≥ 0")
     taken = tuple(sorted(count for count in spent if count))
     if taken:
-        spent |= {count: row[0] for count, row in zip(taken, _epsilons(terms, (delta,), taken), strict=True)}
+        bounds = [row[0] for row in _epsilons(terms, (delta,), taken)]
+        # More steps cost no less, so a bound for more steps is one for fewer: the curve cannot dip.
+        spent |= zip(taken, np.minimum.accumulate(bounds[::-1])[::-1].tolist(), strict=True)
     return [spent[count] for count in counts]
 
 
@@ -151,15 +155,11 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
 def _check_delta(delta: float) -> None:
     if not 0 <= delta < 1:
-        raise ConfigError(
-            "delta", delta, "a number from 0 to below 1, usually below one over the number of records"
-        )
+        raise ConfigError("delta", delta, "a number from 0 to below 1, usually below one over the number of records")
 
 
 @functools.lru_cache(maxsize=1024)
-def _epsilons(
-    terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, ...]
-) -> tuple[tuple[float, ...], ...]:
+def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
     """ε at each δ (columns) of the terms repeated so many times (rows)."""
     if not terms:
         return ((0.0 if terms == () else math.inf,) * len(deltas),) * len(times)
@@ -188,25 +188,41 @@ def _rdp_epsilon(terms: Terms, delta: float) -> float:
     for term, count in terms:
         match term:
             case Gaussian(sigma):
-                added.compose(dp_event.GaussianDpEvent(sigma), count)
+                accountant, event = added, dp_event.GaussianDpEvent(sigma)
             case Laplace(scale):
-                added.compose(dp_event.LaplaceDpEvent(scale), count)
+                accountant, event = added, dp_event.LaplaceDpEvent(scale)
             case Poisson(rate, Gaussian(sigma)):
-                added.compose(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma)), count)
+                inner = dp_event.GaussianDpEvent(sigma)
+                accountant, event = added, dp_event.PoissonSampledDpEvent(rate, inner)
             case WithoutReplacement(size, source, Gaussian(sigma)):
-                sampled = dp_event.SampledWithoutReplacementDpEvent(
-                    source, size, dp_event.GaussianDpEvent(sigma)
-                )
-                replaced.compose(sampled, count)
+                inner = dp_event.GaussianDpEvent(sigma)
+                accountant, event = replaced, dp_event.SampledWithoutReplacementDpEvent(source, size, inner)
             case RandomizedResponse(noise, buckets):
-                replaced.compose(dp_event.RandomizedResponseDpEvent(noise, buckets), count)
+                accountant, event = replaced, dp_event.RandomizedResponseDpEvent(noise, buckets)
             case _:
                 return math.inf
+        try:
+            with _quietly():
+                accountant.compose(event, count)
+        except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
+            return math.inf
     orders = added.orders
     # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
     divergences = np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
     return float(rdp.compute_epsilon(orders, divergences, delta)[0])
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without dp_accounting's warnings about Rényi orders that it leaves out, which only raises ε."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _terms(event: DpEvent, adjacency: Adjacency) -> Terms | None:

@@ -60,6 +60,8 @@ def most_steps(cost: Callable[[int], float], target: float, *, limit: int = 10**
     `cost` is an ε that grows with n: the number of steps, or the size of a batch.
     """
     _check(target)
+    if limit < 1:
+        return 0
     under, over = _Tried(0, 0.0), _Tried(1, cost(1))
     while over.cost <= target and over.at < limit:
         at = min(int(over.at) * _GROWTH, limit)
@@ -87,11 +89,7 @@ class _Tried:
 
     def height(self, aim: float) -> float:
         """How far the cost lies above the aim, in logarithms."""
-        return (
-            math.log(self.cost / aim)
-            if 0 < self.cost < math.inf
-            else math.copysign(math.inf, self.cost - aim)
-        )
+        return math.log(self.cost / aim) if 0 < self.cost < math.inf else math.copysign(math.inf, self.cost - aim)
 
 
 def _narrowed(

@@ -1,15 +1,16 @@
 """The ledger: what has been spent, written down before it is spent.
 
-An entry is appended and flushed to disk before the step it pays for moves a parameter, so a run killed at any moment never shows less
-than it spent. Steps are charged ahead in blocks (the flush costs more than a small step); a run that ends or pauses in an orderly way
-settles the last block to what was really taken, and a killed one keeps it.
+An entry is appended and flushed to disk before the step it pays for moves a parameter, so a run killed at any moment
+never shows less than it spent. Steps are charged ahead in blocks (the flush costs more than a small step); a run that
+ends or pauses in an orderly way settles the last block to what was really taken, and a killed one keeps it.
 
-A *segment* is a stretch of steps drawn from one source of randomness. A process that resumes with fresh randomness begins a new segment:
-the steps of the old one that were lost stay charged. A resumed run with a fixed seed repeats the very same steps with the very same
-noise and goes on in its segment: repeating an answer releases nothing new.
+A *segment* is a stretch of steps drawn from one source of randomness. A process that resumes with fresh randomness
+begins a new segment: the steps of the old one that were lost stay charged. A resumed run with a fixed seed repeats the
+very same steps with the very same noise and goes on in its segment: repeating an answer releases nothing new.
 
-The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …}; the last entry of a segment counts. A torn last
-line was never paid for (its step did not happen) and is ignored; any other damage is an error, never a smaller ε.
+The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …}; the last entry of a segment
+counts. A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error,
+never a smaller ε.
 """
 
 from __future__ import annotations
@@ -45,9 +46,7 @@ class _Segment:
 class Ledger:
     """Charges steps against a ceiling. `path=None` keeps it in memory only (then nothing survives the process)."""
 
-    def __init__(
-        self, path: Path | None, *, delta: float, adjacency: Adjacency, ceiling: float | None
-    ) -> None:
+    def __init__(self, path: Path | None, *, delta: float, adjacency: Adjacency, ceiling: float | None) -> None:
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
         self._segments: list[_Segment] = []
         self._cost: Callable[[int], DpEvent] = lambda _: NonPrivateDpEvent()
@@ -94,7 +93,9 @@ class Ledger:
         self._write(steps)
 
     def settle(self, steps: int) -> None:
-        """Take back what was charged ahead: only `steps` steps of the current segment happened, and no other will before the next charge."""
+        """Take back what was charged ahead: only `steps` steps of the current segment happened, and no other will
+        before the next charge.
+        """
         if steps > self.charged:
             raise LedgerError(f"{steps} steps were taken but only {self.charged} charged")
         if steps < self.charged:
@@ -138,9 +139,7 @@ class Ledger:
         try:
             parsed = [json.loads(line) for line in lines]
         except ValueError as error:
-            raise LedgerError(
-                f"{path} is damaged: {error}; without it the ε of this run is not known"
-            ) from error
+            raise LedgerError(f"{path} is damaged: {error}; without it the ε of this run is not known") from error
         if not parsed:
             self._append(self._header)
             return

@@ -55,11 +55,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"- Noise of a step: {_noise(plan)}, drawn once a step.",
         f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
-        + (
-            " (those lost in an interruption stay charged)"
-            if record["steps_charged"] > record["steps"]
-            else ""
-        )
+        + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
         + ".",
         "- Accountant: composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one."
         + f" Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.",

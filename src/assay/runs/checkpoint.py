@@ -1,7 +1,7 @@
 """Checkpoints: one safetensors file, tensors plus JSON, no pickle; a crash while writing leaves the previous one.
 
-What is stored is released already (parameters, optimizer state, averages) or was never sensitive (the step's number). The state of a
-random generator is never stored: whoever had it could subtract the noise.
+What is stored is released already (parameters, optimizer state, averages) or was never sensitive (the step's number).
+The state of a random generator is never stored: whoever had it could subtract the noise.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     return tensors, {"state": plain, "groups": whole["param_groups"]}
 
 
-def restore_optimizer(
-    optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]
-) -> None:
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
     """Put back what `optimizer_state` gave."""
     state: dict[int, dict[str, Any]] = {int(i): dict(entry) for i, entry in plain["state"].items()}
     for name, value in tensors.items():

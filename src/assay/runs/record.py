@@ -74,9 +74,7 @@ def finished_record(
             "accountant": "PLD",
             "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
             "gdp_mu": number(gdp_mu(verified, plan.delta)),
-            "curve": [
-                {"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)
-            ],
+            "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
         },
         "noise_multiplier": plan.noise_multiplier,
         "clip": str(plan.clip),

@@ -18,8 +18,7 @@ from assay.errors import DataError
 # Column by column as in the files: the range of a number, or the categories in the order of `adult.names`.
 _SCHEMA: dict[str, tuple[float, float] | str] = {
     "age": (0.0, 100.0),
-    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay "
-    "Never-worked",
+    "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
     "fnlwgt": (0.0, 1_000_000.0),
     "education": "Bachelors Some-college 11th HS-grad Prof-school Assoc-acdm Assoc-voc 9th 7th-8th 12th "
     "Masters 1st-4th 10th Doctorate 5th-6th Preschool",

@@ -23,7 +23,5 @@ def parse_idx(content: bytes) -> npt.NDArray[np.uint8]:
         raise DataError(f"idx header of {dimensions} dimensions is cut short: {len(content)} bytes")
     shape = struct.unpack_from(f">{dimensions}I", content, 4)
     if len(content) - start != math.prod(shape):
-        raise DataError(
-            f"idx header promises {math.prod(shape):,} values, {len(content) - start:,} are there"
-        )
+        raise DataError(f"idx header promises {math.prod(shape):,} values, {len(content) - start:,} are there")
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

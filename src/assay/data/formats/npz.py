@@ -34,13 +34,9 @@ def read_npz(path: Path) -> Arrays:
     missing = [key for key in ("x", "y") if key not in found]
     if missing:
         there = ", ".join(sorted(found)) or "nothing"
-        raise DataError(
-            f"{path} has no array {' or '.join(missing)}; it has {there}, and x and y are required"
-        )
+        raise DataError(f"{path} has no array {' or '.join(missing)}; it has {there}, and x and y are required")
     if ("x_test" in found) != ("y_test" in found):
-        raise DataError(
-            f"{path} has only one of x_test and y_test; give both, or neither to have a part split off"
-        )
+        raise DataError(f"{path} has only one of x_test and y_test; give both, or neither to have a part split off")
     x, y = _split(path, found, "x", "y")
     if "x_test" not in found:
         if len(x) < 5:
@@ -73,22 +69,16 @@ def _split(
     if x.dtype.kind not in "fiub":
         raise DataError(f"{path}: {x_name} is of type {x.dtype}, real numbers are required")
     if x.ndim < 2 or 0 in x.shape:
-        raise DataError(
-            f"{path}: {x_name} has shape {x.shape}, (records, features...) without a zero is required"
-        )
+        raise DataError(f"{path}: {x_name} has shape {x.shape}, (records, features...) without a zero is required")
     if y.dtype.kind not in "iu":
         raise DataError(f"{path}: {y_name} is of type {y.dtype}, integer labels >= 0 are required")
     if y.shape != x.shape[:1]:
-        raise DataError(
-            f"{path}: {y_name} has shape {y.shape}, ({len(x)},) is required: a label for each of {x_name}"
-        )
+        raise DataError(f"{path}: {y_name} has shape {y.shape}, ({len(x)},) is required: a label for each of {x_name}")
     with np.errstate(over="ignore"):  # what overflows becomes infinite and is reported below
         features = x.astype(np.float32)
     finite = np.isfinite(features).reshape(len(x), -1).all(axis=1)
     if not finite.all():
-        raise DataError(
-            f"{path}: {x_name} is not finite in float32 in {int((~finite).sum())} of {len(x)} records"
-        )
+        raise DataError(f"{path}: {x_name} is not finite in float32 in {int((~finite).sum())} of {len(x)} records")
     labels = y.astype(np.int64)
     if labels.min() < 0:
         raise DataError(f"{path}: {y_name} has a label {labels.min()}, integer labels >= 0 are required")

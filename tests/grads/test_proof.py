@@ -1,0 +1,309 @@
+"""What the first batch proves: each kind of model for which a clipped sum would not be bounded is refused."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from assay.errors import ConfigError, UnsupportedModelError
+from assay.grads.engine import Engine, RecordGrads
+from assay.models.compat import replace_batchnorm
+
+
+def step(model: nn.Module, x: Tensor, engine: Engine | None = None) -> RecordGrads:
+    """One private step of a model, as a loop would take it."""
+    return (engine or Engine(model)).collect(model(x).flatten(1).square().sum(1))
+
+
+class Mix(nn.Module):
+    """Some function of the whole batch."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        return {
+            "centre": lambda: x - x.mean(0),
+            "centre, statistics detached": lambda: x - x.mean(0).detach(),
+            "batch norm by function": lambda: F.batch_norm(x, None, None, training=True),
+            "roll": lambda: x + 0.1 * x.roll(1, 0),
+            "sum up to here": lambda: x.cumsum(0),
+            "sum from here": lambda: x.flip(0).cumsum(0).flip(0),
+            "attention over the batch": lambda: torch.softmax(x @ x.t(), 1) @ x,
+            "scale by the largest": lambda: x / x.abs().max(),
+        }[self.kind]()
+
+    def extra_repr(self) -> str:
+        return self.kind
+
+
+KINDS = ["centre", "batch norm by function", "roll", "sum up to here", "sum from here", "attention over the batch"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("records", [2, 5])
+def test_mixing_inside_is_refused(kind: str, records: int) -> None:
+    model = nn.Sequential(nn.Linear(6, 6), Mix(kind), nn.Linear(6, 3))
+    with pytest.raises(UnsupportedModelError, match=r"0 mixes records.*batch statistics"):
+        step(model, torch.randn(records, 6))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixing_after_the_last_layer_is_refused(kind: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        step(nn.Sequential(nn.Linear(6, 6), Mix(kind)), torch.randn(4, 6))
+
+
+def test_mixing_by_an_extreme_value_is_refused() -> None:
+    x = torch.ones(4, 6)
+    x[2] = 9.0
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        step(nn.Sequential(nn.Linear(6, 6), Mix("scale by the largest"), nn.Linear(6, 3)), x)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "scale by the largest"])
+def test_mixing_before_the_first_layer_is_refused(kind: str) -> None:
+    """One record then moves every record's gradient, though no loss depends on another record's activations."""
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        step(nn.Sequential(Mix(kind), nn.Linear(6, 3)), torch.randn(4, 6))
+
+
+def test_mixing_in_a_frozen_beginning_is_refused() -> None:
+    beginning = nn.Sequential(nn.Linear(6, 6), Mix("centre")).requires_grad_(False)
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        step(nn.Sequential(beginning, nn.Linear(6, 3)), torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("place", ["inside", "before"])
+def test_mixing_that_gradients_do_not_show_is_refused(place: str) -> None:
+    mix = Mix("centre, statistics detached")
+    model = nn.Sequential(nn.Linear(6, 6), mix, nn.Linear(6, 3)) if place == "inside" else nn.Sequential(mix, nn.Linear(6, 3))
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        step(model, torch.randn(4, 6))
+
+
+def test_loss_that_mixes_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    engine = Engine(model)
+    output = F.normalize(model(torch.randn(4, 6)))
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        engine.collect(F.cross_entropy(output @ output.t(), torch.arange(4), reduction="none"))
+
+
+def test_model_that_passed_keeps_apart() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Dropout(0.5), nn.Linear(6, 3))
+    engine = Engine(model)
+    for _ in range(3):
+        step(model, torch.randn(4, 6), engine)
+
+
+@pytest.mark.parametrize("path", ["norm", "deep.1"])
+def test_batchnorm_is_refused_by_name_with_the_fix(path: str) -> None:
+    layers = {"norm": nn.BatchNorm1d(6)} if path == "norm" else {"deep": nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6))}
+    model = nn.Sequential()
+    for name, layer in {"first": nn.Linear(6, 6), **layers, "last": nn.Linear(6, 3)}.items():
+        model.add_module(name, layer)
+    with pytest.raises(UnsupportedModelError, match=re.escape(path) + ": BatchNorm1d") as refused:
+        Engine(model)
+    assert "replace_batchnorm(model" in str(refused.value)
+    fixed, _ = replace_batchnorm(model, "layer")
+    step(fixed, torch.randn(4, 6))
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_batchnorm_that_was_in_eval_mode_when_attached_is_refused_in_train_mode(frozen: bool) -> None:
+    beginning = nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4)).requires_grad_(not frozen)
+    model = nn.Sequential(beginning, nn.Flatten(), nn.Linear(16, 3)).eval()
+    engine = Engine(model)
+    model.train()
+    with pytest.raises(UnsupportedModelError, match=r"BatchNorm1d|mixes records"):
+        step(model, torch.randn(4, 2, 6), engine)
+
+
+def test_batchnorm_in_eval_mode_is_a_constant() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6).requires_grad_(False), nn.Linear(6, 3)).eval()
+    step(model, torch.randn(4, 6))
+
+
+class TimeFirst(nn.Module):
+    """Takes [T, B, D] and gives one row a record."""
+
+    def __init__(self, pick: str) -> None:
+        super().__init__()
+        self.first, self.last, self.pick = nn.Linear(6, 6), nn.Linear(6, 3), pick
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        h = {"mean": h.mean(0), "first": h[0], "last": h[-1]}[self.pick]
+        out: Tensor = self.last(h)
+        return out
+
+
+@pytest.mark.parametrize("pick", ["mean", "first", "last"])
+@pytest.mark.parametrize("length", [4, 5], ids=["as long as the batch", "longer"])
+def test_records_in_the_second_dimension_are_refused(length: int, pick: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="batch_first=True"):
+        step(TimeFirst(pick), torch.randn(length, 4, 6))
+
+
+@pytest.mark.parametrize("pick", ["mean", "first", "last"])
+def test_records_in_the_second_dimension_are_refused_for_one_record_too(pick: str) -> None:
+    """Else the five positions would be clipped as five records: five times the bound."""
+    with pytest.raises(UnsupportedModelError, match="batch_first=True"):
+        step(TimeFirst(pick), torch.randn(5, 1, 6))
+
+
+@pytest.mark.parametrize("length", [4, 5], ids=["as long as the batch", "longer"])
+@pytest.mark.parametrize("pick", [0, -1])
+def test_recurrence_over_the_batch_is_refused(length: int, pick: int) -> None:
+    """batch_first=False, the default, on records first: the classic mistake."""
+
+    class Wrong(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRU(6, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.cell(x)[0][:, pick]
+            return out
+
+    with pytest.raises(UnsupportedModelError, match="batch_first=True"):
+        step(Wrong(), torch.randn(4, length, 6))
+
+
+@pytest.mark.parametrize("records", [1, 4, 5])
+def test_table_that_is_looked_up_once_for_all_records_is_refused(records: int) -> None:
+    class Positions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.head = nn.Embedding(5, 6), nn.Linear(6, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head((x + self.positions(torch.arange(5))).tanh().mean(1))
+            return out
+
+    with pytest.raises(UnsupportedModelError, match="positions"):
+        step(Positions(), torch.randn(records, 5, 6))
+
+
+class Borrows(nn.Module):
+    """Uses a layer's weight without calling the layer."""
+
+    def __init__(self, strength: float = 1.0) -> None:
+        super().__init__()
+        self.table, self.inner, self.strength = nn.Embedding(9, 6), nn.Linear(6, 6), strength
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.inner(self.table(x)).tanh()
+        return self.strength * F.linear(h, self.table.weight) + h.sum(-1, keepdim=True)
+
+
+def test_weight_used_outside_its_module_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"table\.weight.*used outside the module"):
+        step(Borrows(), torch.randint(0, 9, (4, 5)))
+
+
+@pytest.mark.parametrize("strength", [0.0, 1e-6])
+def test_faint_use_outside_its_module_is_refused_too(strength: float) -> None:
+    """A gate that starts at (or near) zero hides the use in the first sum; the graph shows it by the second batch."""
+    model = Borrows(strength)
+    engine = Engine(model)
+    with pytest.raises(UnsupportedModelError, match=r"table\.weight"):
+        for _ in range(2):
+            step(model, torch.randint(0, 9, (4, 5)), engine)
+
+
+def test_weight_decay_in_the_loss_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    engine = Engine(model)
+    losses = model(torch.randn(4, 6)).square().sum(1) + model[0].weight.square().sum()
+    with pytest.raises(UnsupportedModelError, match=r"0\.weight"):
+        engine.collect(losses)
+
+
+@pytest.mark.parametrize("records", [1, 4])
+def test_parameter_outside_the_model_is_refused(records: int) -> None:
+    model, outside = nn.Linear(6, 3), nn.Linear(6, 6)
+    engine = Engine(model)
+    with pytest.raises(UnsupportedModelError, match=r"\(6,\)|\(6, 6\)"):
+        engine.collect(model(outside(torch.randn(records, 6))).square().sum(1))
+    assert outside.weight.grad is None
+    outside.requires_grad_(False)
+    engine.collect(model(outside(torch.randn(records, 6))).square().sum(1))
+
+
+def test_parameter_that_is_unfrozen_later_is_refused() -> None:
+    """The engine does not know it: its gradient would go to the optimizer without noise."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    model[0].requires_grad_(False)
+    engine = Engine(model)
+    step(model, torch.randn(4, 6), engine)
+    model[0].requires_grad_(True)
+    with pytest.raises(UnsupportedModelError, match=r"0\.weight"):
+        step(model, torch.randn(4, 6), engine)
+
+
+def test_instance_norm_that_uses_stored_statistics_computes_what_it_should() -> None:
+    model = nn.Sequential(nn.InstanceNorm1d(4, affine=True, track_running_stats=True)).eval()
+    x = 3 * torch.randn(4, 4, 6) + 1
+    plain = model(x).detach()
+    Engine(model)
+    torch.testing.assert_close(model(x).detach(), plain)
+
+
+def test_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="no trainable parameter"):
+        Engine(nn.Linear(2, 2).requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("reduce", "hint"),
+    [
+        (lambda losses: losses.mean(), "reduction='none'"),
+        (lambda losses: losses, "one value per record"),
+        (lambda losses: losses.sum(1).detach(), "gradients enabled"),
+    ],
+    ids=["scalar", "two dimensions", "without gradient"],
+)
+def test_loss_of_the_wrong_kind(reduce: object, hint: str) -> None:
+    model = nn.Linear(6, 3)
+    engine = Engine(model)
+    with pytest.raises(ConfigError, match="^loss = ") as refused:
+        engine.collect(reduce(model(torch.randn(4, 6)).square()))  # type: ignore[operator]
+    assert hint in str(refused.value)
+    step(model, torch.randn(4, 6), engine)
+
+
+def test_loss_that_does_not_reach_the_model_is_refused() -> None:
+    """Made by another model, or before the engine was attached: there would be nothing to clip and nothing to learn."""
+    model = nn.Linear(6, 3)
+    early = model(torch.randn(4, 6)).square().sum(1)
+    engine = Engine(model)
+    with pytest.raises(UnsupportedModelError, match="weight"):
+        engine.collect(early)
+
+
+def test_refusal_leaves_nothing_in_grad() -> None:
+    model = Borrows()
+    with pytest.raises(UnsupportedModelError):
+        step(model, torch.randint(0, 9, (4, 5)))
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_first_batch_that_cannot_tell_is_followed_by_one_that_can() -> None:
+    """NaN in the first batch proves nothing; the model is judged by the next."""
+    model = Borrows()
+    engine = Engine(model)
+    x = torch.randint(0, 9, (4, 5))
+    spoiled = model(x).flatten(1).square().sum(1) * torch.tensor([1.0, float("nan"), 1.0, 1.0])
+    try:
+        engine.collect(spoiled)
+    except UnsupportedModelError:
+        return
+    with pytest.raises(UnsupportedModelError, match=r"table\.weight"):
+        step(model, x, engine)
