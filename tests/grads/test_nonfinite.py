@@ -30,13 +30,25 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)), (6,)),
     "linear on sequences, kept": (lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True)), (9, 6)),
     "linear on sequences, factors": (lambda: nn.Sequential(nn.Linear(6, 40), nn.Linear(40, 30)), (2, 6)),
-    "convolution, kept": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 2)), (3, 6, 6)),
+    "convolution, kept": (
+        lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(inplace=True), nn.Conv2d(4, 2, 2)),
+        (3, 6, 6),
+    ),
     "convolution, depthwise": (lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Tanh()), (3, 6, 6)),
     "convolution, ghost": (lambda: nn.Sequential(nn.Conv2d(32, 48, 3, padding=1), nn.Tanh()), (32, 3, 3)),
     "convolution, in pieces": (lambda: nn.Sequential(nn.Conv2d(12, 12, 5, padding=2), nn.Tanh()), (12, 4, 4)),
-    "group norm": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)), (3, 6)),
-    "instance norm": (lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Sigmoid()), (3, 6)),
-    "layer norm": (lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh(), nn.RMSNorm(6), nn.Sigmoid()), (5, 6)),
+    "group norm": (
+        lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)),
+        (3, 6),
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.InstanceNorm1d(4, affine=True), nn.Sigmoid()),
+        (3, 6),
+    ),
+    "layer norm": (
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh(), nn.RMSNorm(6), nn.Sigmoid()),
+        (5, 6),
+    ),
     "attention": (lambda: nn.Sequential(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True)), (5, 6)),
 }
 EMBEDDINGS: dict[str, Callable[[], nn.Module]] = {
@@ -57,7 +69,7 @@ def others_are_untouched(model: nn.Module, good: Tensor, spoiled: Tensor, scale:
         found = engine.collect(model(spoiled).flatten(1).square().sum(1) * scale)
         norms, expected = flat_norms(found), flat_norms(clean)
         assert found.nonfinite == len(bad)
-        assert (norms[bad] == 0).all()
+        assert (norms[bad] < 1e-12).all()
         near(norms[rest], expected[rest])
         weights = (1 / (1 + expected)).unsqueeze(1)
         total, sure = found.weighted_sum(weights, groups), clean.weighted_sum(weights * kept.unsqueeze(1), groups)
@@ -109,7 +121,9 @@ def test_loss(name: str, value: float, dtype: torch.dtype) -> None:
     others_are_untouched(make().to(dtype), good, good, scale, [0])
 
 
-@pytest.mark.parametrize("name", ["linear", "linear on sequences, kept", "linear on sequences, factors", "convolution, kept"])
+@pytest.mark.parametrize(
+    "name", ["linear", "linear on sequences, kept", "linear on sequences, factors", "convolution, kept"]
+)
 def test_overflow(name: str) -> None:
     make, record = MODELS[name]
     good = torch.randn(5, *record)
@@ -125,7 +139,7 @@ def test_all_records() -> None:
     norms = flat_norms(grads)
     total = grads.weighted_sum(torch.ones(4, 1), [0] * grads.layers)
     assert grads.nonfinite == 4
-    assert (norms == 0).all()
+    assert (norms < 1e-12).all()
     assert all((g == 0).all() for g in total.values())
 
 
@@ -139,5 +153,5 @@ def test_one_layer_of_a_record_by_layer() -> None:
         grads = engine.collect(losses * torch.tensor([1.0, 1e38, 1.0]))
         norms = grads.norms([0, 1])
         assert grads.nonfinite == 1
-        assert (norms[1] == 0).all()
+        assert (norms[1] < 1e-12).all()
         assert (norms[[0, 2]] > 0).all()

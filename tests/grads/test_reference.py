@@ -13,9 +13,7 @@ from .oracle import squared_error, trained
 
 @pytest.mark.parametrize("batched", [True, False])
 def test_is_one_backward_pass_a_record(batched: bool) -> None:
-    model = trained(
-        nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
-    )
+    model = trained(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)))
     model[1].bias.requires_grad_(False)
     x, y = torch.randn(3, 2, 4, 4).double(), torch.randn(3, 3).double()
     found = per_record_gradients(model, squared_error, x, y, batched=batched)

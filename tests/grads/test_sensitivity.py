@@ -34,10 +34,7 @@ class Clipped:
 
     def __call__(self, x: Tensor, slopes: Tensor) -> Tensor:
         """Records `x` with losses ⟨slopes, output⟩, whose gradient with respect to the output is `slopes`."""
-        if len(x) == 0:
-            grads = self.engine.empty()
-        else:
-            grads = self.engine.collect((self.model(x) * slopes).flatten(1).sum(1))
+        grads = self.engine.collect((self.model(x) * slopes).flatten(1).sum(1)) if len(x) else self.engine.empty()
         weights = self.rule.weights(grads.norms(self.groups))
         total = grads.weighted_sum(weights, self.groups)
         return torch.cat([g.flatten() for g in total.values()]).double()
@@ -97,7 +94,7 @@ exponents = st.floats(-20, 20)
 
 @pytest.mark.parametrize("kind", RULES)
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_one_record_moves_the_sum_by_at_most_l2(name: str, kind: str, data: st.DataObject) -> None:
     make, record = MODELS[name]
@@ -119,12 +116,18 @@ def test_one_record_moves_the_sum_by_at_most_l2(name: str, kind: str, data: st.D
 
 
 @pytest.mark.parametrize("kind", RULES)
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(max_examples=8, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_through_a_network(kind: str, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**31)))
     network = nn.Sequential(
-        nn.Conv1d(3, 6, 3), nn.GroupNorm(2, 6), nn.Tanh(), nn.Flatten(), nn.Linear(24, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        nn.Conv1d(3, 6, 3),
+        nn.GroupNorm(2, 6),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(24, 8),
+        nn.LayerNorm(8),
+        nn.Linear(8, 3),
     )
     clipped = Clipped(network, RULES[kind](0.7), (3, 6))
     slopes = torch.randn(4, 3) * torch.tensor([10.0 ** data.draw(exponents) for _ in range(4)]).unsqueeze(1)
@@ -148,8 +151,12 @@ def repeated(shape: tuple[int, ...], dim: int, rest: float) -> Tensor:
 
 @pytest.mark.parametrize("rest", [0.0, 1e-7, 1e-6, 1e-4])
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e6])
-@pytest.mark.parametrize(("length", "inputs", "outputs"), [(2, 40, 40), (2, 300, 300), (8, 64, 64), (64, 6, 6), (32, 200, 3)])
-def test_cancelling_positions_of_a_linear_layer(length: int, inputs: int, outputs: int, size: float, rest: float) -> None:
+@pytest.mark.parametrize(
+    ("length", "inputs", "outputs"), [(2, 40, 40), (2, 300, 300), (8, 64, 64), (64, 6, 6), (32, 200, 3)]
+)
+def test_cancelling_positions_of_a_linear_layer(
+    length: int, inputs: int, outputs: int, size: float, rest: float
+) -> None:
     clipped = Clipped(nn.Linear(inputs, outputs, bias=False), Flat(bound=0.01), (length, inputs))
     x = repeated((6, length, inputs), 1, rest)
     assert max(clipped.moves(x, cancelling((6, length, outputs), 1, size, rest))) <= 0.01 * SLACK
@@ -214,7 +221,7 @@ def test_factors_one_tiny_and_one_huge(kind: str) -> None:
         assert float(clipped(x, slopes).norm()) <= 0.01 * SLACK
 
 
-@pytest.mark.parametrize("parameters", [2**17, 2**20, 3 * 2**20])
+@pytest.mark.parametrize("parameters", [2**17, 2**20])
 @pytest.mark.parametrize("way", ["factors", "kept"])
 def test_norm_of_many_equal_numbers(way: str, parameters: int) -> None:
     """Summed one after the other in float32, a million equal squares lose enough for the bound to be passed."""

@@ -134,7 +134,12 @@ class Siamese(nn.Module):
     ("tower", "record"),
     [
         (nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 3)), (2, 6)),
-        (nn.Sequential(nn.Conv1d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3)), (2, 3, 6)),
+        (
+            nn.Sequential(
+                nn.Conv1d(3, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(16, 3)
+            ),
+            (2, 3, 6),
+        ),
         (nn.Sequential(nn.Linear(6, 8), nn.PReLU(), nn.LayerNorm(8)), (2, 5, 6)),
     ],
     ids=["linear", "convolution", "norm"],

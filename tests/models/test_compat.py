@@ -50,9 +50,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 8, 3, padding=1)
-        self.blocks = nn.Sequential(
-            nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(inplace=True)), nn.Conv2d(8, 8, 3)
-        )
+        self.blocks = nn.Sequential(nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(inplace=True)), nn.Conv2d(8, 8, 3))
         self.heads = nn.ModuleDict({"bn": nn.BatchNorm1d(8), "fc": nn.Linear(8, 2)})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -116,9 +114,7 @@ def test_one_channel_without_a_map_is_refused(choice: Choice, kind: type[_BatchN
 @pytest.mark.parametrize("choice", CHOICES)
 def test_named_choices_keep_parameters_flags_dtype(choice: Choice) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3), trained(nn.BatchNorm2d(8, eps=1e-3)), nn.BatchNorm2d(8)
-    ).double()
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), trained(nn.BatchNorm2d(8, eps=1e-3)), nn.BatchNorm2d(8)).double()
     model[1].eval()
     model[1].weight.requires_grad_(False)
     new, _ = replace_batchnorm(model, choice)
@@ -257,16 +253,12 @@ class TestOwnFunction:
 
     def test_returning_the_old_layer_keeps_it(self) -> None:
         model = nn.Sequential(nn.BatchNorm2d(6), nn.BatchNorm2d(8))
-        new, changes = replace_batchnorm(
-            model, lambda layer: layer if layer.num_features == 6 else nn.Identity()
-        )
+        new, changes = replace_batchnorm(model, lambda layer: layer if layer.num_features == 6 else nn.Identity())
         assert [change.path for change in changes] == ["1"]
         assert isinstance(new[0], nn.BatchNorm2d)  # type: ignore[index]
 
     def test_several_layers_in_one_stay_one_line(self) -> None:
-        _, changes = replace_batchnorm(
-            nn.BatchNorm2d(4), lambda layer: nn.Sequential(nn.GroupNorm(1, 4), nn.ReLU())
-        )
+        _, changes = replace_batchnorm(nn.BatchNorm2d(4), lambda layer: nn.Sequential(nn.GroupNorm(1, 4), nn.ReLU()))
         assert "\n" not in str(changes[0])
 
     def test_must_return_a_module(self) -> None:

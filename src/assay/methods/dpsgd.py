@@ -28,7 +28,7 @@ class DPSGD:
 
     name: str = "dpsgd"
     summary: str = "DP-SGD: clip each record's gradient, add Gaussian noise to the sum (Abadi et al. 2016)"
-    soundness: str = "sound as published"
+    soundness: str = "sound"
     optimizer: str = "sgd"
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:

@@ -66,11 +66,8 @@ class Ledger:
         if not (repeat and self._segments):
             self._segments.append(_Segment(0, ComposedDpEvent([])))
         self._cost = cost
-        if wanted <= 0:
-            self._cleared = 0
-        elif self.ceiling is None or self._with(cost(wanted)) <= self.ceiling:
-            self._cleared = wanted
-        else:
+        self._cleared = max(0, wanted)
+        if self._cleared and self.ceiling is not None and self._with(cost(wanted)) > self.ceiling:
             self._cleared = most_steps(lambda n: self._with(cost(n)), self.ceiling, limit=wanted)
         return self._cleared
 
@@ -106,8 +103,13 @@ class Ledger:
         return ComposedDpEvent([s.event for s in self._segments])
 
     def epsilon(self) -> float:
-        """The verified ε of everything charged so far."""
-        return epsilon(self.event(), self.delta, self.adjacency)
+        """The verified ε of everything charged so far.
+
+        Fewer steps never cost more, but two bounds computed apart may differ by half a percent either way: the bound that
+        cleared the segment holds for every shorter one too.
+        """
+        spent = epsilon(self.event(), self.delta, self.adjacency)
+        return min(spent, self._with(self._cost(self._cleared))) if self._cleared else spent
 
     def _with(self, current: DpEvent) -> float:
         earlier = [s.event for s in self._segments[:-1]]
@@ -146,7 +148,20 @@ class Ledger:
         if parsed[0] != self._header:
             raise LedgerError(f"{path} belongs to another run: it says {parsed[0]}, expected {self._header}")
         for entry in parsed[1:]:
-            segment = entry["segment"]
+            segment, steps, event = self._entry(path, entry)
             while len(self._segments) <= segment:
                 self._segments.append(_Segment(0, ComposedDpEvent([])))
-            self._segments[segment] = _Segment(int(entry["steps"]), events.from_json(entry["event"]))
+            self._segments[segment] = _Segment(steps, event)
+
+    def _entry(self, path: Path, entry: dict[str, Any]) -> tuple[int, int, DpEvent]:
+        try:
+            segment, steps, event = int(entry["segment"]), int(entry["steps"]), events.from_json(entry["event"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerError(
+                f"{path} is damaged: {entry} is not an entry ({error}); without it ε is not known"
+            ) from error
+        if not 0 <= segment <= len(self._segments) or steps < 0:
+            raise LedgerError(
+                f"{path} is damaged: segment {segment} with {steps} steps cannot follow what is before it"
+            )
+        return segment, steps, event

@@ -48,7 +48,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "",
         "## How ε was obtained",
         "",
-        f"- Method: {plan.method.summary}. The published form is {plan.method.soundness}.",
+        f"- Method: {plan.method.summary}. As published it is: {plan.method.soundness}.",
         f"- Each record's gradient is bounded ({record['clip']}"
         + (f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else "")
         + f"); one record moves a step's sum by at most {plan.chain().l2:g}.",

@@ -1,0 +1,200 @@
+"""The commands as a user types them."""
+
+import json
+import math
+
+import pytest
+
+TRAIN = ("train", "--data", "digits", "--model", "logistic", "--epochs", 2, "--batch-size", 128, "--lr", 0.5)
+
+
+def test_epsilon_of_a_known_run(assay):
+    code, out, _ = assay(
+        "epsilon",
+        "--noise-multiplier",
+        12,
+        "--records",
+        50000,
+        "--batch-size",
+        128,
+        "--steps",
+        19531,
+        "--delta",
+        1e-5,
+        "--json",
+    )
+    facts = json.loads(out)
+    assert code == 0
+    assert {"claimed", "verified", "delta", "noise_multiplier", "steps", "sampling_rate"} <= set(facts)
+    # dp_accounting 0.6 at a discretisation of 1e-5: PLD 0.0912, RDP 0.1018
+    assert facts["verified"] == pytest.approx(0.0912, rel=0.01)
+    assert facts["claimed"] == pytest.approx(0.1018, rel=0.01)
+    assert facts["sampling_rate"] == 128 / 50000
+
+
+def test_epsilon_by_epochs_and_without_noise(assay):
+    _, out, _ = assay(
+        "epsilon", "--noise-multiplier", 0, "--records", 1000, "--batch-size", 100, "--epochs", 2, "--json"
+    )
+    assert json.loads(out)["verified"] == "inf"
+    assert json.loads(out)["steps"] == 20
+
+
+def test_calibrate_finds_the_noise(assay):
+    code, out, _ = assay("calibrate", "--records", 60000, "--batch-size", 512, "--epochs", 20, "--epsilon", 1, "--json")
+    facts = json.loads(out)
+    assert code == 0
+    assert 0.99 <= facts["verified"] <= 1
+    assert facts["steps"] == 2344
+
+
+def test_calibrate_in_words(assay):
+    code, out, _ = assay(
+        "calibrate", "--records", 60000, "--batch-size", 512, "--noise-multiplier", 1.5, "--epsilon", 1
+    )
+    assert code == 0
+    assert "ε verified" in out
+    assert "ε claimed" in out
+    assert "steps" in out
+
+
+def test_train_writes_a_run_and_show_reads_it(assay, tmp_path):
+    out = tmp_path / "runs/a"
+    code, text, progress = assay(*TRAIN, "--epsilon", 2, "--out", out)
+    assert code == 0
+    assert "test accuracy" in text
+    assert str(out / "statement.md") in text
+    assert progress.count("\n") == 2, "a line an epoch where there is no terminal"
+    assert "ε" in progress
+    code, text, _ = assay("show", out)
+    assert code == 0
+    assert text.startswith("# Privacy statement: dpsgd on digits")
+    record = json.loads((out / "record.json").read_text())
+    assert record["data"] == "digits"
+    assert record["model"] == "logistic"
+    assert 1.98 <= record["epsilon"]["verified"] <= 2
+
+
+def test_train_prints_the_record_as_json(assay, tmp_path):
+    code, text, _ = assay(*TRAIN, "--epsilon", 2, "--out", tmp_path / "a", "--json", "--method", "dpadam", "--lr", 0.01)
+    assert code == 0
+    record = json.loads(text)
+    assert record == json.loads((tmp_path / "a/record.json").read_text())
+    assert record["method"] == "dpadam"
+    assert record["training"]["optimizer"]["name"] == "adam"
+
+
+def test_the_same_seed_trains_the_same_model(assay, tmp_path):
+    for name in "ab":
+        assert assay(*TRAIN, "--noise-multiplier", 2, "--seed", 3, "--out", tmp_path / name)[0] == 0
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert "Reproducible, not private" in (tmp_path / "a/statement.md").read_text()
+
+
+def test_the_budget_can_end_a_run_early(assay, tmp_path):
+    code, _, err = assay(*TRAIN, "--noise-multiplier", 1, "--epsilon", 1, "--out", tmp_path / "a")
+    assert code == 3
+    assert "budget" in err
+    record = json.loads((tmp_path / "a/record.json").read_text())
+    assert record["status"] == "budget-spent"
+    assert record["epsilon"]["verified"] <= 1
+    code, _, err = assay("resume", tmp_path / "a")
+    assert code == 3, "and it cannot be gone on with"
+
+
+@pytest.mark.parametrize("clip", ["0.3", "per-layer:1", "auto:1", "adaptive:0.5:quantile=0.6"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle"])
+def test_every_clipping_rule_trains(assay, tmp_path, clip, sampling):
+    code, _, _ = assay(*TRAIN, "--noise-multiplier", 3, "--clip", clip, "--sampling", sampling, "--out", tmp_path / "a")
+    assert code == 0
+
+
+def test_fixed_size_batches_under_replace_one(assay, tmp_path):
+    code, _, _ = assay(
+        *TRAIN,
+        "--noise-multiplier",
+        3,
+        "--sampling",
+        "without-replacement",
+        "--adjacency",
+        "replace-one",
+        "--out",
+        tmp_path / "a",
+    )
+    assert code == 0
+    record = json.loads((tmp_path / "a/record.json").read_text())
+    assert record["epsilon"]["adjacency"] == "replace-one"
+    assert math.isfinite(record["epsilon"]["verified"])
+
+
+def test_options_that_change_how_but_not_what(assay, tmp_path):
+    common = (*TRAIN, "--noise-multiplier", 2, "--seed", 3)
+    assert assay(*common, "--out", tmp_path / "a")[0] == 0
+    assert assay(*common, "--max-physical-batch", 50, "--out", tmp_path / "b")[0] == 0
+    a, b = (json.loads((tmp_path / n / "record.json").read_text()) for n in "ab")
+    assert a["epsilon"] == b["epsilon"]
+    assert a["result"]["test_loss"] == pytest.approx(b["result"]["test_loss"], rel=1e-4)
+    assert (
+        assay(
+            *TRAIN, "--noise-multiplier", 2, "--secure-rng", "--ema", 0.9, "--micro-batch", 4, "--out", tmp_path / "c"
+        )[0]
+        == 0
+    )
+
+
+def test_lists(assay):
+    assert "dpsgd" in assay("methods")[1]
+    models = assay("models")[1]
+    assert all(
+        name in models for name in ["logistic", "mnist-cnn", "lenet5", "model3", "alexnet", "resnet20", "resnet18", "densenet40", "mlp"]
+    )
+    data = assay("data")[1]
+    assert all(name in data for name in ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "adult"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("train",), "--out"),
+        ((*TRAIN, "--epsilon", -1, "--out", "x"), "epsilon = -1.0 is not accepted"),
+        ((*TRAIN, "--delta", 2, "--out", "x"), "delta = 2.0 is not accepted"),
+        ((*TRAIN, "--method", "dpsdg", "--out", "x"), "method = 'dpsdg' is not accepted: one of"),
+        ((*TRAIN, "--clip", "hard:1", "--out", "x"), "clip = 'hard:1' is not accepted"),
+        ((*TRAIN, "--batch-size", 1e6, "--out", "x"), "at most the number of records, 1437"),
+        ((*TRAIN, "--optimizer", "lion", "--out", "x"), "optimizer = 'lion' is not accepted: one of sgd, adam, adamw"),
+        ((*TRAIN, "--sampling", "bootstrap", "--out", "x"), "sampling = 'bootstrap' is not accepted"),
+        ((*TRAIN, "--device", "abacus", "--out", "x"), "device = 'abacus' is not accepted"),
+        (("train", "--data", "digits", "--model", "resnet200", "--out", "x"), "model = 'resnet200' is not accepted"),
+        (("train", "--data", "digit", "--out", "x"), "data = 'digit' is not accepted"),
+        (("train", "--data", "nowhere.npz", "--out", "x"), "nowhere.npz"),
+        (("epsilon", "--noise-multiplier", 1, "--records", 10, "--batch-size", 5), "--steps or --epochs"),
+        (("calibrate", "--records", 10, "--epsilon", 1), "exactly one"),
+        (("show", "nowhere"), "run = 'nowhere' is not accepted"),
+        (("resume", "nowhere"), "run = 'nowhere' is not accepted"),
+        (("data", "get", "imagenet"), "imagenet"),
+        (("fly",), "fly"),
+    ],
+)
+def test_bad_usage_is_told_and_ends_with_2(assay, tmp_path, monkeypatch, arguments, told):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = assay(*arguments)
+    assert code == 2, err
+    assert told in err
+    assert not (tmp_path / "x").exists(), "nothing is written before the settings are known to be good"
+
+
+def test_a_missing_data_set_says_how_to_get_it(assay, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASSAY_DATA", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    code, _, err = assay("train", "--data", "cifar100", "--model", "resnet20", "--out", tmp_path / "x")
+    assert code == 1
+    assert "assay data get cifar100" in err
+    assert not (tmp_path / "x").exists()
+
+
+def test_an_earlier_run_is_not_overwritten_unasked(assay, tmp_path):
+    assert assay(*TRAIN, "--noise-multiplier", 2, "--out", tmp_path / "a")[0] == 0
+    code, _, err = assay(*TRAIN, "--noise-multiplier", 2, "--out", tmp_path / "a")
+    assert code == 2
+    assert "--force" in err
+    assert assay(*TRAIN, "--noise-multiplier", 2, "--out", tmp_path / "a", "--force")[0] == 0

@@ -1,0 +1,96 @@
+"""kill -9 at any moment: what was finished is kept, what was spent is shown, and a seeded run ends to the bit where it would have."""
+
+import json
+import signal
+import time
+
+import pytest
+
+TRAIN = (
+    "train",
+    "--data",
+    "digits",
+    "--model",
+    "mlp",
+    "--epochs",
+    30,
+    "--batch-size",
+    256,
+    "--epsilon",
+    4,
+    "--lr",
+    0.5,
+)
+
+
+def wait_for(condition, child, seconds=90):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def ledger_steps(path):
+    entries = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    last = {e["segment"]: e["steps"] for e in entries}
+    return sum(last.values())
+
+
+def finish(process, run):
+    child = process("resume", run, "--json")
+    out, err = child.communicate(timeout=120)
+    return child.returncode, out, err
+
+
+@pytest.mark.parametrize("moment", ["before the first checkpoint", "later"])
+def test_a_seeded_run_ends_bitwise_where_an_uninterrupted_one_ends(process, tmp_path, moment):
+    whole = process(*TRAIN, "--seed", 6, "--out", "whole")
+    cut = process(*TRAIN, "--seed", 6, "--out", "cut")
+    if moment == "later":
+        wait_for((tmp_path / "cut/checkpoint.safetensors").exists, cut)
+        time.sleep(0.05)
+    else:
+        ledger = tmp_path / "cut/ledger.jsonl"
+        wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 1, cut)
+    cut.send_signal(signal.SIGKILL)
+    cut.wait()
+    assert (tmp_path / "cut/UNFINISHED.txt").exists()
+    assert whole.wait(timeout=120) == 0
+    code, out, err = finish(process, "cut")
+    assert code == 0, err
+    assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
+    a, b = (json.loads((tmp_path / n / "record.json").read_text()) for n in ("whole", "cut"))
+    assert a["epsilon"] == b["epsilon"]
+    assert a["history"] == b["history"]
+    assert json.loads(out) == b
+    assert not (tmp_path / "cut/UNFINISHED.txt").exists()
+
+
+def test_an_unseeded_run_keeps_its_ceiling_and_pays_for_what_was_lost(process, tmp_path):
+    child = process(*TRAIN, "--out", "run")
+    wait_for((tmp_path / "run/checkpoint.safetensors").exists, child)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    charged = ledger_steps(tmp_path / "run/ledger.jsonl")
+    shown = process("show", "run").communicate(timeout=60)[0]
+    assert "unfinished" in shown
+    assert "assay resume run" in shown
+    assert f"{charged} of " in shown
+    code, out, err = finish(process, "run")
+    assert code in (0, 3), err
+    record = json.loads(out)
+    assert record["epsilon"]["verified"] <= 4
+    assert record["steps_charged"] >= record["steps"]
+    if record["steps_charged"] > record["steps"]:
+        assert record["status"] == "budget-spent"
+        assert code == 3
+
+
+def test_sigterm_stops_in_order(process, tmp_path):
+    child = process(*TRAIN, "--epochs", 300, "--out", "run")
+    wait_for((tmp_path / "run/checkpoint.safetensors").exists, child)
+    child.send_signal(signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "assay resume run" in err

@@ -1,0 +1,30 @@
+"""The public names: few, documented, and all there."""
+
+import inspect
+
+import assay
+
+
+def test_the_public_names_are_exactly_these():
+    assert assay.__all__ == [
+        "Adjacency",
+        "AssayError",
+        "BudgetSpentError",
+        "ConfigError",
+        "DataError",
+        "Optimizer",
+        "Plan",
+        "PrivateStep",
+        "Result",
+        "Training",
+        "UnsupportedModelError",
+        "fit",
+        "resume",
+    ]
+
+
+def test_every_public_name_exists_and_is_documented():
+    for name in assay.__all__:
+        thing = getattr(assay, name)
+        assert inspect.getdoc(thing), name
+        assert thing.__module__.startswith("assay"), name

@@ -1,0 +1,237 @@
+"""The private step: what it writes into .grad, what it charges, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset, TensorDataset
+
+from assay import BudgetSpentError, ConfigError, Plan, PrivateStep
+from assay.errors import AssayError
+from assay.grads.clip import AdaptiveQuantile, Flat, PerLayer
+from assay.privacy.rng import OsSeeded, Secure, Seeded
+from assay.step import MeanLoss
+
+
+def losses_of(model: nn.Module, batch) -> torch.Tensor:
+    x, y = batch
+    return F.cross_entropy(model(x), y, reduction="none")
+
+
+def gradient(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def run(model, plan, records, **how) -> list[torch.Tensor]:
+    """Gradients of every step, the parameters staying where they are."""
+    step = PrivateStep(model, plan, **how)
+    seen = [gradient(model).clone() for batch in step.batches(records) if step.backward(losses_of(model, batch))]
+    step.close()
+    return seen
+
+
+def test_without_noise_the_gradient_is_the_clipped_sum_over_the_expected_size(model, records):
+    plan = Plan(records=120, batch_size=20, steps=3, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=0.5))
+    seeded = Seeded(1)
+    got = run(model, plan, records, randomness=seeded)
+    for step, value in enumerate(got):
+        index = plan.sampler.draw(step, seeded)
+        expected = torch.zeros_like(value)
+        for i in index:
+            loss = F.cross_entropy(model(records[i][0][None]), records[i][1][None])
+            g = torch.cat([v.flatten() for v in torch.autograd.grad(loss, list(model.parameters()))])
+            expected += g * min(1.0, 0.5 / float(g.norm()))
+        torch.testing.assert_close(value, expected / 20, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("clip", [Flat(bound=0.5), PerLayer(bound=1.0), AdaptiveQuantile(bound=0.7)])
+@pytest.mark.parametrize("micro", [1, 3])
+def test_virtual_batches_give_the_same_gradient(model, records, clip, micro):
+    if micro > 1 and isinstance(clip, AdaptiveQuantile):
+        pytest.skip("adaptive clipping is not offered with micro-batches")
+    plan = Plan(records=120, batch_size=30, steps=4, noise_multiplier=1.0, delta=1e-3, clip=clip, micro_batch=micro)
+    whole = run(model, plan, records, randomness=Seeded(9))
+    parts = run(model, plan, records, randomness=Seeded(9), max_physical_batch=7)
+    assert len(whole) == len(parts) == 4
+    for a, b in zip(whole, parts, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_grad_is_none_until_the_last_part_of_a_batch(model, records, plan):
+    step = PrivateStep(model, plan, randomness=Seeded(2), max_physical_batch=4)
+    done = [
+        step.backward(losses_of(model, batch)) or [p.grad for p in model.parameters()]
+        for batch in step.batches(records, 2)
+    ]
+    assert done.count(True) == 2
+    assert all(all(g is None for g in entry) for entry in done if entry is not True)
+
+
+def test_empty_and_single_record_batches_are_ordinary_steps(model, records):
+    plan = Plan(records=120, batch_size=0.4, steps=60, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0))
+    randomness = Seeded(4)
+    sizes = {len(plan.sampler.draw(step, randomness)) for step in range(60)}
+    assert {0, 1} <= sizes
+    step = PrivateStep(model, plan, randomness=randomness)
+    for batch in step.batches(records):
+        assert step.backward(losses_of(model, batch))
+        assert bool((gradient(model) != 0).all()), "an empty batch gets its noise too"
+    assert step.taken == 60
+    assert step.ledger.charged >= 60
+
+
+def test_noise_has_the_promised_size_in_every_direction(records):
+    """Empirical covariance of the noise over many steps; a chi-square bound with false-alarm rate below 1e-6."""
+    model = nn.Linear(4, 3)
+    steps, sigma, bound, size = 4000, 1.7, 0.3, 20
+    plan = Plan(records=120, batch_size=size, steps=steps, noise_multiplier=sigma, delta=1e-3, clip=Flat(bound=bound))
+    step = PrivateStep(model, plan, randomness=Seeded(8))
+    seen = []
+    for _ in step.batches(TensorDataset(torch.zeros(120, 4), torch.zeros(120))):
+        # a loss without gradient: what is left is noise
+        assert step.backward((0.0 * model(torch.zeros(step._drawn, 4))).sum(1))
+        seen.append(gradient(model).clone())
+    noise = torch.stack(seen).double() * size / (sigma * bound)
+    eigenvalues = torch.linalg.eigvalsh(noise.T @ noise / steps)
+    # Extreme eigenvalues of a white Wishart matrix: sqrt(λ) within 1 ± (sqrt(d/n) + t/sqrt(n)) with probability 1 - 2exp(-t²/2); t = 5.5.
+    spread = math.sqrt(noise.shape[1] / steps) + 5.5 / math.sqrt(steps)
+    assert float(eigenvalues.min()) > (1 - spread) ** 2
+    assert float(eigenvalues.max()) < (1 + spread) ** 2
+
+
+def test_side_queries_take_their_share_from_the_gradient(model, records, plan):
+    meter = MeanLoss(share=0.25)
+    step = PrivateStep(model, plan, side=[meter])
+    assert step.chain.noise.multiplier == pytest.approx(plan.noise_multiplier / math.sqrt(0.75))
+    for batch in step.batches(records):
+        step.backward(losses_of(model, batch))
+    assert step.taken == plan.steps, "gradient and loss together cost what the plan charges"
+    assert 0 < meter.value < 5
+
+
+def test_the_released_loss_is_close_to_the_true_one_and_not_equal(model, records):
+    plan = Plan(records=120, batch_size=60, steps=300, noise_multiplier=1.0, delta=1e-3)
+    meter = MeanLoss()
+    step = PrivateStep(model, plan, side=[meter], randomness=Seeded(1))
+    for batch in step.batches(records):
+        step.backward(losses_of(model, batch))
+    with torch.no_grad():
+        true = float(losses_of(model, records[:]).mean())
+    # noise of the average: 20 · 5 / 60 / sqrt(300) ≈ 0.1, sampling less; five standard deviations
+    assert abs(meter.value - true) < 0.6
+    assert meter.value != true
+
+
+def test_adaptive_clipping_follows_the_quantile(model, records):
+    plan = Plan(
+        records=120, batch_size=60, steps=200, noise_multiplier=0.5, delta=1e-3, clip=AdaptiveQuantile(bound=50.0)
+    )
+    step = PrivateStep(model, plan, randomness=Seeded(1))
+    for batch in step.batches(records):
+        step.backward(losses_of(model, batch))
+    assert step.chain.clip.bound < 5.0, "half of the norms are far below 50"
+
+
+def test_the_budget_is_a_hard_ceiling(model, records):
+    plan = Plan(records=120, batch_size=20, steps=500, noise_multiplier=1.0, delta=1e-3, epsilon_limit=2.0)
+    step = PrivateStep(model, plan)
+    taken = sum(step.backward(losses_of(model, batch)) for batch in step.batches(records))
+    assert 0 < taken < 500
+    assert step.epsilon() <= 2.0 < plan.epsilon(steps=taken + 1)
+    step._drawn = 20
+    with pytest.raises(BudgetSpentError, match=r"the budget is spent after \d+ steps"):
+        step.backward(losses_of(model, records[:20]))
+    assert list(step.batches(records)) == []
+
+
+def test_losses_must_belong_to_the_batch_drawn(model, records, plan):
+    step = PrivateStep(model, plan)
+    with pytest.raises(ConfigError, match="plan's sampler drew"):
+        step.backward(losses_of(model, records[:20]))
+    batches = step.batches(records)
+    x, y = next(batches)
+    with pytest.raises(ConfigError, match="one for each of the"):
+        step.backward(losses_of(model, (x.repeat(2, 1), y.repeat(2))))
+
+
+def test_every_batch_needs_its_step(model, records, plan):
+    step = PrivateStep(model, plan)
+    batches = step.batches(records)
+    next(batches)
+    with pytest.raises(AssayError, match="backward"):
+        next(batches)
+
+
+def test_the_data_must_be_what_the_plan_was_made_for(model, records, plan):
+    step = PrivateStep(model, plan)
+    with pytest.raises(ConfigError, match="120 records"):
+        next(step.batches(TensorDataset(*records[:100])))
+
+
+def test_any_map_style_data_set_is_collated_like_a_loader(plan):
+    class Own(Dataset):
+        def __len__(self):
+            return 120
+
+        def __getitem__(self, i):
+            return {"x": torch.full((4,), float(i)), "y": i % 3}
+
+    model = nn.Linear(4, 3)
+    step = PrivateStep(model, plan)
+    batch = next(iter(step.batches(Own())))
+    assert batch["x"].shape == (len(batch["y"]), 4)
+    assert step.backward(F.cross_entropy(model(batch["x"]), batch["y"], reduction="none"))
+
+
+def test_several_optimizers_and_a_public_generator(records, plan):
+    """A GAN: the discriminator's step is private, the generator trains through it as usual."""
+    torch.manual_seed(0)
+    d, g = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)), nn.Linear(2, 4)
+    step = PrivateStep(d, plan)
+    d_optimizer, g_optimizer = torch.optim.Adam(d.parameters()), torch.optim.SGD(g.parameters(), lr=0.1)
+    before = [p.detach().clone() for p in (*d.parameters(), *g.parameters())]
+    for real, _ in step.batches(records, 3):
+        fake = g(torch.randn(len(real), 2)).detach()
+        losses = F.softplus(-d(real)).squeeze(1) + F.softplus(d(fake)).squeeze(1)
+        assert step.backward(losses)
+        d_optimizer.step()
+        g_optimizer.zero_grad()
+        F.softplus(-d(g(torch.randn(8, 2)))).mean().backward()
+        g_optimizer.step()
+    after = [p.detach() for p in (*d.parameters(), *g.parameters())]
+    assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+    assert step.taken == 3
+
+
+@pytest.mark.parametrize("randomness", [OsSeeded(), Secure()])
+def test_randomness_is_fresh_unless_seeded(model, records, plan, randomness):
+    first = run(model, plan, records, randomness=randomness)
+    second = run(model, plan, records)
+    assert not torch.equal(first[0], second[0])
+
+
+def test_the_same_seed_gives_the_same_steps(model, records, plan):
+    for a, b in zip(
+        run(model, plan, records, randomness=Seeded(7)), run(model, plan, records, randomness=Seeded(7)), strict=True
+    ):
+        assert torch.equal(a, b)
+    assert not torch.equal(run(model, plan, records, randomness=Seeded(8))[0], a)
+
+
+def test_one_record_moves_the_sum_of_a_micro_batched_step_by_at_most_2c(model, records):
+    plan = Plan(
+        records=120, batch_size=40, steps=1, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=0.1), micro_batch=4
+    )
+
+    whole = run(model, plan, records, randomness=Seeded(3))[0]
+    step = PrivateStep(model, plan, randomness=Seeded(3))
+    index = plan.sampler.draw(0, Seeded(3))
+    slots = Seeded(3).stream("micro", 0).integers(10, len(index))
+    for gone in range(len(index)):
+        kept = [i for i in range(len(index)) if i != gone]
+        grads = step.engine.collect(losses_of(model, records[index[kept]]))
+        total, _ = step.chain.clipped_sum(grads, step._groups, slots[kept])
+        other = torch.cat([v.flatten() for v in total.values()]) / 40
+        assert float((whole - other).norm()) <= 2 * 0.1 / 40 * (1 + 1e-5)

@@ -1,0 +1,302 @@
+"""Whole runs: what they write, how they end, and that nothing is lost or under-reported when they are cut off."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from assay import AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
+from assay.grads.clip import AdaptiveQuantile, Flat
+from assay.train import InterruptedRunError
+
+
+class CutOffError(Exception):
+    """Stands for a crash: raised out of the loop, with no chance to tidy up."""
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+
+
+def cut_off_after(step: int):
+    def watch(now):
+        if now.step == step:
+            raise CutOffError
+
+    return watch
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+SETTINGS = [
+    Training(optimizer=Optimizer(lr=0.5, momentum=0.9, schedule="linear"), seed=11),
+    Training(optimizer=Optimizer(name="adam", lr=0.01, schedule="cosine", warmup=0.2), seed=12, ema=0.9),
+    Training(optimizer=Optimizer(name="adamw", lr=0.01, weight_decay=0.1), seed=13, max_physical_batch=6),
+]
+
+
+@pytest.mark.parametrize("training", SETTINGS, ids=["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("cut", [1, 6, 7, 11])
+def test_a_seeded_run_cut_off_anywhere_ends_where_an_uninterrupted_one_ends(tmp_path, records, plan, training, cut):
+    whole = fit(make_model(), records, plan=plan, test=records, training=training, out=tmp_path / "whole")
+    with pytest.raises(CutOffError):
+        fit(
+            make_model(),
+            records,
+            plan=plan,
+            test=records,
+            training=training,
+            out=tmp_path / "cut",
+            watch=cut_off_after(cut),
+        )
+    assert (tmp_path / "cut/UNFINISHED.txt").exists()
+    assert not (tmp_path / "cut/record.json").exists()
+    again = resume(make_model(), records, tmp_path / "cut", test=records)
+    assert torch.equal(weights(whole.model), weights(again.model))
+    for key in ("epsilon", "history", "result", "steps", "steps_charged", "status"):
+        assert again.record[key] == whole.record[key], key
+    a, b = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_an_unseeded_run_cut_off_draws_anew_and_pays_for_the_lost_steps(tmp_path, records):
+    plan = Plan(records=120, batch_size=20, steps=12, noise_multiplier=1.0, delta=1e-3)
+    ceiling = plan.epsilon()
+    plan = Plan(records=120, batch_size=20, steps=12, noise_multiplier=1.0, delta=1e-3, epsilon_limit=ceiling)
+    with pytest.raises(CutOffError):
+        fit(make_model(), records, plan=plan, out=tmp_path / "run", watch=cut_off_after(9))
+    result = resume(make_model(), records, tmp_path / "run")
+    record = result.record
+    assert record["history"][0]["step"] == 6, "the finished epoch is not lost"
+    # at least 9 steps were charged before the cut; 6 of them count, the rest are lost
+    assert record["steps_charged"] >= 9 + (record["steps"] - 6)
+    assert record["steps"] < 12
+    assert record["status"] == "budget-spent"
+    assert result.budget_spent
+    assert record["epsilon"]["verified"] <= ceiling
+    assert record["epsilon"]["verified"] > plan.epsilon(steps=record["steps"])
+
+
+def test_a_finished_run_is_complete(tmp_path, records, plan, model):
+    result = fit(model, records, plan=plan, test=records, out=tmp_path / "run", names={"model": "tiny", "data": "toy"})
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == [
+        "ledger.jsonl",
+        "model.safetensors",
+        "record.json",
+        "run.json",
+        "statement.md",
+    ]
+    record = json.loads((tmp_path / "run/record.json").read_text())
+    assert record == result.record
+    assert record["schema"] == "assay.record/1"
+    for key in [
+        "method",
+        "variant",
+        "model",
+        "data",
+        "epsilon",
+        "noise_multiplier",
+        "clip",
+        "sampling",
+        "steps",
+        "history",
+        "result",
+        "seed",
+        "environment",
+        "timing",
+    ]:
+        assert key in record, key
+    assert set(record["epsilon"]) >= {"target", "claimed", "verified", "delta", "adjacency", "accountant"}
+    assert set(record["sampling"]) == {"kind", "rate", "expected_batch_size"}
+    assert [set(h) >= {"epoch", "step", "epsilon", "train_loss", "test_accuracy"} for h in record["history"]] == [
+        True,
+        True,
+    ]
+    assert record["epsilon"]["verified"] == pytest.approx(plan.epsilon(), rel=0.01)
+    assert record["epsilon"]["claimed"] >= record["epsilon"]["verified"] * 0.99
+    assert record["history"][-1]["epsilon"] == record["epsilon"]["verified"]
+    spent = [h["epsilon"] for h in record["history"]]
+    assert spent == sorted(spent)
+    saved = load_file(tmp_path / "run/model.safetensors")
+    assert all(torch.equal(saved[k], v) for k, v in result.model.state_dict().items())
+
+
+def test_the_statement_tells_what_an_officer_asks(records, plan, model):
+    text = fit(model, records, plan=plan, names={"unit": "one patient"}).statement
+    for phrase in (
+        "one patient",
+        "add-or-remove-one",
+        "δ = 0.001",
+        "verified",
+        "claimed",
+        "audited",
+        "Poisson sampling",
+        "Not protected: the test records",
+        "This statement covers this one run",
+        "operating system",
+    ):
+        assert phrase in text, phrase
+    assert "not private" not in text
+
+
+def test_a_fixed_seed_is_marked_as_not_private(records, plan, model):
+    result = fit(model, records, plan=plan, training=Training(seed=5))
+    assert "Reproducible, not private" in result.statement
+    assert result.record["seed"] == 5
+
+
+def test_no_noise_is_stated_as_no_privacy(records, model):
+    plan = Plan(records=120, batch_size=20, steps=3, noise_multiplier=0.0, delta=1e-3)
+    result = fit(model, records, plan=plan)
+    assert result.record["epsilon"]["verified"] == "inf"
+    assert "**No privacy.**" in result.statement
+    assert result.epsilon == math.inf
+    json.dumps(result.record, allow_nan=False)
+
+
+def test_it_learns(records, model):
+    plan = Plan(records=120, batch_size=60, steps=60, noise_multiplier=0.3, delta=1e-3)
+    result = fit(model, records, plan=plan, test=records, training=Training(optimizer=Optimizer(lr=1.0), seed=1))
+    assert result.accuracy > 0.85
+
+
+def test_adaptive_clipping_survives_a_cut(tmp_path, records):
+    plan = Plan(
+        records=120, batch_size=20, steps=12, noise_multiplier=1.0, delta=1e-3, clip=AdaptiveQuantile(bound=9.0)
+    )
+    training = Training(seed=2)
+    whole = fit(make_model(), records, plan=plan, training=training)
+    with pytest.raises(CutOffError):
+        fit(make_model(), records, plan=plan, training=training, out=tmp_path / "cut", watch=cut_off_after(8))
+    again = resume(make_model(), records, tmp_path / "cut")
+    assert torch.equal(weights(whole.model), weights(again.model))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_writes_a_checkpoint_and_wastes_no_step(tmp_path, records, plan, number):
+    def watch(now):
+        if now.step == 4:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 4 of 12.*assay resume"):
+        fit(make_model(), records, plan=plan, out=tmp_path / "run", watch=watch)
+    result = resume(make_model(), records, tmp_path / "run")
+    assert result.record["steps"] == result.record["steps_charged"] == 12
+    assert result.record["status"] == "done"
+
+
+def test_nothing_is_overwritten_unasked(tmp_path, records, plan):
+    out = tmp_path / "run"
+    fit(make_model(), records, plan=plan, out=out)
+    before = (out / "record.json").read_text()
+    with pytest.raises(ConfigError, match="finished"):
+        fit(make_model(), records, plan=plan, out=out)
+    assert (out / "record.json").read_text() == before
+    fit(make_model(), records, plan=plan, out=out, force=True)
+    assert (out / "record.json").read_text() != before
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "thesis.txt").write_text("precious")
+    with pytest.raises(ConfigError, match="other files"):
+        fit(make_model(), records, plan=plan, out=other, force=True)
+    assert (other / "thesis.txt").read_text() == "precious"
+
+
+def test_a_finished_run_is_not_resumed(tmp_path, records, plan):
+    fit(make_model(), records, plan=plan, out=tmp_path / "run")
+    with pytest.raises(AssayError, match="finished"):
+        resume(make_model(), records, tmp_path / "run")
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, records, plan, monkeypatch):
+    from assay.runs import checkpoint
+
+    training = Training(seed=4)
+    whole = fit(make_model(), records, plan=plan, training=training)
+    real = checkpoint.save_file
+    calls = []
+
+    def failing(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save_file", failing)
+    with pytest.raises(OSError, match="No space"):
+        fit(make_model(), records, plan=plan, training=training, out=tmp_path / "run")
+    monkeypatch.undo()
+    again = resume(make_model(), records, tmp_path / "run")
+    assert torch.equal(weights(whole.model), weights(again.model))
+
+
+def test_records_with_nan_do_no_harm(records, plan, model):
+    x, y = records[:]
+    x = x.clone()
+    x[7] = math.nan
+    result = fit(model, TensorDataset(x, y), plan=plan)
+    assert bool(torch.isfinite(weights(result.model)).all())
+
+
+def test_batchnorm_is_refused_with_the_fix(records, plan):
+    from assay import UnsupportedModelError
+
+    bad = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(UnsupportedModelError, match="replace_batchnorm"):
+        fit(bad, records, plan=plan)
+
+
+def test_a_regression_model_with_its_own_loss(records):
+    x, _ = records[:]
+    plan = Plan(records=120, batch_size=30, steps=4, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0))
+    result = fit(
+        nn.Linear(4, 1),
+        TensorDataset(x, x.sum(1, keepdim=True)),
+        plan=plan,
+        test=TensorDataset(x, x.sum(1, keepdim=True)),
+        loss=lambda out, target: (out - target).square().mean(1),
+    )
+    assert result.accuracy is None
+    assert result.record["result"]["test_loss"] > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"ema": 1.5}, "ema"),
+        ({"seed": 1, "secure_rng": True}, "seed"),
+        ({"max_physical_batch": 0}, "max_physical_batch"),
+    ],
+)
+def test_bad_settings_are_named(settings, field):
+    with pytest.raises(ConfigError) as caught:
+        Training(**settings)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"name": "sdg"}, "optimizer"),
+        ({"lr": 0.0}, "lr"),
+        ({"lr": math.inf}, "lr"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"name": "adam", "momentum": 0.9}, "momentum"),
+        ({"schedule": "step"}, "schedule"),
+        ({"weight_decay": -1.0}, "weight_decay"),
+        ({"warmup": 1.0}, "warmup"),
+    ],
+)
+def test_bad_optimizer_settings_are_named(settings, field):
+    with pytest.raises(ConfigError) as caught:
+        Optimizer(**settings)
+    assert caught.value.field == field
