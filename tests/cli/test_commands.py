@@ -146,7 +146,18 @@ def test_lists(assay):
     assert "dpsgd" in assay("methods")[1]
     models = assay("models")[1]
     assert all(
-        name in models for name in ["logistic", "mnist-cnn", "lenet5", "model3", "alexnet", "resnet20", "resnet18", "densenet40", "mlp"]
+        name in models
+        for name in [
+            "logistic",
+            "mnist-cnn",
+            "lenet5",
+            "model3",
+            "alexnet",
+            "resnet20",
+            "resnet18",
+            "densenet40",
+            "mlp",
+        ]
     )
     data = assay("data")[1]
     assert all(name in data for name in ["digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "adult"])

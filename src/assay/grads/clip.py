@@ -15,6 +15,7 @@ from torch import Tensor
 
 from assay.errors import ConfigError
 
+_LEAST_BOUND = 1e-15
 _ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a norm, a quotient and a product lose together
 
 
@@ -26,9 +27,14 @@ def _positive(field: str, value: float) -> None:
 _SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
+def _exact(weights: Tensor) -> Tensor:
+    """Zero instead of a weight too small to be held with full precision, or no number (0/0 for a vanishing bound)."""
+    return weights.masked_fill_(~(weights >= torch.finfo(weights.dtype).tiny), 0.0)
+
+
 def _at_most(bound: float, norms: Tensor) -> Tensor:
     """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
-    return norms.clamp(min=bound).reciprocal_().mul_(bound * _SHRINK[norms.dtype])
+    return _exact(norms.clamp(min=bound).reciprocal_().mul_(bound * _SHRINK[norms.dtype]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +60,7 @@ class Flat:
         return _at_most(self.bound, norms)
 
     def __str__(self) -> str:
-        return f"flat:{self.bound:g}"
+        return f"flat:{self.bound!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +86,7 @@ class PerLayer:
         return _at_most(self.bound / math.sqrt(norms.shape[1]), norms)
 
     def __str__(self) -> str:
-        return f"per-layer:{self.bound:g}"
+        return f"per-layer:{self.bound!r}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +111,10 @@ class Automatic:
 
     def weights(self, norms: Tensor) -> Tensor:
         """C/(‖g‖ + γ)."""
-        return (norms + self.gamma).reciprocal_().mul_(self.bound * _SHRINK[norms.dtype])
+        return _exact((norms + self.gamma).reciprocal_().mul_(self.bound * _SHRINK[norms.dtype]))
 
     def __str__(self) -> str:
-        return f"auto:{self.bound:g}:gamma={self.gamma:g}"
+        return f"auto:{self.bound!r}:gamma={self.gamma!r}"
 
 
 @dataclass(kw_only=True)
@@ -160,7 +166,8 @@ class AdaptiveQuantile:
     def receive(self, noisy: float, expected_size: float) -> None:
         """Move the bound by the released count; one step moves it by at most a factor e^rate."""
         fraction = min(1.0, max(0.0, noisy / expected_size + 0.5))
-        self.bound *= math.exp(-self.rate * (fraction - self.quantile))
+        moved = self.bound * math.exp(-self.rate * (fraction - self.quantile))
+        self.bound = min(max(moved, _LEAST_BOUND), 1 / _LEAST_BOUND)  # far from 0 and ∞ in float32
 
     def state(self) -> dict[str, Any]:
         """The bound in force."""
@@ -172,7 +179,7 @@ class AdaptiveQuantile:
         self.bound = float(state["bound"])
 
     def __str__(self) -> str:
-        return f"adaptive:{self._start:g}:quantile={self.quantile:g}:rate={self.rate:g}:share={self.share:g}"
+        return f"adaptive:{self._start!r}:quantile={self.quantile!r}:rate={self.rate!r}:share={self.share!r}"
 
 
 Rule = Flat | PerLayer | Automatic | AdaptiveQuantile
@@ -196,6 +203,8 @@ def parse(text: str) -> Rule:
         values = {"bound": float(rest[0])} if rest and "=" not in rest[0] else {}
         for part in rest[len(values) :]:
             name, _, value = part.partition("=")
+            if name in values:
+                raise ConfigError("clip", text, f"{name} given once")
             values[name] = float(value)
         return _KINDS[head](**values)
     except ConfigError:

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.grads.uses import _CHUNK_ELEMENTS, Dense, Use, _masked, rounding
+from assay.grads.uses import _CHUNK_ELEMENTS, Dense, Use, _masked, rounding, squares
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,11 @@ class Convolved:
         positions = math.prod(self.g.shape[2:])
         sq = self._ghost() if positions * (out + window) <= out * window else self._in_pieces()
         # ‖Σ g_t p_tᵀ‖ ≤ Σ ‖g_t‖‖p_t‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows
-        size = (
-            torch.linalg.vector_norm(self.g.flatten(1), dim=1) * torch.linalg.vector_norm(self.x.flatten(1), dim=1)
-        ).square_()
-        return sq.add_(size, alpha=rounding(self.g.dtype, 1) * math.prod(self.shape.kernel))
+        gg, xx = squares(self.g.flatten(1)), squares(self.x.flatten(1)).mul_(math.prod(self.shape.kernel))
+        # inner products below the least number may have lost this much; Σ_t ‖p_t‖ ≤ √positions ‖p‖
+        tiny = positions * torch.finfo(self.g.dtype).tiny
+        sq = sq.add_(gg * xx, alpha=rounding(self.g.dtype, 1))
+        return sq.add_(xx, alpha=self.shape.weight[0] * tiny).add_(gg, alpha=window * self.shape.groups * tiny)
 
     def _ghost(self) -> Tensor:
         B, groups = self.x.shape[0], self.shape.groups

@@ -23,6 +23,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.grads import proof
@@ -100,7 +101,8 @@ class RecordGrads:
         columns = [weights] if weights.shape[1] == 1 else weights.t().contiguous().unsqueeze(2).unbind(0)
         out: dict[str, Tensor] = {}
         for names, use in self.uses:
-            out.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[names[0]]]]), strict=True))
+            sums = use.weighted_sums(columns[groups[self.layer_of[names[0]]]])
+            out.update({name: total.view_as(self.parameters[name]) for name, total in zip(names, sums, strict=True)})
         return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
 
     def per_record(self) -> dict[str, Tensor]:
@@ -148,11 +150,15 @@ class Engine:
         self.layers = list(dict.fromkeys(self._layer_path(name) for name in self.parameters))
         index = {path: i for i, path in enumerate(self.layers)}
         self._layer_of = {name: index[self._layer_path(name)] for name in self.parameters}
+        self._replaced: list[tuple[nn.Module, Any]] = []
+        self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        self._records = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
         self._proof: proof.Proof | None = proof.Proof()
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
+        self._watching = self._proof.watch(model)
         for taped in self._taped:
             self._attach(taped.module, functools.partial(self._run_taped, taped))
         for expanded in self._expanded:
@@ -160,34 +166,52 @@ class Engine:
 
     def detach(self) -> None:
         """Take the engine off the model."""
-        for module in self._modules():
+        for module, plain in self._replaced:
             vars(module).pop("forward", None)
+            if plain is not None:
+                module.forward = plain
+        self._replaced = []
+        self._stop_watching()
         self._taped, self._expanded = [], []
 
     def collect(self, losses: Tensor) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter."""
         _check_losses(losses)
         found: Found = []
-        proof_now = self._proof if len(losses) > 1 else None
-        expected: dict[str, Tensor | None] = {}
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise UnsupportedModelError(
+                    f"parameter {name} was frozen when the engine was attached and is not now: its gradient would carry the "
+                    "records without noise. Unfreeze before attaching, or attach anew"
+                )
+        proof_now = self._proof
+        self._records = len(losses)
+        low = torch.float64
         left_alone: frozenset[str] = frozenset()
         try:
             if proof_now is not None:
-                proof_now.before(losses, self.parameters)
-                left_alone = proof_now.left_alone()
+                compat.check(self.model)
+                proof_now.before(losses, self.parameters, self.model)
+                left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
             self._collecting = found
-            if proof_now is not None:
-                expected = proof_now.backward(losses, self.parameters)
-            else:
-                proof.run_backward(losses)
+            expected = proof.backward(losses, self.parameters)
         finally:
             self._collecting = None
             if self._proof is not None:
                 self._proof.forget()
         grads = RecordGrads(len(losses), _gathered(found), self.parameters, self._layer_of, len(self.layers))
-        if proof_now is not None and proof_now.compare(grads, expected):
+        if proof_now is None:
+            outside = next((name for name, g in expected.items() if g is not None), None)
+            if outside is not None:
+                raise UnsupportedModelError(proof.used_outside(outside))
+        elif proof_now.compare(grads, expected, low) and len(losses) > 1:
             self._proof, self._left_alone = None, left_alone
+            self._stop_watching()
         return grads
+
+    def _stop_watching(self) -> None:
+        for hook in self._watching:
+            hook.remove()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
@@ -200,7 +224,8 @@ class Engine:
     def _split(self, module: nn.Module, path: str, rules: Rules) -> None:
         """Cut the model into units: ruled modules, and the smallest subtrees that own a parameter without a rule."""
         own = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
-        if not own:
+        parametrised = is_parametrized(module) and any(p.requires_grad for p in module.parameters())
+        if not own and not parametrised:
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
@@ -221,14 +246,19 @@ class Engine:
 
     def _attach(self, owner: nn.Module, run: Callable[..., Any]) -> None:
         """Replace the module's forward by `run` while gradients are recorded."""
-        plain = type(owner).forward
+        plain = vars(owner).get("forward")
+        self._replaced.append((owner, plain))
+        if plain is None:
+            plain = functools.partial(type(owner).forward, owner)
         inside = False
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
             # a copy of the model (weight averaging) carries this method along, and is not ours to record
-            if inside or module is not owner or not torch.is_grad_enabled():
-                return plain(module, *args, **kwargs)
+            if module is not owner:
+                return type(module).forward(module, *args, **kwargs)
+            if inside or not torch.is_grad_enabled():
+                return plain(*args, **kwargs)
             inside = True
             try:
                 return run(*args, **kwargs)
@@ -250,7 +280,7 @@ class Engine:
         root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
         shape = out.shape
         if not root.requires_grad:
-            if unit.path in self._left_alone:
+            if root is out and unit.path in self._left_alone:
                 root.requires_grad_()
             else:
                 root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
@@ -268,6 +298,7 @@ class Engine:
                 )
             if g.shape != shape:
                 g = g.reshape(shape)
+            self._one_row_a_record(unit.path, g)
             names, use = rule.uses(module, unit.wanted, _full(seen), _full(g))
             collecting.append(([unit.names[name] for name in names], use))
 
@@ -296,9 +327,14 @@ class Engine:
             params[name] = copies
         return rule.forward(module, params, args, kwargs, records)
 
+    def _one_row_a_record(self, path: str, g: Tensor) -> None:
+        if g.dim() == 0 or g.shape[0] != self._records:
+            raise UnsupportedModelError(proof.not_first(path, g, self._records))
+
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def record(g: Tensor) -> None:
             if self._collecting is not None:
+                self._one_row_a_record(name, g)
                 self._collecting.append(((name,), Apart([Dense(_full(g))])))
 
         return record

@@ -53,7 +53,7 @@ class PerRecordCall:
         def one(own: Mapping[str, Tensor], *mine: Any) -> tuple[Tensor, ...]:
             whole = [v if axis is None else v.unsqueeze(axis) for v, axis in zip(mine, axes, strict=True)]
             a, k = pytree.tree_unflatten(whole, structure)
-            out = functional_call(module, dict(own), a, k)
+            out = functional_call(module, everywhere(module, own), a, k, tie_weights=False)
             flat, outputs["structure"] = pytree.tree_flatten(out)
             outputs["axes"] = _output_axes(module, flat)
             return tuple(v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None)
@@ -79,6 +79,20 @@ class PerRecordCall:
         together = iter(tensors)
         flat = [None if axis is None else next(together).movedim(0, axis) for axis in outputs["axes"]]
         return pytree.tree_unflatten(flat, outputs["structure"])
+
+
+def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`values` by every name their tensors have in `module`, each place once.
+
+    torch's own tying names a module that stands in two places twice, and then puts the replacement back as the original.
+    """
+    own = {id(t): name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    found: dict[str, Tensor] = {}
+    for path, part in module.named_modules():
+        for name, t in [*part._parameters.items(), *part._buffers.items()]:
+            if t is not None and own.get(id(t)) in values:
+                found[f"{path}.{name}" if path else name] = values[own[id(t)]]
+    return found
 
 
 def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:

@@ -128,7 +128,7 @@ class EmbeddingRule:
                 f"{module} uses max_norm or scale_grad_by_freq, which make one record's gradient depend on the others in "
                 "the batch; build it without them"
             )
-        return F.embedding(x, weight)
+        return F.embedding(x, weight, padding_idx=module.padding_idx)
 
     def uses(
         self, module: nn.Embedding, wanted: frozenset[str], x: Tensor, g: Tensor
@@ -201,7 +201,9 @@ class ChannelNormRule:
 
     def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         x = _only_tensor(args, kwargs)
-        if isinstance(module, _INSTANCE_NORMS) and x.dim() != _INSTANCE_DIMS[type(module)]:
+        if isinstance(module, _INSTANCE_NORMS) and x.dim() != next(
+            dims for kind, dims in _INSTANCE_DIMS.items() if isinstance(module, kind)
+        ):
             raise UnsupportedModelError(
                 f"{module} was given input of shape {tuple(x.shape)} without a record dimension"
             )
@@ -236,6 +238,13 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
 }
 
 
+def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:
+    if getattr(module, "track_running_stats", False):  # InstanceNorm that normalises by stored statistics
+        return False
+    methods = ("forward", "_conv_forward")
+    return all(getattr(type(module), name, None) is getattr(kind, name, None) for name in methods)
+
+
 def rule_for(
     module: nn.Module, rules: Mapping[type[nn.Module], TapeRule | ExpandRule] = RULES
 ) -> TapeRule | ExpandRule | None:
@@ -243,7 +252,7 @@ def rule_for(
     if "forward" in vars(module):  # another library has replaced this one's forward
         return None
     for kind, rule in rules.items():
-        if isinstance(module, kind) and type(module).forward is kind.forward:
+        if isinstance(module, kind) and _computes_like(module, kind):
             own = {name for name, _ in module.named_parameters(recurse=False)}
             if own <= {"weight", "bias"} and not any(True for _ in module.children()):
                 return rule

@@ -1,21 +1,27 @@
 """What the engine proves on the first batch of the user's own model, before any parameter moves.
 
-1. Separation: the first record's loss has gradient zero with respect to every other record's activations. It fails for
-   layers that mix records (batch statistics, attention across the batch) and for models whose record dimension is not
-   the first one.
-2. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a
-  parameter
-   is also used outside the module that owns it.
-3. Enclosure: the loss reaches no trainable parameter outside the model, whose gradient would leave without noise.
+1. Separation: the first and the last record's loss have gradient zero with respect to every other record's activations.
+   It fails for layers that mix records (batch statistics, attention across the batch) and for models whose record
+   dimension is not the first one.
+2. Isolation: the first and the last record's output stay what they are when all other records are replaced. It fails
+   where records are mixed outside autograd's sight (before the first trainable layer, in detached batch statistics).
+3. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a
+   parameter is also used outside the module that owns it.
+4. Enclosure: the loss reaches no trainable parameter outside the model, whose gradient would leave without noise.
+
+A loss that itself mixes records (scaled by a batch statistic) cannot be seen from here: it must give one value a record,
+from that record alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
 
@@ -24,10 +30,86 @@ if TYPE_CHECKING:
 
 
 def run_backward(losses: Tensor) -> None:
-    """One backward pass of Σ losses. Straight to autograd's engine: the checks of `torch.autograd.backward` cost as much as a small layer."""
+    """One backward pass of Σ losses.
+
+    Straight to autograd's engine: the checks of `torch.autograd.backward` cost as much as a small layer.
+    """
     torch.autograd.Variable._execution_engine.run_backward(
         (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
+
+
+def backward(losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor | None]:
+    """The one backward pass; returns what autograd gave the parameters itself and leaves `.grad` as it was."""
+    kept = {name: p.grad for name, p in parameters.items()}
+    try:
+        for p in parameters.values():
+            p.grad = None
+        run_backward(losses)
+        return {name: p.grad for name, p in parameters.items()}
+    finally:
+        for name, p in parameters.items():
+            p.grad = kept[name]
+
+
+def used_outside(name: str) -> str:
+    """The message for a parameter that autograd reached by another way than its module."""
+    return (
+        f"parameter {name} gets a gradient that no module's own forward explains: it is used outside the module that "
+        "owns it (functional use of another module's weight, or a hook). Call the owning module, or register the "
+        "parameter on the module that uses it"
+    )
+
+
+def mixes(path: str) -> str:
+    """The message for a module that mixes records."""
+    return (
+        f"{path} mixes records: one record's loss depends on other records' activations there. "
+        "Per-record clipping cannot bound such a model; replace the layer that mixes (batch statistics, attention "
+        "over the batch), or put the record dimension first (batch_first=True)"
+    )
+
+
+def not_first(path: str, t: Tensor, records: int) -> str:
+    """The message for a tensor that does not have the record first."""
+    return (
+        f"{path or 'the model'} works on a tensor of shape {tuple(t.shape)} while the loss has {records} records: "
+        "the first dimension must be the record (batch_first=True), one loss value each"
+    )
+
+
+def _only(one: int, records: int, t: Any) -> Any:
+    """The same with every record replaced by one of them."""
+    batched = isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == records
+    return t[one : one + 1].expand_as(t).clone() if batched else t
+
+
+def _again(model: nn.Module, args: Any, kwargs: Any, state: Tensor) -> list[Tensor]:
+    """The outputs of the plain model with the randomness of another call; leaves randomness and buffers as they were."""
+    kept = {name: b.clone() for name, b in model.named_buffers()}
+    now = torch.get_rng_state()
+    try:
+        torch.set_rng_state(state)
+        with torch.no_grad():
+            return _tensors(model(*args, **kwargs))
+    finally:
+        torch.set_rng_state(now)
+        with torch.no_grad():
+            for name, b in model.named_buffers():
+                if not torch.equal(b, kept[name]):
+                    b.copy_(kept[name])
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not a.is_floating_point():
+        return bool((a == b).all())
+    tolerance = 1e3 * torch.finfo(a.dtype).eps
+    scale = float(a.abs().nan_to_num(0, 0, 0).max())
+    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 class Proof:
@@ -36,6 +118,8 @@ class Proof:
     def __init__(self) -> None:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
+        self._calls: list[Any] = []
+        self._states: list[Tensor] = []
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
@@ -51,47 +135,76 @@ class Proof:
 
     def forget(self) -> None:
         """Let go of the graph."""
-        self._seen, self._versions = [], []
+        self._seen, self._versions, self._calls, self._states = [], [], [], []
 
-    def before(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
+    def watch(self, model: nn.Module) -> list[Any]:
+        """Remember the calls of the whole model, to be able to repeat them."""
+
+        def start(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
+            if torch.is_grad_enabled():
+                self._states.append(torch.get_rng_state())
+
+        def end(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                state = self._states.pop()
+                random = not torch.equal(state, torch.get_rng_state())
+                self._calls.append(
+                    (args, kwargs, [t.detach().clone() for t in _tensors(output)], output, state, random)
+                )
+
+        return [
+            model.register_forward_pre_hook(start, with_kwargs=True),
+            model.register_forward_hook(end, with_kwargs=True),
+        ]
+
+    def before(self, losses: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module) -> None:
         """Check separation and enclosure, which need the graph but not the engine's own backward pass."""
-        self._separation(losses)
-        self._enclosure(losses, parameters)
+        reached = self._enclosure(losses, parameters)
+        self._separation(losses, reached)
+        if len(losses) > 1:
+            self._repeat(model, len(losses), reached)
 
-    def backward(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor | None]:
-        """The one backward pass; returns autograd's own parameter gradients and leaves `.grad` as it was."""
-        kept = {name: p.grad for name, p in parameters.items()}
-        try:
-            for p in parameters.values():
-                p.grad = None
-            run_backward(losses)
-            return {name: p.grad for name, p in parameters.items()}
-        finally:
-            for name, p in parameters.items():
-                p.grad = kept[name]
+    def lowest_precision(self) -> torch.dtype:
+        """The coarsest arithmetic met: completeness cannot hold more closely than that."""
+        return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
-    def _separation(self, losses: Tensor) -> None:
-        records = len(losses)
-        for path, output in self._seen:
-            if output.dim() == 0 or output.shape[0] != records:
-                raise UnsupportedModelError(
-                    f"{path or 'the model'} works on a tensor of shape {tuple(output.shape)} while the loss has {records} records: "
-                    "the first dimension must be the record (batch_first=True), one loss value each"
-                )
-        outputs = [output for _, output in self._seen]
-        alone = torch.autograd.grad(losses[0], outputs, retain_graph=True, allow_unused=True)
-        for (path, _), g in zip(self._seen, alone, strict=True):
-            if g is None:
+    def _repeat(self, model: nn.Module, records: int, reached: set[Any]) -> None:
+        """Run the plain model again, and with every other record replaced by the first, and by the last."""
+        for args, kwargs, before, output, state, random in self._calls:
+            if not any(t.grad_fn in reached for t in _tensors(output)):
                 continue
-            others = g[1:]
-            if bool(((others != 0) & others.isfinite()).any()):
-                raise UnsupportedModelError(
-                    f"{path or 'the model'} mixes records: the first record's loss depends on other records' activations there. "
-                    "Per-record clipping cannot bound such a model; replace the layer that mixes (batch statistics, attention "
-                    "over the batch), or put the record dimension first (batch_first=True)"
-                )
+            plain = _again(model, args, kwargs, state)
+            for mine, again in zip(before, plain, strict=True):
+                if not random and mine.dtype == again.dtype and not _close(mine, again):
+                    raise UnsupportedModelError(
+                        "the model computes something else record by record than it does as it is: an argument that all "
+                        "records share may have as many rows as there are records"
+                    )
+            for one in (0, records - 1):
+                replaced = functools.partial(_only, one, records)
+                alone = _again(model, pytree.tree_map(replaced, args), pytree.tree_map(replaced, kwargs), state)
+                for with_others, without in zip(plain, alone, strict=True):
+                    batched = with_others.dim() > 0 and with_others.shape[0] == records
+                    if batched and not _close(with_others[one], without[one]):
+                        raise UnsupportedModelError(mixes("the model"))
 
-    def _enclosure(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> None:
+    def _separation(self, losses: Tensor, reached: set[Any]) -> None:
+        records = len(losses)
+        seen = [(path, output) for path, output in self._seen if output.grad_fn in reached]
+        for path, output in seen:
+            if output.dim() == 0 or output.shape[0] != records:
+                raise UnsupportedModelError(not_first(path, output, records))
+        outputs = [output for _, output in seen]
+        for one in {0, records - 1} if outputs else ():
+            alone = torch.autograd.grad(losses[one], outputs, retain_graph=True, allow_unused=True)
+            for (path, _), g in zip(seen, alone, strict=True):
+                if g is None:
+                    continue
+                others = torch.cat([g[:one], g[one + 1 :]])
+                if bool(((others != 0) & others.isfinite()).any()):
+                    raise UnsupportedModelError(mixes(path or "the model"))
+
+    def _enclosure(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> set[Any]:
         own = {id(p) for p in parameters.values()}
         seen: set[Any] = set()
         todo: list[Any] = [losses.grad_fn]
@@ -107,8 +220,9 @@ class Proof:
                     "model; its gradient would carry the records without noise. Give the whole model, or detach/freeze that part"
                 )
             todo.extend(parent for parent, _ in node.next_functions)
+        return seen
 
-    def compare(self, grads: RecordGrads, expected: Mapping[str, Tensor | None]) -> bool:
+    def compare(self, grads: RecordGrads, expected: Mapping[str, Tensor | None], low: torch.dtype) -> bool:
         """True when completeness holds; False when this batch cannot tell (a gradient is not finite); raises otherwise."""
         norms = grads.norms([0] * grads.layers)
         if grads.nonfinite:
@@ -118,10 +232,6 @@ class Proof:
         for name, total in ours.items():
             theirs = expected[name]
             gap = total if theirs is None else total - theirs
-            if float(gap.norm()) > 1e3 * torch.finfo(gap.dtype).eps * scale:
-                raise UnsupportedModelError(
-                    f"parameter {name} gets a gradient that no module's own forward explains: it is used outside the module that "
-                    "owns it (functional use of another module's weight, or a hook). Call the owning module, or register the "
-                    "parameter on the module that uses it"
-                )
+            if float(gap.norm()) > max(1e3 * torch.finfo(gap.dtype).eps, 8 * torch.finfo(low).eps) * scale:
+                raise UnsupportedModelError(used_outside(name))
         return True

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from assay.grads.fallback import everywhere
+
 
 def per_record_gradients(
     model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, *, batched: bool = True
@@ -17,7 +19,10 @@ def per_record_gradients(
     rest = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad} | dict(model.named_buffers())
 
     def one(params: dict[str, Tensor], x1: Tensor, y1: Tensor) -> Tensor:
-        return loss(functional_call(model, params | rest, (x1.unsqueeze(0),)), y1.unsqueeze(0)).sum()
+        return loss(
+            functional_call(model, everywhere(model, params | rest), (x1.unsqueeze(0),), tie_weights=False),
+            y1.unsqueeze(0),
+        ).sum()
 
     if batched:
         result: dict[str, Tensor] = vmap(grad(one), in_dims=(None, 0, 0))(trainable, x, y)

@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+_LONG, _BLOCK = 4096, 512
 _CHUNK_ELEMENTS = 1 << 22  # per-record gradients built only for their norm are built in pieces of at most 16 MB
 
 
@@ -46,6 +47,26 @@ def rounding(dtype: torch.dtype, terms: int) -> float:
     return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(1, terms))
 
 
+def squares(t: Tensor) -> Tensor:
+    """‖t‖² over the last dimension, raised by what rounding and underflow may have taken from it.
+
+    A sum of n squares loses at most n/2 · eps of itself, whatever the order; a long float32 reduction can lose that much
+    (1 % at ten million), so long rows are summed in blocks.
+    """
+    n, limits = t.shape[-1], torch.finfo(t.dtype)
+    if n <= _LONG:
+        total: Tensor = torch.linalg.vector_norm(t, dim=-1).square_()
+        steps = n
+    else:
+        whole = n // _BLOCK * _BLOCK
+        blocks = torch.linalg.vector_norm(t[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
+        total = torch.linalg.vecdot(blocks, blocks)
+        if whole < n:
+            total += torch.linalg.vecdot(t[..., whole:], t[..., whole:])
+        steps = 2 * _BLOCK + n // _BLOCK
+    return total.mul_(1 + steps * limits.eps / 2).add_(n * limits.tiny)
+
+
 def _masked(value: Tensor, bad: Tensor) -> Tensor:
     return value.masked_fill(bad.view(-1, *[1] * (value.dim() - 1)), 0.0)
 
@@ -61,8 +82,7 @@ class Dense:
             self.values = self.values.unsqueeze(1)
 
     def sq_norm(self) -> Tensor:
-        norm: Tensor = torch.linalg.vector_norm(self.values.flatten(1), dim=1)
-        return norm.square_()
+        return squares(self.values.flatten(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.values.dim() == 2:
@@ -84,8 +104,7 @@ class Rank1:
     x: Tensor
 
     def sq_norm(self) -> Tensor:
-        norm: Tensor = torch.linalg.vector_norm(self.x, dim=1)
-        return norm.square_().mul_(torch.linalg.vecdot(self.g, self.g))  # ‖g xᵀ‖² = ‖g‖² ‖x‖²
+        return squares(self.x).mul_(squares(self.g))  # ‖g xᵀ‖² = ‖g‖² ‖x‖²
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return (self.g * weights).t() @ self.x
@@ -108,9 +127,22 @@ class Outer:
         g, x = self.g, self.x
         gg = torch.bmm(g, g.mT)
         xx = torch.bmm(x, x.mT)
-        slack = (gg.diagonal(dim1=1, dim2=2) * xx.diagonal(dim1=1, dim2=2)).clamp_min(0).sqrt().sum(1).square()
+        size, lost = self._size(gg.diagonal(dim1=1, dim2=2), xx.diagonal(dim1=1, dim2=2))
         exact = (gg.mul_(xx)).sum((1, 2))
-        return exact.clamp_min(0) + rounding(g.dtype, g.shape[1]) * slack
+        return exact.clamp_min(0) + rounding(g.dtype, g.shape[1]) * size.square() + lost
+
+    def _size(self, gg: Tensor, xx: Tensor) -> tuple[Tensor, Tensor]:
+        """Σ_t ‖g_t‖‖x_t‖, and what inner products below the least number may have lost."""
+        tiny = torch.finfo(gg.dtype).tiny
+        gg, xx = gg.clamp_min(0) + self.g.shape[2] * tiny, xx.clamp_min(0) + self.x.shape[2] * tiny
+        least = xx.sqrt().sum(1).square() * (self.g.shape[2] * tiny) + gg.sqrt().sum(1).square() * (
+            self.x.shape[2] * tiny
+        )
+        return (gg * xx).sqrt().sum(1), least
+
+    def size(self) -> Tensor:
+        """Σ_t ‖g_t‖‖x_t‖ for each record."""
+        return self._size(torch.linalg.vecdot(self.g, self.g), torch.linalg.vecdot(self.x, self.x))[0]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
@@ -144,7 +176,13 @@ class Rows:
         key = self.index + self.rows * torch.arange(records, device=self.index.device).unsqueeze(1)
         distinct, place = key.flatten().unique(return_inverse=True)
         sums = self.g.new_zeros(len(distinct), self.g.shape[2]).index_add_(0, place, self.g.flatten(0, 1))
-        return self.g.new_zeros(records).index_add_(0, distinct // self.rows, sums.square().sum(1))
+        norm = self.g.new_zeros(records).index_add_(0, distinct // self.rows, sums.square().sum(1)).sqrt_()
+        return norm.add_(self.size(), alpha=rounding(self.g.dtype, self.g.shape[1])).square_()
+
+    def size(self) -> Tensor:
+        """Σ_t ‖g_t‖ for each record."""
+        norms: Tensor = torch.linalg.vector_norm(self.g, dim=2)
+        return norms.sum(1)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
@@ -170,7 +208,9 @@ class Tied:
         a, b = self.rows.sq_norm(), self.outer.sq_norm()
         picked = self.outer.g.gather(2, self.rows.index.unsqueeze(1).expand(-1, self.outer.g.shape[1], -1))
         cross = (picked * torch.bmm(self.outer.x, self.rows.g.mT)).sum((1, 2))
-        return (a + b + 2 * cross).clamp_min(0) + rounding(a.dtype, self.outer.g.shape[1]) * (a + b)
+        terms = self.outer.g.shape[1] + self.rows.g.shape[1]
+        size = self.rows.size() + self.outer.size()
+        return (a + b + 2 * cross).clamp_min(0) + rounding(a.dtype, terms) * size.square()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.rows.weighted_sum(weights) + self.outer.weighted_sum(weights)
@@ -225,8 +265,7 @@ class Affine:
     x: Tensor
 
     def sq_norm(self) -> Tensor:
-        norm: Tensor = torch.linalg.vector_norm(self.x, dim=1)
-        return norm.square_().add_(1.0).mul_(torch.linalg.vecdot(self.g, self.g))  # ‖g‖² (‖x‖² + 1)
+        return squares(self.x).add_(1.0).mul_(squares(self.g))  # ‖g‖² (‖x‖² + 1)
 
     def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
         scaled = self.g * weights
