@@ -144,6 +144,7 @@ def fit(
     interrupted run, call `resume`.
     """
     training = training or Training()
+    pick_device(training.device)  # a wrong name is an error before anything is written
     directory = None
     if out is not None:
         spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}

@@ -25,7 +25,7 @@ def test_digits_is_always_there_scaled_by_constants() -> None:
     assert data.classes == 10
     assert data.source == "scikit-learn"
     both = torch.cat([data.train_x, data.test_x]).reshape(-1, 64)
-    original = torch.from_numpy(load_digits().data).float() / 8 - 1  # exact in float32
+    original = torch.from_numpy(load_digits().data).float() / 16  # exact in float32
     assert sorted(both.tolist()) == sorted(original.tolist())
 
 
@@ -54,7 +54,7 @@ def test_idx_files_become_centred_images(
         (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(content))
     data = load("mnist", tmp_path)
     assert data.train_x.shape == (3, 1, 28, 28)
-    assert data.train_x[:, 0, 5, 5].tolist() == pytest.approx([-1, -0.6, 1])
+    assert data.train_x[:, 0, 5, 5].tolist() == pytest.approx([0, 0.2, 1])
     assert data.train_y.tolist() == [3, 0, 9]
     assert data.test_x.shape == (1, 1, 28, 28)
     assert data.source == "--data-dir"

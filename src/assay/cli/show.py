@@ -11,7 +11,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
 
 from assay.privacy.statement import shown
 from assay.train import Progress, Result
@@ -64,21 +63,20 @@ def outcome(result: Result) -> None:
     """The end of a run: accuracy, the three ε, and where everything is."""
     record = result.record
     eps = record["epsilon"]
-    table = Table(show_header=False, box=None, pad_edge=False)
     accuracy = record["result"]["test_accuracy"]
-    if accuracy is not None:
-        table.add_row("test accuracy", f"{accuracy:.2%}")
-    table.add_row(
-        "ε verified",
-        f"{shown(eps['verified'])} at δ = {eps['delta']:g}"
-        + (f" (allowed {eps['target']:g})" if eps["target"] else ""),
-    )
-    table.add_row("ε claimed", f"{shown(eps['claimed'])} (what the paper's accountant would report)")
-    table.add_row("steps", f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""))
-    if record["seed"] is not None:
-        table.add_row("note", "fixed seed: reproducible, not private")
+    allowed = f" (allowed {eps['target']:g})" if eps["target"] else ""
+    rows = {
+        "test accuracy": None if accuracy is None else f"{accuracy:.2%}",
+        "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{allowed}",
+        "ε claimed": f"{shown(eps['claimed'])} (what the paper's accountant would report)",
+        "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
+        "note": None if record["seed"] is None else "fixed seed: reproducible, not private",
+    }
     if result.directory is not None:
-        table.add_row("statement", str(result.directory.statement))
-        table.add_row("record", str(result.directory.record))
-        table.add_row("model", str(result.directory.model))
-    Console(soft_wrap=True).print(table)
+        rows["statement"] = str(result.directory.statement)
+        rows["record"] = str(result.directory.record)
+        rows["model"] = str(result.directory.model)
+    console = Console(soft_wrap=True, highlight=False)  # paths stay whole, however narrow the terminal
+    for name, value in rows.items():
+        if value is not None:
+            console.print(f"{name:<15}{value}", markup=False)

@@ -24,14 +24,15 @@ from assay.data.locate import require
 
 _Split = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
-_PIXEL_NOTES = (
+_PHOTO_NOTES = (
     "Pixels are divided by 255 and mapped to [-1, 1] as (x - 0.5) / 0.5. These are constants: no statistic "
     "of the data is used."
 )
+# An empty background stays zero: at -1 it would take up most of a record's clipped gradient.
+_INK_NOTES = "Pixels are divided by 255, a constant: no statistic of the data is used."
 _DIGITS_NOTES = (
-    "Pixels are divided by 16 and mapped to [-1, 1] as (x - 0.5) / 0.5. These are constants: no statistic of "
-    "the data is used. One of every five positions is set aside for testing by a fixed draw, whatever the "
-    "records are."
+    "Pixels are divided by 16, a constant: no statistic of the data is used. One of every five positions is set "
+    "aside for testing by a fixed draw, whatever the records are."
 )
 _ADULT_NOTES = (
     "Categories are one-hot by the lists of the published schema (a missing value is all zeros); numbers are "
@@ -62,11 +63,11 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None) -> DataBu
     found = require(info, data_dir)
     contents = found.contents()
     if info.name in ("mnist", "fashion-mnist"):
-        train, test, notes = _idx_split(contents), _idx_split(contents), _PIXEL_NOTES
+        train, test, notes = _idx_split(contents), _idx_split(contents), _INK_NOTES
     elif info.name in ("cifar10", "cifar100"):
         label_bytes = 1 if info.name == "cifar10" else 2
         train = _cifar_split(contents, info.train_records, label_bytes)
-        test, notes = _cifar_split(contents, info.test_records, label_bytes), _PIXEL_NOTES
+        test, notes = _cifar_split(contents, info.test_records, label_bytes), _PHOTO_NOTES
     else:
         train, test, notes = parse_adult(next(contents)), parse_adult(next(contents)), _ADULT_NOTES
     return _known(info, train, test, notes, source=found.place.label)
@@ -90,9 +91,9 @@ def _bundle(train: _Split, test: _Split, *, name: str, classes: int, unit: str, 
     )
 
 
-def _centred(pixels: npt.NDArray[np.float32], top: float) -> npt.NDArray[np.float32]:
-    """[0, top] to [-1, 1], in place: the images of CIFAR fill 600 MB as it is."""
-    pixels /= top
+def _centred(pixels: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """[0, 255] to [-1, 1], in place: the images of CIFAR fill 600 MB as it is."""
+    pixels /= 255
     pixels -= 0.5
     pixels /= 0.5
     return pixels
@@ -100,7 +101,8 @@ def _centred(pixels: npt.NDArray[np.float32], top: float) -> npt.NDArray[np.floa
 
 def _idx_split(contents: Iterator[bytes]) -> _Split:
     images = parse_idx(next(contents))[:, None].astype(np.float32)
-    return _centred(images, 255), parse_idx(next(contents)).astype(np.int64)
+    images /= 255
+    return images, parse_idx(next(contents)).astype(np.int64)
 
 
 def _cifar_split(contents: Iterator[bytes], records: int, label_bytes: int) -> _Split:
@@ -112,14 +114,14 @@ def _cifar_split(contents: Iterator[bytes], records: int, label_bytes: int) -> _
         part = slice(filled, filled + len(images))
         x[part], y[part] = images, labels
         filled = part.stop
-    return _centred(x, 255), y
+    return _centred(x), y
 
 
 def _digits(info: DatasetInfo) -> DataBundle:
     from sklearn.datasets import load_digits  # a slow import that only this data set needs
 
     digits = load_digits()
-    x = _centred(digits.images[:, None].astype(np.float32), 16)
+    x = digits.images[:, None].astype(np.float32) / 16
     train, test = _fixed_split(x, digits.target.astype(np.int64))
     return _known(info, train, test, _DIGITS_NOTES, source="scikit-learn")
 

@@ -1,0 +1,1 @@
+"""Speed and memory of the private step against plain training and Opacus: `python -m benchmarks`."""

@@ -1,0 +1,115 @@
+"""Who is measured, behind one interface: a private or plain training step on a batch that is already in memory.
+
+A *step* is everything from there to moved parameters: forward, loss, backward, clipping, noise, optimizer. Drawing and
+collating the batch belongs to no contestant's step; all of them get theirs by the same indexing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+import assay
+from assay.grads.clip import Flat
+
+CLIP = 1.0
+_ENDLESS = 10**6  # more steps than any measurement takes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model by name, the shape of its records and the batch size."""
+
+    model: str
+    shape: tuple[int, ...]
+    batch: int
+    classes: int = 10
+
+    def build(self) -> nn.Module:
+        """The model, the same weights every time."""
+        torch.manual_seed(0)
+        return assay.models.build(self.model, input_shape=self.shape, classes=self.classes)
+
+    def data(self) -> TensorDataset:
+        """One batch of random records, the same every time."""
+        source = torch.Generator().manual_seed(1)
+        x = torch.randn(self.batch, *self.shape, generator=source)
+        return TensorDataset(x, torch.randint(self.classes, (self.batch,), generator=source))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Noise and learning rate. The rate is small: all contestants are to stay where their gradients look alike."""
+
+    noise_multiplier: float = 1.0
+    lr: float = 1e-3
+
+
+NOISELESS = Setting(noise_multiplier=0.0, lr=0.0)
+"""For comparing the clipped gradients themselves, which a step leaves in `.grad`."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model with its training step; every step needs the next of `batches`."""
+
+    model: nn.Module
+    batches: Iterator[list[Tensor]]
+    step: Callable[[Tensor, Tensor], None]
+
+    def gradient(self) -> Tensor:
+        """What the last step left in `.grad`, all parameters in one row."""
+        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+
+
+Maker = Callable[[nn.Module, TensorDataset, Setting], Contestant]
+
+
+def sgd(model: nn.Module, setting: Setting) -> torch.optim.SGD:
+    """The optimizer of every contestant."""
+    return torch.optim.SGD(model.parameters(), lr=setting.lr)
+
+
+def whole_batches(data: TensorDataset) -> Iterator[list[Tensor]]:
+    """All records, time and again, gathered anew each time as `PrivateStep.batches` does."""
+    index = torch.arange(len(data))
+    while True:
+        yield [t[index] for t in data.tensors]
+
+
+def plain(model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
+    """Training without privacy."""
+    optimizer = sgd(model, setting)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        optimizer.step()
+
+    return Contestant(model, whole_batches(data), step)
+
+
+def private(model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
+    """Assay, through its public step."""
+    plan = assay.Plan(
+        records=len(data),
+        batch_size=len(data),
+        steps=_ENDLESS,
+        noise_multiplier=setting.noise_multiplier,
+        delta=1e-5,
+        clip=Flat(bound=CLIP),
+        sampling="full",
+    )
+    private_step = assay.PrivateStep(model, plan)
+    optimizer = sgd(model, setting)
+
+    def step(x: Tensor, y: Tensor) -> None:
+        private_step.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+
+    return Contestant(model, private_step.batches(data), step)
