@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import assay
+from assay import models
 from assay.grads.clip import Flat
 
 CLIP = 1.0
@@ -33,7 +34,7 @@ class Task:
     def build(self) -> nn.Module:
         """The model, the same weights every time."""
         torch.manual_seed(0)
-        return assay.models.build(self.model, input_shape=self.shape, classes=self.classes)
+        return models.build(self.model, input_shape=self.shape, classes=self.classes)
 
     def data(self) -> TensorDataset:
         """One batch of random records, the same every time."""

@@ -1,0 +1,208 @@
+"""Time of a step: plain, private, and private with Opacus. `python -m benchmarks.engine [--quick] [--model NAME]`
+
+One thread; all contestants in one process, a step each in every round, in an order that changes from round to round;
+the fastest of many rounds counts, which is the least disturbed one. Before anything is timed, every private
+contestant's clipped gradient without noise must equal Assay's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from benchmarks import report
+from benchmarks.contestants import NOISELESS, Contestant, Maker, Setting, Task, plain, private
+from benchmarks.rivals import OPACUS
+
+# The most that a private step may take, in plain steps.
+TARGETS = {
+    Task(model="logistic", shape=(1, 28, 28), batch=256): 1.2,
+    Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 1.05,
+    Task(model="model3", shape=(3, 32, 32), batch=64): 1.2,
+    Task(model="resnet20", shape=(3, 32, 32), batch=64): 1.35,
+}
+PLAIN, ASSAY = "plain", "Assay"
+
+# Assay raises a record's norm by a bound on its rounding error (some 1e-5 of it at a few hundred terms), Opacus by the
+# constant 1e-6; the clipped gradients differ by that much.
+_TOLERANCE = 1e-4
+_WARM_UP = 3  # Assay proves itself on the first batch, backends choose their kernels
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effort:
+    """How long to measure a model: as many rounds as fit into `seconds`, within these bounds."""
+
+    seconds: float
+    least: int
+    most: int
+
+    def rounds(self, one: float) -> int:
+        """Rounds to do, if one takes this many seconds."""
+        return min(self.most, max(self.least, int(self.seconds / one)))
+
+
+FULL = Effort(seconds=60, least=15, most=2000)
+QUICK = Effort(seconds=5, least=5, most=200)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """The fastest step of each contestant, in milliseconds, and why others are missing."""
+
+    task: Task
+    target: float
+    rounds: int
+    milliseconds: dict[str, float]
+    missing: dict[str, str]
+
+    @property
+    def best_rival(self) -> str | None:
+        """The fastest mode of Opacus."""
+        return min((n for n in OPACUS if n in self.milliseconds), key=self.milliseconds.__getitem__, default=None)
+
+    def over(self, name: str, base: str) -> float:
+        """How many times as long one takes as another."""
+        return self.milliseconds[name] / self.milliseconds[base]
+
+    @property
+    def met(self) -> bool:
+        """Within the target, and faster than every mode of Opacus."""
+        rival = self.best_rival
+        return self.over(ASSAY, PLAIN) <= self.target and (rival is None or self.over(ASSAY, rival) < 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "model": self.task.model,
+            "batch": self.task.batch,
+            "rounds": self.rounds,
+            "milliseconds": self.milliseconds,
+            "missing": self.missing,
+            "over_plain": self.over(ASSAY, PLAIN),
+            "target": self.target,
+            "best_opacus": self.best_rival,
+            "met": self.met,
+        }
+
+
+def clipped_gradient(task: Task, maker: Maker) -> torch.Tensor:
+    """The clipped gradient of the task's batch, without noise, as the second step computes it."""
+    contestant = maker(task.build(), task.data(), NOISELESS)
+    for _ in range(2):  # the first is not the one that is timed: Assay proves itself there
+        contestant.step(*next(contestant.batches))
+    return contestant.gradient()
+
+
+def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
+    """The modes of Opacus that run on this model, and why the others do not; all must compute the same."""
+    ours = clipped_gradient(task, private)
+    running: dict[str, Maker] = {}
+    missing: dict[str, str] = {}
+    for name, maker in OPACUS.items():
+        try:
+            theirs = clipped_gradient(task, maker)
+        except Exception as error:  # whatever a mode cannot do, it says in its own way
+            missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            continue
+        gap = float((theirs - ours).norm() / theirs.norm())
+        assert gap <= _TOLERANCE, f"{task.model}: the clipped gradients of Assay and {name} differ by {gap:.2g}"
+        running[name] = maker
+    return running, missing
+
+
+def _timed(contestant: Contestant) -> float:
+    x, y = next(contestant.batches)
+    start = time.perf_counter()
+    contestant.step(x, y)
+    return time.perf_counter() - start
+
+
+def measure(task: Task, target: float, effort: Effort) -> Timing:
+    """Check that all compute the same, then time them."""
+    rivals, missing = _comparable(task)
+    makers = {PLAIN: plain, ASSAY: private, **rivals}
+    contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
+    for _ in range(_WARM_UP):
+        one = sum(_timed(c) for c in contestants.values())
+    rounds = effort.rounds(one)
+    fastest = dict.fromkeys(contestants, float("inf"))
+    order, shuffle = list(contestants), random.Random(0).shuffle
+    for _ in range(rounds):
+        shuffle(order)  # or one contestant would always find the caches as the same other one left them
+        for name in order:
+            fastest[name] = min(fastest[name], _timed(contestants[name]))
+    milliseconds = {name: 1e3 * seconds for name, seconds in fastest.items()}
+    return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)
+
+
+def _rendered(timing: Timing) -> str:
+    rival = timing.best_rival
+    rows, notes = [], []
+    for name in (PLAIN, ASSAY, *OPACUS):
+        if name in timing.missing:
+            notes.append(f"{name}: n/a, {timing.missing[name]}")
+            rows.append([name, *["n/a"] * 3])
+            continue
+        over_rival = "" if rival is None else f"{timing.over(name, rival):.2f}"
+        rows.append([name, f"{timing.milliseconds[name]:.3f}", f"{timing.over(name, PLAIN):.2f}", over_rival])
+    title = f"{timing.task.model}, batch {timing.task.batch}, fastest of {timing.rounds} rounds"
+    return "\n".join([title, "", report.table(["", "ms", "/ plain", "/ best Opacus"], rows), *notes, ""])
+
+
+def _verdicts(timings: list[Timing]) -> str:
+    rows = []
+    for t in timings:
+        rival = t.best_rival
+        theirs = "n/a" if rival is None else f"{t.over(rival, PLAIN):.2f} ({rival.removeprefix('Opacus ')})"
+        ours = f"{t.over(ASSAY, PLAIN):.2f}"
+        rows.append([f"{t.task.model} ({t.task.batch})", ours, f"{t.target:.2f}", theirs, "yes" if t.met else "no"])
+    return report.table(["step time / plain", "Assay", "target", "best Opacus", "met"], rows)
+
+
+def run(effort: Effort = FULL, models: list[str] | None = None) -> list[Timing]:
+    """Every model, or those named."""
+    torch.set_num_threads(report.THREADS)
+    return [measure(task, target, effort) for task, target in TARGETS.items() if not models or task.model in models]
+
+
+def rendered(timings: list[Timing]) -> str:
+    """The tables as text."""
+    return "\n".join([*map(_rendered, timings), _verdicts(timings)])
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that `effort_of` and `run` read."""
+    parser.add_argument("--model", action="append", choices=[task.model for task in TARGETS], help="only this model")
+    parser.add_argument("--rounds", type=int, help="exactly so many rounds (default: as the model's speed allows)")
+    parser.add_argument("--quick", action="store_true", help="a rough answer in a minute")
+
+
+def effort_of(options: argparse.Namespace) -> Effort:
+    """What the options ask for."""
+    if options.rounds is not None:
+        return Effort(seconds=0, least=options.rounds, most=options.rounds)
+    return QUICK if options.quick else FULL
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description="time of a training step")
+    add_options(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    timings = run(effort_of(options), options.model)
+    if options.json:
+        print(json.dumps({"machine": report.machine(), "engine": [t.to_json() for t in timings]}, indent=2))
+    else:
+        print(f"{report.described()}\n\n{rendered(timings)}")
+
+
+if __name__ == "__main__":
+    main()
