@@ -103,7 +103,9 @@ def rendered(peaks: Peaks) -> str:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description="peak memory of a training step")
-    parser.add_argument("--only", choices=list(MAKERS), help="print the MiB of one contestant, measured in this process")
+    parser.add_argument(
+        "--only", choices=list(MAKERS), help="print the MiB of one contestant, measured in this process"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
     if options.only:

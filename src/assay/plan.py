@@ -83,10 +83,13 @@ class Plan:
         """Draws the batches and states their amplification."""
         return SAMPLERS[self.sampling](self.records, self.batch_size)
 
-    @property
-    def epoch_steps(self) -> int:
-        """Steps in which each record is used once on average."""
-        return self.sampler.epoch_steps
+    def epochs_after(self, steps: int) -> float:
+        """How often each record has been used on average."""
+        return steps * self.sampler.rate
+
+    def ends_epoch(self, step: int) -> bool:
+        """Whether this many steps complete an epoch that one step fewer did not."""
+        return math.floor(self.epochs_after(step) + 1e-9) > math.floor(self.epochs_after(step - 1) + 1e-9)
 
     def fresh_clip(self) -> clipping.Rule:
         """The clipping rule in its initial state (adaptive rules change as they run)."""
@@ -212,7 +215,7 @@ def steps_for(epochs: float | None, sampler: Sampler) -> int:
     """Steps in this many epochs, at least one."""
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError("epochs", epochs, "a number above 0")
-    return max(1, round(epochs * sampler.records / sampler.expected_size))
+    return max(1, round(epochs / sampler.rate))
 
 
 def _check_epsilon(value: float) -> None:

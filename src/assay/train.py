@@ -244,7 +244,7 @@ class _Run:
             self.step.close()
 
     def _loop(self, stop: Callable[[], bool]) -> None:
-        step, epoch_steps = self.step, self.plan.epoch_steps
+        step = self.step
         begun = time.monotonic() - self.seconds
         prepared = -1
         for inputs, targets in step.batches(self.train):
@@ -258,7 +258,7 @@ class _Run:
             if self.average is not None:
                 self.average.update(step.taken)
             self.seconds = time.monotonic() - begun
-            at_end = step.taken % epoch_steps == 0 or step.taken == step.limit
+            at_end = self.plan.ends_epoch(step.taken) or step.taken == step.limit
             if at_end:
                 self._epoch_end()
             self._tell(at_end)
@@ -281,7 +281,7 @@ class _Run:
         accuracy, test_loss = self._evaluate()
         self.history.append(
             {
-                "epoch": round(self.step.taken / self.plan.epoch_steps, 4),
+                "epoch": round(self.plan.epochs_after(self.step.taken), 2),
                 "step": self.step.taken,
                 "epsilon": number(self.step.epsilon()),
                 "train_loss": self.meter.value,
@@ -298,7 +298,7 @@ class _Run:
             Progress(
                 step=self.step.taken,
                 steps=self.step.limit,
-                epoch=self.step.taken / self.plan.epoch_steps,
+                epoch=self.plan.epochs_after(self.step.taken),
                 loss=last.get("train_loss") if at_end else self.meter.value,
                 epsilon=float(last["epsilon"]) if last else None,
                 accuracy=last.get("test_accuracy"),

@@ -44,11 +44,6 @@ class Sampler(Protocol):
         """The chance that a record is in a batch."""
         ...
 
-    @property
-    def epoch_steps(self) -> int:
-        """Steps in which each record is used once on average."""
-        ...
-
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """Indices of the batch of this step, counted from the start of this randomness."""
         ...
@@ -84,11 +79,6 @@ class Poisson:
         """q."""
         return self.expected_size / self.records
 
-    @property
-    def epoch_steps(self) -> int:
-        """1/q, rounded."""
-        return max(1, round(1 / self.rate))
-
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """Independent coin flips; an empty batch is a batch."""
         return torch.nonzero(randomness.stream("sample", step).uniform(self.records) < self.rate).flatten()
@@ -120,11 +110,6 @@ class WithoutReplacement:
     def rate(self) -> float:
         """b/N."""
         return self.expected_size / self.records
-
-    @property
-    def epoch_steps(self) -> int:
-        """N/b, rounded."""
-        return max(1, round(1 / self.rate))
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """The records with the b smallest of N independent uniform numbers."""
@@ -210,11 +195,6 @@ class FullBatch:
     def rate(self) -> float:
         """1."""
         return 1.0
-
-    @property
-    def epoch_steps(self) -> int:
-        """1."""
-        return 1
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:  # noqa: ARG002
         """Everything."""
