@@ -181,7 +181,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that `effort_of` and `run` read."""
     parser.add_argument("--model", action="append", choices=[task.model for task in TARGETS], help="only this model")
     parser.add_argument("--rounds", type=int, help="exactly so many rounds (default: as the model's speed allows)")
-    parser.add_argument("--quick", action="store_true", help="a rough answer in a minute")
+    parser.add_argument("--quick", action="store_true", help="a rough answer in a minute or two")
 
 
 def effort_of(options: argparse.Namespace) -> Effort:

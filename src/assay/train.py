@@ -94,12 +94,17 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A trained model and its record; `directory` is where they were written, if anywhere."""
+    """A trained model and its record; `directory` is where they were written, if anywhere.
+
+    `nonfinite` counts gradients that held NaN or Inf and were left out. It is for the operator: it is not private, and not in
+    the record.
+    """
 
     model: nn.Module
     record: dict[str, Any]
     statement: str
     directory: RunDirectory | None
+    nonfinite: int
 
     @property
     def epsilon(self) -> float:
@@ -381,7 +386,13 @@ class _Run:
             replace_text(self.directory.statement, statement)
             replace_json(self.directory.record, record)
             self.directory.finish()
-        return Result(model=self.model, record=record, statement=statement, directory=self.directory)
+        return Result(
+            model=self.model,
+            record=record,
+            statement=statement,
+            directory=self.directory,
+            nonfinite=self.step.nonfinite,
+        )
 
 
 def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:

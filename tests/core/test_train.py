@@ -245,6 +245,8 @@ def test_records_with_nan_do_no_harm(records, plan, model):
     x[7] = math.nan
     result = fit(model, TensorDataset(x, y), plan=plan)
     assert bool(torch.isfinite(weights(result.model)).all())
+    assert result.nonfinite > 0
+    assert "nonfinite" not in json.dumps(result.record), "how often is not private, so it is not in the record"
 
 
 def test_batchnorm_is_refused_with_the_fix(records, plan):

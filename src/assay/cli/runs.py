@@ -44,13 +44,13 @@ def train(
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     epsilon: Annotated[
         float | None,
-        typer.Option(help="The ε to stay within, a hard ceiling. [default: 1, unless --noise-multiplier is given]"),
+        typer.Option(help="The ε to stay within, a hard ceiling. (default: 1, unless --noise-multiplier is given)"),
     ] = None,
     delta: options.Delta = 1e-5,
     epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 15,
     batch_size: Annotated[
         float | None,
-        typer.Option(help="Expected batch size. [default: 2048, or an eighth of the records if that is less]"),
+        typer.Option(help="Expected batch size. (default: 2048, or an eighth of the records if that is less)"),
     ] = None,
     noise_multiplier: options.Noise = None,
     clip: Annotated[
@@ -59,11 +59,11 @@ def train(
     micro_batch: options.MicroBatch = 1,
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. [default: the method's own]")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. (default: the method's own)")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate. [default: 1 for sgd, 0.002 for adam and adamw]")
+        float | None, typer.Option(help="Learning rate. (default: 1 for sgd, 0.002 for adam and adamw)")
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. [default: 0.9]")] = None,
+    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. (default: 0.9)")] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, linear or cosine.")] = "linear",
     warmup: Annotated[float, typer.Option(help="Part of the run in which the learning rate rises.")] = 0.0,
@@ -243,6 +243,11 @@ def _warn(plan: Plan) -> None:
 
 
 def _end(result: Result, as_json: bool) -> None:
+    if result.nonfinite:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(
+            f"[yellow]note:[/] {result.nonfinite} gradients were not finite and were left out; this count is not private"
+        )
     if as_json:
         print_json(result.record)
     else:
