@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 import assay
 from assay import models
 from assay.grads.clip import Flat
+from assay.privacy.rng import OsSeeded, Stream
 
 CLIP = 1.0
 _ENDLESS = 10**6  # more steps than any measurement takes
@@ -57,11 +58,15 @@ NOISELESS = Setting(noise_multiplier=0.0, lr=0.0)
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model with its training step; every step needs the next of `batches`."""
+    """A model with its training step; every step needs the next of `batches`.
+
+    `draws` counts how often random numbers were asked for ahead of need, where a contestant does that.
+    """
 
     model: nn.Module
     batches: Iterator[list[Tensor]]
     step: Callable[[Tensor, Tensor], None]
+    draws: Callable[[], int] = lambda: 0
 
     def gradient(self) -> Tensor:
         """What the last step left in `.grad`, all parameters in one row."""
@@ -95,6 +100,18 @@ def plain(model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant
     return Contestant(model, whole_batches(data), step)
 
 
+class _Counted(OsSeeded):
+    """Assay's usual randomness, counting the streams it gave. The noise of several steps may come from one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = 0
+
+    def stream(self, purpose: str, step: int) -> Stream:
+        self.streams += 1
+        return super().stream(purpose, step)
+
+
 def private(model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
     """Assay, through its public step."""
     plan = assay.Plan(
@@ -106,11 +123,12 @@ def private(model: nn.Module, data: TensorDataset, setting: Setting) -> Contesta
         clip=Flat(bound=CLIP),
         sampling="full",
     )
-    private_step = assay.PrivateStep(model, plan)
+    randomness = _Counted()
+    private_step = assay.PrivateStep(model, plan, randomness=randomness)
     optimizer = sgd(model, setting)
 
     def step(x: Tensor, y: Tensor) -> None:
         private_step.backward(F.cross_entropy(model(x), y, reduction="none"))
         optimizer.step()
 
-    return Contestant(model, private_step.batches(data), step)
+    return Contestant(model, private_step.batches(data), step, lambda: randomness.streams)

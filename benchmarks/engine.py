@@ -1,8 +1,10 @@
 """Time of a step: plain, private, and private with Opacus. `python -m benchmarks.engine [--quick] [--model NAME]`
 
 One thread; all contestants in one process, a step each in every round, in an order that changes from round to round;
-the fastest of many rounds counts, which is the least disturbed one. Before anything is timed, every private
-contestant's clipped gradient without noise must equal Assay's.
+the fastest of many rounds counts, which is the least disturbed one. Assay draws the noise of several steps of a small
+model at once: the fastest step that drew and the fastest that did not then count as often as each occurred.
+
+Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import json
 import random
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +57,7 @@ QUICK = Effort(seconds=5, least=5, most=200)
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """The fastest step of each contestant, in milliseconds, and why others are missing."""
+    """A step of each contestant, in milliseconds, and why others are missing."""
 
     task: Task
     target: float
@@ -117,11 +120,31 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
     return running, missing
 
 
-def _timed(contestant: Contestant) -> float:
-    x, y = next(contestant.batches)
-    start = time.perf_counter()
-    contestant.step(x, y)
-    return time.perf_counter() - start
+class _Stopwatch:
+    """The steps of one contestant: the fastest of each kind, weighted by how often that kind occurred."""
+
+    def __init__(self, contestant: Contestant) -> None:
+        self._contestant = contestant
+        self._fastest: dict[int, float] = {}
+        self._count: Counter[int] = Counter()
+
+    def step(self) -> float:
+        """Take a step; the seconds it took."""
+        x, y = next(self._contestant.batches)
+        before = self._contestant.draws()
+        start = time.perf_counter()
+        self._contestant.step(x, y)
+        seconds = time.perf_counter() - start
+        kind = self._contestant.draws() - before
+        self._count[kind] += 1
+        self._fastest[kind] = min(seconds, self._fastest.get(kind, seconds))
+        return seconds
+
+    @property
+    def milliseconds(self) -> float:
+        """A step."""
+        total = sum(seconds * self._count[kind] for kind, seconds in self._fastest.items())
+        return 1e3 * total / self._count.total()
 
 
 def measure(task: Task, target: float, effort: Effort) -> Timing:
@@ -129,16 +152,17 @@ def measure(task: Task, target: float, effort: Effort) -> Timing:
     rivals, missing = _comparable(task)
     makers = {PLAIN: plain, ASSAY: private, **rivals}
     contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
+    warm_up = [_Stopwatch(c) for c in contestants.values()]
     for _ in range(_WARM_UP):
-        one = sum(_timed(c) for c in contestants.values())
+        one = sum(watch.step() for watch in warm_up)
     rounds = effort.rounds(one)
-    fastest = dict.fromkeys(contestants, float("inf"))
-    order, shuffle = list(contestants), random.Random(0).shuffle
+    watches = {name: _Stopwatch(c) for name, c in contestants.items()}
+    order, shuffle = list(watches.values()), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)  # or one contestant would always find the caches as the same other one left them
-        for name in order:
-            fastest[name] = min(fastest[name], _timed(contestants[name]))
-    milliseconds = {name: 1e3 * seconds for name, seconds in fastest.items()}
+        for watch in order:
+            watch.step()
+    milliseconds = {name: watch.milliseconds for name, watch in watches.items()}
     return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)
 
 
@@ -177,10 +201,16 @@ def rendered(timings: list[Timing]) -> str:
     return "\n".join([*map(_rendered, timings), _verdicts(timings)])
 
 
+def _whole(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or above")
+    return int(text)
+
+
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options that `effort_of` and `run` read."""
     parser.add_argument("--model", action="append", choices=[task.model for task in TARGETS], help="only this model")
-    parser.add_argument("--rounds", type=int, help="exactly so many rounds (default: as the model's speed allows)")
+    parser.add_argument("--rounds", type=_whole, help="exactly so many rounds (default: as the model's speed allows)")
     parser.add_argument("--quick", action="store_true", help="a rough answer in a minute or two")
 
 

@@ -27,6 +27,7 @@ TARGET = 1.5  # the most that a private step may need, in plain steps
 PLAIN, ASSAY, HOOKS = "plain", "Assay", "Opacus hooks"
 MAKERS: dict[str, Maker] = {PLAIN: plain, ASSAY: private, HOOKS: OPACUS[HOOKS]}
 _LATER = 4
+_RUNS = 3  # what the allocator keeps differs by some percent from one to the next
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,13 +97,13 @@ def peak_here(name: str) -> Peak:
 
 
 def run() -> Peaks:
-    """Every contestant, one process each."""
+    """Every contestant, in processes of its own; the lowest peak counts."""
     env = {**os.environ, "OMP_NUM_THREADS": str(report.THREADS)}
     peaks = {}
     for name in MAKERS:
         command = [sys.executable, "-m", "benchmarks.memory", "--only", name]
-        done = subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True)
-        peaks[name] = Peak(**json.loads(done.stdout))
+        runs = [subprocess.run(command, env=env, check=True, stdout=subprocess.PIPE, text=True) for _ in range(_RUNS)]
+        peaks[name] = min((Peak(**json.loads(done.stdout)) for done in runs), key=lambda peak: peak.highest)
     return Peaks(peaks)
 
 

@@ -84,7 +84,8 @@ class Chain:
 
     def finish(self, released: Private, expected_size: float) -> Grads:
         """The average gradient, after post-processing."""
-        torch._foreach_mul_(list(released.value.values()), 1.0 / expected_size)
+        for value in released.value.values():
+            value.mul_(1.0 / expected_size)
         grads: Grads = released.value
         for step in self.after:
             grads = step(grads, released.noise_std / expected_size)

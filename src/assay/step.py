@@ -31,6 +31,7 @@ from assay.grads.engine import Engine
 from assay.mechanisms.gaussian import Gaussian
 from assay.plan import Plan
 from assay.privacy import events
+from assay.privacy.blocks import Blocks
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Randomness
 from assay.types import Bounded
@@ -144,6 +145,7 @@ class PrivateStep:
             assert isinstance(self.chain.clip, AdaptiveQuantile)
             self._side[-1] = self.chain.clip
         self._groups = self.chain.clip.groups(self.engine.layers)
+        self._noise = Blocks(self.randomness, "noise")
         self._paid: tuple[DpEvent, ...] = ()
         self._total: dict[str, Tensor] = {}
         self._measured: list[Tensor] = []
@@ -239,7 +241,7 @@ class PrivateStep:
         total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
         measured = self._measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
         self._total, self._measured, self._pending = {}, [], 1
-        released = self.chain.release(Bounded(total, self.chain.l2), self.randomness.stream("noise", local))
+        released = self.chain.release(Bounded(total, self.chain.l2), self._noise.at(local))
         spent = [released.event]
         for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
             noise = Gaussian(multiplier=self.plan.noise_multiplier / math.sqrt(query.share))

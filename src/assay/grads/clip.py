@@ -15,8 +15,8 @@ from torch import Tensor
 
 from assay.errors import ConfigError
 
-_LEAST_BOUND = 1e-15
-_ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a norm, a quotient and a product lose together
+_LEAST = 1e-15  # an adaptive bound stays between this and its inverse, far from 0 and ∞ in float32
+_ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together
 
 
 def _positive(field: str, value: float) -> None:
@@ -27,9 +27,12 @@ def _positive(field: str, value: float) -> None:
 _SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 
 
+_TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
+
+
 def _exact(weights: Tensor) -> Tensor:
     """Zero instead of a weight too small to be held with full precision, or no number (0/0 for a vanishing bound)."""
-    return weights.masked_fill_(~(weights >= torch.finfo(weights.dtype).tiny), 0.0)
+    return torch.threshold_(weights, _TINY[weights.dtype], 0.0)
 
 
 def _at_most(bound: float, norms: Tensor) -> Tensor:
@@ -167,7 +170,7 @@ class AdaptiveQuantile:
         """Move the bound by the released count; one step moves it by at most a factor e^rate."""
         fraction = min(1.0, max(0.0, noisy / expected_size + 0.5))
         moved = self.bound * math.exp(-self.rate * (fraction - self.quantile))
-        self.bound = min(max(moved, _LEAST_BOUND), 1 / _LEAST_BOUND)  # far from 0 and ∞ in float32
+        self.bound = min(max(moved, _LEAST), 1 / _LEAST)
 
     def state(self) -> dict[str, Any]:
         """The bound in force."""

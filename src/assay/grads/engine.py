@@ -79,30 +79,28 @@ class RecordGrads:
 
         Records whose gradient holds NaN or Inf are zeroed from here on, and counted.
         """
-        by_group: dict[int, Tensor] = {}
-        for names, use in self.uses:
-            group, squares = groups[self.layer_of[names[0]]], use.sq_norm()
-            by_group[group] = by_group[group] + squares if group in by_group else squares
-        width = max(groups) + 1
-        if width == 1 and by_group:
-            total = by_group[0].unsqueeze(1)
+        if len(self.uses) == 1 and max(groups) == 0:
+            norms = self.uses[0][1].norm()
         else:
+            by_group: dict[int, Tensor] = {}
+            for names, use in self.uses:
+                group, squares = groups[self.layer_of[names[0]]], use.sq_norm()
+                by_group[group] = by_group[group] + squares if group in by_group else squares
             zeros = next(iter(self.parameters.values())).detach().new_zeros(self.records)
-            total = torch.stack([by_group.get(group, zeros) for group in range(width)], 1)
-        if not math.isfinite(float(total.sum())):
-            bad = ~torch.isfinite(total.sum(1))
+            norms = torch.stack([by_group.get(group, zeros) for group in range(max(groups) + 1)], 1).sqrt_()
+        if not math.isfinite(float(norms.sum())):
+            bad = ~torch.isfinite(norms.sum(1))
             self.nonfinite += int(bad.sum())
             self.uses = [(names, Apart([part.without(bad) for part in use.apart()])) for names, use in self.uses]
-            total = total.masked_fill(bad.unsqueeze(1), 0.0)
-        return total.sqrt_()
+            norms = norms.masked_fill(bad.unsqueeze(1), 0.0)
+        return norms
 
     def weighted_sum(self, weights: Tensor, groups: list[int]) -> dict[str, Tensor]:
         """Σ_i weights[i, group] · gradient_i for every parameter; call after `norms`, which drops what is not finite."""
         columns = [weights] if weights.shape[1] == 1 else weights.t().contiguous().unsqueeze(2).unbind(0)
         out: dict[str, Tensor] = {}
         for names, use in self.uses:
-            sums = use.weighted_sums(columns[groups[self.layer_of[names[0]]]])
-            out.update({name: total.view_as(self.parameters[name]) for name, total in zip(names, sums, strict=True)})
+            out.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[names[0]]]]), strict=True))
         return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
 
     def per_record(self) -> dict[str, Tensor]:
@@ -201,9 +199,8 @@ class Engine:
                 self._proof.forget()
         grads = RecordGrads(len(losses), _gathered(found), self.parameters, self._layer_of, len(self.layers))
         if proof_now is None:
-            outside = next((name for name, g in expected.items() if g is not None), None)
-            if outside is not None:
-                raise UnsupportedModelError(proof.used_outside(outside))
+            for name in expected:
+                raise UnsupportedModelError(proof.used_outside(name))
         elif proof_now.compare(grads, expected, low) and len(losses) > 1:
             self._proof, self._left_alone = None, left_alone
             self._stop_watching()
@@ -285,7 +282,7 @@ class Engine:
             else:
                 root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
                 out = root.view(shape)
-        seen, version = x.detach(), x._version
+        seen, version = x.detach() if x.requires_grad else x, x._version
 
         def record(g: Tensor) -> None:
             collecting = self._collecting

@@ -58,8 +58,8 @@ class LinearRule:
         weight, bias = params["weight"], params["bias"]
         assert weight is not None
         if _narrow(weight, x):
-            out = torch.mm(weight, x.t()).t().contiguous()
-            return out if bias is None else out.add_(bias)
+            out = torch.mm(weight, x.t()).t()
+            return out.contiguous() if bias is None else torch.add(out, bias)
         return F.linear(x, weight, bias)
 
     def uses(self, module: nn.Linear, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:  # noqa: ARG002

@@ -10,6 +10,7 @@ on the rounding error, so that a record whose terms nearly cancel cannot slip pa
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-_LONG, _BLOCK = 4096, 512
+_SHORT, _LONG, _BLOCK = 64, 4096, 512
 _CHUNK_ELEMENTS = 1 << 22  # per-record gradients built only for their norm are built in pieces of at most 16 MB
 
 
@@ -47,15 +48,22 @@ def rounding(dtype: torch.dtype, terms: int) -> float:
     return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(1, terms))
 
 
-def squares(t: Tensor) -> Tensor:
-    """‖t‖² over the last dimension, raised by what rounding and underflow may have taken from it.
+_EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+_TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
+
+
+def squares(t: Tensor, plus: float = 0.0) -> Tensor:
+    """‖t‖² + plus over the last dimension, raised by what rounding and underflow may have taken from it.
 
     A sum of n squares loses at most n/2 · eps of itself, whatever the order; a long float32 reduction can lose that much
     (1 % at ten million), so long rows are summed in blocks.
     """
-    n, limits = t.shape[-1], torch.finfo(t.dtype)
-    if n <= _LONG:
-        total: Tensor = torch.linalg.vector_norm(t, dim=-1).square_()
+    n = t.shape[-1]
+    if n <= _SHORT:
+        total: Tensor = torch.linalg.vecdot(t, t)
+        steps = n
+    elif n <= _LONG:
+        total = torch.linalg.vector_norm(t, dim=-1).square_()
         steps = n
     else:
         whole = n // _BLOCK * _BLOCK
@@ -64,7 +72,7 @@ def squares(t: Tensor) -> Tensor:
         if whole < n:
             total += torch.linalg.vecdot(t[..., whole:], t[..., whole:])
         steps = 2 * _BLOCK + n // _BLOCK
-    return total.mul_(1 + steps * limits.eps / 2).add_(n * limits.tiny)
+    return total.mul_(1 + steps * _EPS[t.dtype] / 2).add_(n * _TINY[t.dtype] + plus)
 
 
 def _masked(value: Tensor, bad: Tensor) -> Tensor:
@@ -77,14 +85,14 @@ class Dense:
 
     values: Tensor
 
-    def __post_init__(self) -> None:
-        if self.values.dim() == 1:  # a parameter that is a single number
-            self.values = self.values.unsqueeze(1)
-
     def sq_norm(self) -> Tensor:
+        if self.values.dim() == 1:  # a parameter that is a single number
+            return squares(self.values.unsqueeze(1))
         return squares(self.values.flatten(1))
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self.values.dim() == 1:
+            return torch.dot(self.values, weights[:, 0])
         if self.values.dim() == 2:
             return torch.mv(self.values.t(), weights[:, 0])
         return torch.mv(self.values.flatten(1).t(), weights[:, 0]).view(self.values.shape[1:])
@@ -225,8 +233,12 @@ class Tied:
 class LayerUse(Protocol):
     """The uses of several parameters of one module, where together is cheaper than one by one."""
 
+    def norm(self) -> Tensor:
+        """Norm of each record's gradient over all these parameters, [B, 1]."""
+        ...
+
     def sq_norm(self) -> Tensor:
-        """Squared norm of each record's gradient over all these parameters."""
+        """Its square, [B]."""
         ...
 
     def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
@@ -244,6 +256,9 @@ class Apart:
 
     uses: Sequence[Use]
 
+    def norm(self) -> Tensor:
+        return self.sq_norm().sqrt_().unsqueeze(1)
+
     def sq_norm(self) -> Tensor:
         total = self.uses[0].sq_norm()
         for use in self.uses[1:]:
@@ -257,6 +272,15 @@ class Apart:
         return self.uses
 
 
+@functools.cache
+def _constant_one(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones((), dtype=dtype, device=device)
+
+
+def _one(like: Tensor) -> Tensor:
+    return _constant_one(like.dtype, like.device)
+
+
 @dataclass(slots=True)
 class Affine:
     """Weight and bias of y = W x + b, one position a record: gradients g xᵀ and g."""
@@ -264,8 +288,18 @@ class Affine:
     g: Tensor
     x: Tensor
 
+    def norm(self) -> Tensor:
+        """‖g‖ √(‖x‖² + 1): for a model of one layer the fewest operations are what counts."""
+        inputs, outputs = self.x.shape[1], self.g.shape[1]
+        if max(inputs, outputs) > _LONG:
+            return self.sq_norm().sqrt_().unsqueeze(1)
+        x: Tensor = torch.linalg.vector_norm(self.x, dim=1, keepdim=True)
+        g: Tensor = torch.linalg.vector_norm(self.g, dim=1, keepdim=True)
+        raised = 1 + (inputs + outputs) * _EPS[g.dtype] / 4
+        return torch.hypot(x, _one(x)).mul_(g.add_((outputs * _TINY[g.dtype]) ** 0.5).mul_(raised))
+
     def sq_norm(self) -> Tensor:
-        return squares(self.x).add_(1.0).mul_(squares(self.g))  # ‖g‖² (‖x‖² + 1)
+        return squares(self.x, plus=1.0).mul_(squares(self.g))  # ‖g‖² (‖x‖² + 1)
 
     def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
         scaled = self.g * weights

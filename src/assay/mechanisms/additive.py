@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from assay.types import Grads
@@ -16,6 +15,7 @@ def add_noise(total: Grads, std: float, draw: Callable[..., Tensor]) -> Grads:
     if not values or std == 0:
         return total
     sizes = [v.numel() for v in values]
-    noise = draw((sum(sizes),), dtype=values[0].dtype, device=values[0].device).split(sizes)
-    torch._foreach_add_(values, [n.view(v.shape) for n, v in zip(noise, values, strict=True)], alpha=std)
+    noise = draw((sum(sizes),), dtype=values[0].dtype, device=values[0].device).split_with_sizes(sizes)
+    for value, own in zip(values, noise, strict=True):
+        value.add_(own if value.dim() == 1 else own.view(value.shape), alpha=std)
     return total

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -11,6 +12,11 @@ from assay.errors import ConfigError
 from assay.mechanisms.additive import add_noise
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Private
+
+
+@functools.lru_cache(maxsize=64)
+def _event(multiplier: float) -> DpEvent:
+    return GaussianDpEvent(multiplier) if multiplier > 0 else NonPrivateDpEvent()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +38,6 @@ class Gaussian:
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """The noisy sum; costs a Gaussian event of multiplier std/l2, or everything if there is no noise."""
         std = self.multiplier * (grads.l2 if self.reference is None else self.reference)
-        event: DpEvent = GaussianDpEvent(std / grads.l2) if std > 0 else NonPrivateDpEvent()
+        event = _event(std / grads.l2)
         value = add_noise(grads.total, std, stream.normal)
         return Private(value, event, std)
