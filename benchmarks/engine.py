@@ -4,6 +4,9 @@ One thread; all contestants in one process, a step each in every round, in an or
 the fastest of many rounds counts, which is the least disturbed one. Assay draws the noise of several steps of a small
 model at once: the fastest step that drew and the fastest that did not then count as often as each occurred.
 
+The C library's allocator adapts to the largest blocks a process has freed, and whoever shares a process with Opacus
+gains by it. So plain and Assay are also measured without it, each model in a process of its own ("alone").
+
 Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's.
 """
 
@@ -12,9 +15,11 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import subprocess
+import sys
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,13 +62,14 @@ QUICK = Effort(seconds=5, least=5, most=200)
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """A step of each contestant, in milliseconds, and why others are missing."""
+    """A step of each contestant in milliseconds, why others are missing, and Assay over plain without Opacus around."""
 
     task: Task
     target: float
     rounds: int
     milliseconds: dict[str, float]
     missing: dict[str, str]
+    alone: float | None = None
 
     @property
     def best_rival(self) -> str | None:
@@ -89,6 +95,7 @@ class Timing:
             "milliseconds": self.milliseconds,
             "missing": self.missing,
             "over_plain": self.over(ASSAY, PLAIN),
+            "over_plain_alone": self.alone,
             "target": self.target,
             "best_opacus": self.best_rival,
             "met": self.met,
@@ -147,9 +154,9 @@ class _Stopwatch:
         return 1e3 * total / self._count.total()
 
 
-def measure(task: Task, target: float, effort: Effort) -> Timing:
-    """Check that all compute the same, then time them."""
-    rivals, missing = _comparable(task)
+def measure(task: Task, target: float, effort: Effort, *, alone: bool) -> Timing:
+    """Check that all compute the same, then time them; `alone` leaves Opacus out."""
+    rivals, missing = ({}, {}) if alone else _comparable(task)
     makers = {PLAIN: plain, ASSAY: private, **rivals}
     contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
     warm_up = [_Stopwatch(c) for c in contestants.values()]
@@ -169,7 +176,7 @@ def measure(task: Task, target: float, effort: Effort) -> Timing:
 def _rendered(timing: Timing) -> str:
     rival = timing.best_rival
     rows, notes = [], []
-    for name in (PLAIN, ASSAY, *OPACUS):
+    for name in (*timing.milliseconds, *timing.missing):
         if name in timing.missing:
             notes.append(f"{name}: n/a, {timing.missing[name]}")
             rows.append([name, *["n/a"] * 3])
@@ -184,16 +191,36 @@ def _verdicts(timings: list[Timing]) -> str:
     rows = []
     for t in timings:
         rival = t.best_rival
-        theirs = "n/a" if rival is None else f"{t.over(rival, PLAIN):.2f} ({rival.removeprefix('Opacus ')})"
-        ours = f"{t.over(ASSAY, PLAIN):.2f}"
-        rows.append([f"{t.task.model} ({t.task.batch})", ours, f"{t.target:.2f}", theirs, "yes" if t.met else "no"])
-    return report.table(["step time / plain", "Assay", "target", "best Opacus", "met"], rows)
+        rows.append(
+            [
+                f"{t.task.model} ({t.task.batch})",
+                f"{t.over(ASSAY, PLAIN):.2f}",
+                f"{t.target:.2f}",
+                "n/a" if rival is None else f"{t.over(rival, PLAIN):.2f} ({rival.removeprefix('Opacus ')})",
+                "yes" if t.met else "no",
+                "n/a" if t.alone is None else f"{t.alone:.2f}",
+            ]
+        )
+    return report.table(["step time / plain", "Assay", "target", "best Opacus", "met", "Assay alone"], rows)
 
 
-def run(effort: Effort = FULL, models: list[str] | None = None) -> list[Timing]:
+def _measured_alone(task: Task, rounds: int) -> float:
+    command = [sys.executable, "-m", "benchmarks.engine", "--alone", "--json"]
+    command += ["--model", task.model, "--rounds", str(rounds)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return float(json.loads(done.stdout)["engine"][0]["over_plain"])
+
+
+def run(effort: Effort, models: list[str] | None = None, *, alone: bool = False) -> list[Timing]:
     """Every model, or those named."""
     torch.set_num_threads(report.THREADS)
-    return [measure(task, target, effort) for task, target in TARGETS.items() if not models or task.model in models]
+    timings = []
+    for task, target in TARGETS.items():
+        if models and task.model not in models:
+            continue
+        timing = measure(task, target, effort, alone=alone)
+        timings.append(timing if alone else replace(timing, alone=_measured_alone(task, timing.rounds)))
+    return timings
 
 
 def rendered(timings: list[Timing]) -> str:
@@ -225,9 +252,10 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description="time of a training step")
     add_options(parser)
+    parser.add_argument("--alone", action="store_true", help="plain and Assay only, in this process")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    timings = run(effort_of(options), options.model)
+    timings = run(effort_of(options), options.model, alone=options.alone)
     if options.json:
         print(json.dumps({"machine": report.machine(), "engine": [t.to_json() for t in timings]}, indent=2))
     else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def replace_file(path: Path, write: Callable[[Path], None]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """`write` a temporary sibling, flush it to disk and rename it to `path`. A crash leaves the old file or the new
     one.
     """
@@ -26,11 +26,7 @@ def replace_file(path: Path, write: Callable[[Path], None]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file whole."""
-
-    def write(part: Path) -> None:
-        part.write_text(text, encoding="utf-8")
-
-    replace_file(path, write)
+    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def replace_json(path: Path, data: dict[str, Any]) -> None:

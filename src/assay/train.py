@@ -7,10 +7,8 @@ uninterrupted run ends (on a CPU), without one with fresh randomness, the lost s
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay.averaging import Average
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.files import replace_file, replace_json, replace_text
@@ -33,6 +32,7 @@ from assay.privacy.statement import render
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
+from assay.runs.stopping import stop_requests
 from assay.step import MeanLoss, PrivateStep
 from assay.types import Stateful
 
@@ -213,7 +213,7 @@ class _Run:
         self.train = Records(train, self.device)
         self.test = None if test is None else Records(test, self.device)
         self.optimizer = training.optimizer.build(self.model)
-        self.average = _Average(training.ema, self.model) if training.ema is not None else None
+        self.average = Average(training.ema, self.model) if training.ema is not None else None
         self.meter = MeanLoss()
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
@@ -242,7 +242,7 @@ class _Run:
     def go(self) -> Result:
         """Run to the end of the plan or of the budget."""
         try:
-            with _stop_requests() as stop:
+            with stop_requests() as stop:
                 self._loop(stop)
             return self._finish()
         finally:
@@ -420,55 +420,3 @@ def pick_device(name: str) -> torch.device:
         return torch.device(name)
     except RuntimeError as error:
         raise ConfigError("device", name, "auto, cpu, cuda, cuda:N or mps") from error
-
-
-class _Average:
-    """An exponential moving average of the weights, begun gently: the decay rises with the number of steps."""
-
-    def __init__(self, decay: float, model: nn.Module) -> None:
-        self._decay, self._model = decay, model
-        self.values = {n: p.detach().clone() for n, p in model.named_parameters()}
-
-    def update(self, step: int) -> None:
-        decay = min(self._decay, (1 + step) / (10 + step))
-        for name, parameter in self._model.named_parameters():
-            self.values[name].lerp_(parameter.detach(), 1 - decay)
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, value in tensors.items():
-            self.values[name].copy_(value)
-
-    def apply(self) -> None:
-        with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
-                parameter.copy_(self.values[name])
-
-    @contextmanager
-    def applied(self) -> Iterator[None]:
-        kept = {n: p.detach().clone() for n, p in self._model.named_parameters()}
-        self.apply()
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for name, parameter in self._model.named_parameters():
-                    parameter.copy_(kept[name])
-
-
-@contextmanager
-def _stop_requests() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGINT ask for a checkpoint and an orderly end, after the step at hand. A second one ends at once."""
-    asked = threading.Event()
-    kept: Sequence[tuple[int, Any]] = []
-    if threading.current_thread() is threading.main_thread():
-
-        def ask(number: int, _frame: Any) -> None:
-            asked.set()
-            signal.signal(number, signal.SIG_DFL)
-
-        kept = [(number, signal.signal(number, ask)) for number in (signal.SIGTERM, signal.SIGINT)]
-    try:
-        yield asked.is_set
-    finally:
-        for number, handler in kept:
-            signal.signal(number, handler)

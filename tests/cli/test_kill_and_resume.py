@@ -13,7 +13,7 @@ TRAIN = (
     "--model",
     "mlp",
     "--epochs",
-    30,
+    12,
     "--batch-size",
     256,
     "--epsilon",

@@ -7,17 +7,15 @@ name unverified.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
-import secrets
 import zlib
 from gzip import GzipFile
 from pathlib import Path
 
 from assay.data.catalog import KnownFile
 from assay.errors import DataError
+from assay.files import replace_file
 
 
 def verified_content(data: bytes, known: KnownFile, *, gzipped: bool, where: str) -> bytes:
@@ -56,19 +54,11 @@ def read_verified(path: Path, known: KnownFile, dataset: str) -> bytes:
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Put `data`, already verified, under its final name: all of it or nothing, also when killed half-way."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        replace_file(path, lambda part: part.write_bytes(data))
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def _gunzip(data: bytes, size: int) -> tuple[bytes, bool]:

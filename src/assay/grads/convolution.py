@@ -42,37 +42,29 @@ class ConvShape:
     def weight_gradients(self, x: Tensor, g: Tensor) -> Tensor:
         """One weight gradient a record, [B, *weight]: the backend's gradient with the records folded into the groups."""
         B = x.shape[0]
-        folded: Tensor = torch.ops.aten.convolution_backward(
-            g.reshape(1, -1, *g.shape[2:]),
-            x.reshape(1, -1, *x.shape[2:]),
-            x.new_empty(B * self.weight[0], *self.weight[1:]),
-            None,
-            self.stride,
-            self.padding,
-            self.dilation,
-            False,
-            [0] * len(self.stride),
-            B * self.groups,
-            (False, True, False),
-        )[1]
-        return folded.view(B, *self.weight)
+        folded_x, folded_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
+        return self._gradient(folded_x, folded_g, B).view(B, *self.weight)
 
     def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """The ordinary weight gradient, summed over records."""
-        total: Tensor = torch.ops.aten.convolution_backward(
+        return self._gradient(x, g, 1)
+
+    def _gradient(self, x: Tensor, g: Tensor, fold: int) -> Tensor:
+        weight = x.new_empty(fold * self.weight[0], *self.weight[1:])  # only its shape is looked at
+        outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             g,
             x,
-            x.new_empty(self.weight),
+            weight,
             None,
             self.stride,
             self.padding,
             self.dilation,
             False,
             [0] * len(self.stride),
-            self.groups,
+            fold * self.groups,
             (False, True, False),
-        )[1]
-        return total
+        )
+        return outputs[1]
 
     def patch_gram(self, x: Tensor) -> Tensor:
         """Inner products of all pairs of input windows, [B·groups, positions, positions].
