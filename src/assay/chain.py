@@ -71,7 +71,7 @@ class Chain:
         width = max(groups, default=0) + 1
         squares = next(iter(whole.values())).new_zeros(len(next(iter(whole.values()))), width)
         for name, values in whole.items():
-            squares[:, groups[grads.layer_of[name]]] += values.flatten(1).square().sum(1)
+            squares[:, groups[grads.layer_of[name]]] += values.reshape(len(values), -1).square().sum(1)
         norms = squares.sqrt_()
         weights = self.clip.weights(norms)
         return {n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()}, norms

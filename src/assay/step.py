@@ -76,7 +76,7 @@ class MeanLoss:
 
     def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
         """Σ of the losses, each between 0 and the bound; not-a-number counts as the bound."""
-        return losses.detach().double().nan_to_num(nan=self.bound).clamp(0.0, self.bound).sum()
+        return losses.detach().float().nan_to_num(nan=self.bound).clamp(0.0, self.bound).sum()
 
     def receive(self, noisy: float, expected_size: float) -> None:
         """Add one step's average."""
@@ -246,7 +246,8 @@ class PrivateStep:
         for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
             noise = Gaussian(multiplier=self.plan.noise_multiplier / math.sqrt(query.share))
             side = noise.release(
-                Bounded({"": value.view(1)}, query.sensitivity), self.randomness.stream(f"side {i}", local)
+                Bounded({"": value.cpu().double().view(1)}, query.sensitivity),
+                self.randomness.stream(f"side {i}", local),
             )
             spent.append(side.event)
             query.receive(float(side.value[""]), self.plan.sampler.expected_size)
