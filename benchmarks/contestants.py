@@ -60,7 +60,7 @@ NOISELESS = Setting(noise_multiplier=0.0, lr=0.0)
 class Contestant:
     """A model with its training step; every step needs the next of `batches`.
 
-    `draws` counts how often random numbers were asked for ahead of need, where a contestant does that.
+    `draws` counts the draws of random numbers so far, for a contestant that draws those of several steps at once.
     """
 
     model: nn.Module

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.errors import ConfigError
+from assay.grads.uses import constant
 
 _LEAST = 1e-15  # an adaptive bound stays between this and its inverse, far from 0 and ∞ in float32
 _ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together
@@ -37,7 +38,8 @@ def _exact(weights: Tensor) -> Tensor:
 
 def _at_most(bound: float, norms: Tensor) -> Tensor:
     """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
-    return _exact(norms.clamp(min=bound).reciprocal_().mul_(bound * _SHRINK[norms.dtype]))
+    shrunk = constant(bound * _SHRINK[norms.dtype], norms.dtype, norms.device)
+    return _exact(torch.div(shrunk, norms.clamp(min=bound)))
 
 
 @dataclass(frozen=True, kw_only=True)

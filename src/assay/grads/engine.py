@@ -267,12 +267,13 @@ class Engine:
     def _run_taped(self, unit: _Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
         module, rule = unit.module, unit.rule
         (x,) = args if len(args) == 1 else (*args, *kwargs.values())
-        params: dict[str, Tensor | None]
         if self._proof is not None:
-            params = dict(module._parameters)
-        else:
-            params = {n: None if p is None else p.detach() for n, p in module._parameters.items()}
-        out = rule.forward(module, params, x)
+            out = rule.forward(module, module._parameters, x)
+        elif x.requires_grad:
+            out = rule.forward(module, {n: None if p is None else p.detach() for n, p in module._parameters.items()}, x)
+        else:  # nothing before this layer is trained
+            with torch.no_grad():
+                out = rule.forward(module, module._parameters, x)
         # An in-place activation on a view rewrites the history of what it is a view of: record there, not on the view.
         root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
         shape = out.shape

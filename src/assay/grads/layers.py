@@ -78,7 +78,7 @@ def _narrow(weight: Tensor, x: Tensor) -> bool:
         outputs < 16
         and inputs >= 256
         and x.dim() == 2
-        and not (x.requires_grad or weight.requires_grad)
+        and not torch.is_grad_enabled()
         and x.dtype == weight.dtype
         and x.device.type == "cpu"
         and not torch.is_autocast_enabled("cpu")

@@ -272,13 +272,10 @@ class Apart:
         return self.uses
 
 
-@functools.cache
-def _constant_one(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.ones((), dtype=dtype, device=device)
-
-
-def _one(like: Tensor) -> Tensor:
-    return _constant_one(like.dtype, like.device)
+@functools.lru_cache(maxsize=256)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor, made once: turning a Python number into one costs as much as the operation it is for."""
+    return torch.tensor(value, dtype=dtype, device=device)
 
 
 @dataclass(slots=True)
@@ -296,7 +293,9 @@ class Affine:
         x: Tensor = torch.linalg.vector_norm(self.x, dim=1, keepdim=True)
         g: Tensor = torch.linalg.vector_norm(self.g, dim=1, keepdim=True)
         raised = 1 + (inputs + outputs) * _EPS[g.dtype] / 4
-        return torch.hypot(x, _one(x)).mul_(g.add_((outputs * _TINY[g.dtype]) ** 0.5).mul_(raised))
+        lost = constant(raised * (outputs * _TINY[g.dtype]) ** 0.5, g.dtype, g.device)
+        one = constant(1.0, x.dtype, x.device)
+        return torch.hypot(x, one).mul_(lost.add(g, alpha=raised))  # ‖x, 1‖ · (‖g‖ + lost), raised
 
     def sq_norm(self) -> Tensor:
         return squares(self.x, plus=1.0).mul_(squares(self.g))  # ‖g‖² (‖x‖² + 1)
