@@ -26,8 +26,8 @@ from assay.runs.directory import RunDirectory
 from assay.train import Result, Training, fit
 from assay.train import resume as resume_run
 
-_DEFAULT_BATCH = 2048
-_DEFAULT_LR = {"sgd": 1.0, "adam": 0.002, "adamw": 0.002}
+_DEFAULT_BATCH = 1024
+_DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
 
 
 def register(app: typer.Typer) -> None:
@@ -50,7 +50,7 @@ def train(
     epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 15,
     batch_size: Annotated[
         float | None,
-        typer.Option(help="Expected batch size. (default: 2048, or an eighth of the records if that is less)"),
+        typer.Option(help="Expected batch size. (default: 1024, or an eighth of the records if that is less)"),
     ] = None,
     noise_multiplier: options.Noise = None,
     clip: Annotated[
@@ -61,7 +61,7 @@ def train(
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. (default: the method's own)")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate. (default: 1 for sgd, 0.002 for adam and adamw)")
+        float | None, typer.Option(help="Learning rate. (default: 0.7 for sgd, 0.002 for adam and adamw)")
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. (default: 0.9)")] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
@@ -91,7 +91,7 @@ def train(
     training = Training(
         optimizer=Optimizer(
             name=name,
-            lr=_DEFAULT_LR.get(name, 1.0) if lr is None else lr,
+            lr=_DEFAULT_LR.get(name, 0.7) if lr is None else lr,
             momentum=(0.9 if name == "sgd" else 0.0) if momentum is None else momentum,
             weight_decay=weight_decay,
             schedule=schedule,

@@ -36,6 +36,9 @@ R = TypeVar("R", TapeRule, ExpandRule)
 Rules = Mapping[type[nn.Module], TapeRule | ExpandRule]
 
 
+_SMALL_OUTPUT = 1 << 16
+
+
 class _Anchor(torch.autograd.Function):
     """Makes an output part of the autograd graph, in place, so that in-place activations after it stay legal."""
 
@@ -137,6 +140,9 @@ class Engine:
 
     def __init__(self, model: nn.Module, rules: Rules = RULES) -> None:
         compat.check(model)
+        # glibc returns large blocks to the system and fetches them anew, every step, until a process has freed one of this
+        # size; then it keeps them. The page faults cost up to a fifth of a step.
+        torch.empty(2**25 - 2**16, dtype=torch.uint8)
         self.model = model
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
@@ -278,7 +284,8 @@ class Engine:
         root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
         shape = out.shape
         if not root.requires_grad:
-            if root is out and unit.path in self._left_alone:
+            # a leaf keeps its gradient until the step ends, which only a small output is worth
+            if root is out and unit.path in self._left_alone and root.numel() <= _SMALL_OUTPUT:
                 root.requires_grad_()
             else:
                 root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]

@@ -204,8 +204,7 @@ class Proof:
             for (path, _), g in zip(seen, alone, strict=True):
                 if g is None:
                     continue
-                others = torch.cat([g[:one], g[one + 1 :]])
-                if bool(((others != 0) & others.isfinite()).any()):
+                if any(bool(((part != 0) & part.isfinite()).any()) for part in (g[:one], g[one + 1 :])):
                     raise UnsupportedModelError(mixes(path or "the model"))
 
     def _enclosure(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> set[Any]:

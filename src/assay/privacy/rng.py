@@ -79,9 +79,9 @@ class _OsKey:
 class OsSeeded(_OsKey):
     """Ordinary generators, each with a full state of its own derived from a key of the operating system.
 
-    What one stream gives away says nothing of another. Within one, the numbers are those of the Mersenne
-    Twister, which obeys linear relations: an adversary who knows a release but for one record could test
-    those. Against that, take `Secure`.
+    What one stream gives away says nothing of another (the noise of a small model's consecutive steps may come out of one,
+    see `assay.privacy.blocks`). Within one, the numbers are those of the Mersenne Twister, which obeys linear relations:
+    an adversary who knows a release but for one record could test those. Against that, take `Secure`.
     """
 
     __slots__ = ()
