@@ -279,6 +279,10 @@ class PrivateStep:
         """The verified ε charged so far; never less than what was spent."""
         return self.ledger.epsilon()
 
+    def epsilon_taken(self) -> float:
+        """The verified ε of the steps taken, without those that are paid for ahead."""
+        return self.ledger.epsilon_after(self.taken - self._origin)
+
     @property
     def limit(self) -> int:
         """The step after which the plan or the budget ends."""

@@ -288,7 +288,7 @@ class _Run:
             {
                 "epoch": round(self.plan.epochs_after(self.step.taken), 2),
                 "step": self.step.taken,
-                "epsilon": number(self.step.epsilon()),
+                "epsilon": number(self.step.epsilon_taken()),
                 "train_loss": self.meter.value,
                 "test_accuracy": accuracy,
                 "test_loss": test_loss,

@@ -68,7 +68,13 @@ def test_repeating_the_same_draws_is_not_charged_twice(tmp_path):
     again = book(path)
     again.begin(cost, 100, repeat=True)
     assert again.charged == 30
-    again.charge(40)
+    again.settle(10)
+    assert again.total_steps == 30, (
+        "the killed process may have taken all thirty: repeating ten of them takes nothing back"
+    )
+    assert again.epsilon_after(10) == pytest.approx(spent(10), rel=0.01)
+    again.charge(64)
+    again.settle(40)
     assert again.total_steps == 40
 
 

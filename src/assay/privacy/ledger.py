@@ -50,7 +50,7 @@ class Ledger:
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
         self._segments: list[_Segment] = []
         self._cost: Callable[[int], DpEvent] = lambda _: NonPrivateDpEvent()
-        self._cleared = 0
+        self._cleared = self._floor = 0
         self._header = {"schema": SCHEMA, "delta": delta, "adjacency": adjacency.value, "ceiling": ceiling}
         if path is not None and path.exists():
             self._read(path)
@@ -65,6 +65,7 @@ class Ledger:
         """
         if not (repeat and self._segments):
             self._segments.append(_Segment(0, ComposedDpEvent([])))
+        self._floor = self.charged  # a killed process may have taken every step that it had paid for
         self._cost = cost
         self._cleared = max(0, wanted)
         if self._cleared and self.ceiling is not None and self._with(cost(wanted)) > self.ceiling:
@@ -95,28 +96,39 @@ class Ledger:
         """
         if steps > self.charged:
             raise LedgerError(f"{steps} steps were taken but only {self.charged} charged")
-        if steps < self.charged:
-            self._write(steps)
+        if max(steps, self._floor) < self.charged:
+            self._write(max(steps, self._floor))
 
     def event(self) -> DpEvent:
         """Everything charged so far."""
         return ComposedDpEvent([s.event for s in self._segments])
 
     def epsilon(self) -> float:
-        """The verified ε of everything charged so far.
+        """The verified ε of everything charged so far."""
+        return self._bounded(self.event())
+
+    def epsilon_after(self, steps: int) -> float:
+        """The verified ε when the current segment had this many steps: for the history of a run, where steps paid for ahead do not count."""
+        return self._bounded(ComposedDpEvent([*(s.event for s in self._segments[:-1]), self._event(steps)]))
+
+    def _bounded(self, event: DpEvent) -> float:
+        """ε of an event within what the segment was cleared for.
 
         Fewer steps never cost more, but two bounds computed apart may differ by half a percent either way: the bound that
         cleared the segment holds for every shorter one too.
         """
-        spent = epsilon(self.event(), self.delta, self.adjacency)
+        spent = epsilon(event, self.delta, self.adjacency)
         return min(spent, self._with(self._cost(self._cleared))) if self._cleared else spent
+
+    def _event(self, steps: int) -> DpEvent:
+        return self._cost(steps) if steps else ComposedDpEvent([])
 
     def _with(self, current: DpEvent) -> float:
         earlier = [s.event for s in self._segments[:-1]]
         return epsilon(ComposedDpEvent([*earlier, current]), self.delta, self.adjacency)
 
     def _write(self, steps: int) -> None:
-        event = self._cost(steps) if steps else ComposedDpEvent([])
+        event = self._event(steps)
         self._append({"segment": len(self._segments) - 1, "steps": steps, "event": events.to_json(event)})
         self._segments[-1] = _Segment(steps, event)
 
