@@ -137,13 +137,10 @@ class PrivateStep:
         self._limit = self._origin + ledger.begin(plan.event, plan.steps - self._origin, repeat=seeded)
         self.nonfinite = 0
         self._physical = max_physical_batch
-        probe = plan.chain()
-        self._side = [*side, *([probe.clip] if isinstance(probe.clip, AdaptiveQuantile) else [])]
-        shares = sum(q.share for q in self._side)
-        self.chain = plan.chain(1.0 - shares)
-        if isinstance(probe.clip, AdaptiveQuantile):
-            assert isinstance(self.chain.clip, AdaptiveQuantile)
-            self._side[-1] = self.chain.clip
+        asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
+        self.chain = plan.chain(1.0 - sum(query.share for query in asked))
+        own = self.chain.clip
+        self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
         self._groups = self.chain.clip.groups(self.engine.layers)
         self._noise = Blocks(self.randomness, "noise")
         self._paid: tuple[DpEvent, ...] = ()

@@ -105,20 +105,20 @@ class Ledger:
 
     def epsilon(self) -> float:
         """The verified ε of everything charged so far."""
-        return self._bounded(self.event())
+        return self._bounded(self.event(), self.charged) if self._segments else 0.0
 
     def epsilon_after(self, steps: int) -> float:
         """The verified ε when the current segment had this many steps: for the history of a run, where steps paid for ahead do not count."""
-        return self._bounded(ComposedDpEvent([*(s.event for s in self._segments[:-1]), self._event(steps)]))
+        return self._bounded(ComposedDpEvent([*(s.event for s in self._segments[:-1]), self._event(steps)]), steps)
 
-    def _bounded(self, event: DpEvent) -> float:
-        """ε of an event within what the segment was cleared for.
+    def _bounded(self, event: DpEvent, steps: int) -> float:
+        """ε of an event whose current segment has this many steps.
 
         Fewer steps never cost more, but two bounds computed apart may differ by half a percent either way: the bound that
         cleared the segment holds for every shorter one too.
         """
         spent = epsilon(event, self.delta, self.adjacency)
-        return min(spent, self._with(self._cost(self._cleared))) if self._cleared else spent
+        return min(spent, self._with(self._cost(self._cleared))) if 0 < steps <= self._cleared else spent
 
     def _event(self, steps: int) -> DpEvent:
         return self._cost(steps) if steps else ComposedDpEvent([])
