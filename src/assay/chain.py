@@ -1,22 +1,24 @@
 """A method as one expression: how a record's gradient is bounded, encoded, noised and cleaned up.
 
-each ─▶ clip ─▶ sum ─▶ before ─▶ noise ─▶ (÷ expected batch size) ─▶ after
+each ─▶ clip ─▶ sum ─▶ before ─▶ noise ─▶ (÷ expected batch size) ─▶ decode ─▶ after
 per record, sensitive          │ released from here on, free to use
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from dp_accounting.dp_event import DpEvent
 from torch import Tensor
 
 from assay.errors import ConfigError
-from assay.grads.engine import RecordGrads
+from assay.grads.correlation import corner
+from assay.grads.engine import RecordGrads, Rules
 from assay.privacy.rng import Stream
-from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private
+from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private, Stateful
 
 PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """A map of one record's gradient (or one micro-batch's), applied to all at once: {name: [B, *shape]} in and out."""
@@ -30,18 +32,40 @@ class Chain:
     the members of a micro-batch moves its clipped average from one vector of norm C to another, so one record moves the
     sum by up to 2C. That holds because every record draws its micro-batch independently of the others: no record
     displaces another.
+
+    `rules` take the place of the engine's own for the layer types they name. A rule may hand over a map larger than its
+    parameter (the whole correlation of a convolution), of which the leading corner is the gradient: `decode` sees the map,
+    `after` the gradient.
     """
 
     clip: ClipRule
     noise: Mechanism
     micro: int = 1
+    rules: Rules = field(default_factory=dict)
     each: Sequence[PerRecordMap] = ()
     before: Sequence[Encoder] = ()
+    decode: Sequence[Denoiser] = ()
     after: Sequence[Denoiser] = ()
 
     def __post_init__(self) -> None:
         if self.micro < 1:
             raise ConfigError("micro_batch", self.micro, "a whole number, 1 or above")
+        if self.each and self.rules:
+            raise ConfigError(
+                "encode",
+                "sign together with the full spectral domain",
+                "one of the two: signs are taken of a gradient's own coordinates, which the full domain does not keep apart",
+            )
+        white, spoiler = self.noise.white, "the noise of this method"
+        for step in (*self.decode, *self.after):
+            if step.needs_white and not white:
+                raise ConfigError(
+                    "denoise",
+                    str(step),
+                    f"a place before {spoiler}: it reads every coordinate against noise that is independent and equal in all",
+                )
+            if not step.keeps_white:
+                white, spoiler = False, str(step)
 
     @property
     def l2(self) -> float:
@@ -82,14 +106,31 @@ class Chain:
             grads = encode(grads)
         return self.noise.release(grads, stream)
 
-    def finish(self, released: Private, expected_size: float) -> Grads:
-        """The average gradient, after post-processing."""
+    def finish(self, released: Private, expected_size: float, shapes: Mapping[str, torch.Size] | None = None) -> Grads:
+        """The average gradient, after post-processing; `shapes` are the parameters' own, where maps may be larger."""
         for value in released.value.values():
             value.mul_(1.0 / expected_size)
         grads: Grads = released.value
+        for step in self.decode:
+            grads = step(grads, released.noise_std / expected_size)
+        if self.rules and shapes is not None:
+            grads = {name: corner(value, shapes[name]).contiguous() for name, value in grads.items()}
         for step in self.after:
             grads = step(grads, released.noise_std / expected_size)
         return grads
+
+    def state(self) -> dict[str, Any]:
+        """What changes from step to step, by where it is; released values only."""
+        return {place: part.state() for place, part in self._stateful()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state` returned."""
+        for place, part in self._stateful():
+            part.restore(state[place])
+
+    def _stateful(self) -> list[tuple[str, Stateful]]:
+        parts = {"clip": self.clip} | {f"after {i}": step for i, step in enumerate(self.after)}
+        return [(place, part) for place, part in parts.items() if isinstance(part, Stateful)]
 
 
 def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:

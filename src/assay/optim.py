@@ -14,18 +14,17 @@ from torch import nn
 from assay.errors import ConfigError
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda _: 1.0,
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
+SCHEDULES: dict[str, Callable[[int, int], float]] = {
+    "constant": lambda _, __: 1.0,
+    "linear": lambda step, steps: 1.0 - step / steps,
+    "cosine": lambda step, steps: 0.5 * (1.0 + math.cos(math.pi * step / steps)),
+    "inverse": lambda step, _: 1.0 / (step + 1),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer, its learning rate and how that changes: `schedule` maps the part of the run done (0 to 1) to a
-    factor.
-    """
+    """An optimizer, its learning rate and how that changes: `schedule` maps a step's number to a factor."""
 
     name: str = "sgd"
     lr: float = 0.1
@@ -61,9 +60,9 @@ class Optimizer:
             case _:
                 return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
-    def lr_at(self, progress: float) -> float:
-        """The learning rate at this part of the run: a function of the step's number, so a resumed run continues it
-        exactly.
+    def lr_at(self, step: int, steps: int) -> float:
+        """The learning rate of this step, counted from 0, of a run of `steps`: a function of the step's number, so a resumed
+        run continues it exactly.
         """
-        rise = min(1.0, (progress + 1e-12) / self.warmup) if self.warmup else 1.0
-        return self.lr * rise * SCHEDULES[self.schedule](progress)
+        rise = min(1.0, (step / steps + 1e-12) / self.warmup) if self.warmup else 1.0
+        return self.lr * rise * SCHEDULES[self.schedule](step, steps)

@@ -1,4 +1,4 @@
-"""A plan: everything that decides ε, and nothing else.
+"""A plan: everything that decides ε, and what a gradient goes through on its way to the optimizer.
 
 The plan that states ε is the plan that runs: it builds the sampler that draws the batches and the chain that clips and
 adds the noise, and its event is what those two say they cost.
@@ -14,14 +14,16 @@ from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
-from assay import methods
+from assay import denoise, encode, methods
 from assay.chain import Chain
 from assay.data.sampling import SAMPLERS, Sampler
+from assay.encode import Encoding
 from assay.errors import ConfigError
 from assay.grads import clip as clipping
 from assay.methods import Method
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps, smallest_noise
+from assay.types import Denoiser
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -36,6 +38,9 @@ class Plan:
     `noise_multiplier` is that of a whole step: where a step releases more than the gradient (a training loss, a count
     for adaptive clipping), each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they
     are exactly one Gaussian release of multiplier σ.
+
+    `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
+    the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.
     """
 
     records: int
@@ -48,7 +53,10 @@ class Plan:
     sampling: str = "poisson"
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     method: Method = field(default_factory=lambda: methods.get("dpsgd"))
+    encode: tuple[Encoding, ...] = ()
+    denoise: tuple[Denoiser, ...] = ()
     epsilon_limit: float | None = None
+    epsilon_claimed: float | None = None
 
     def __post_init__(self) -> None:
         _whole("records", self.records, 1)
@@ -76,6 +84,10 @@ class Plan:
                 self.micro_batch,
                 "1 with adaptive clipping: its count bounds what one record does, not what one micro-batch does",
             )
+        if isinstance(self.clip, clipping.Assumed) and self.method.variant != "published":
+            raise ConfigError(
+                "clip", str(self.clip), "a rule that clips; only published variants take a bound for granted"
+            )
         _ = self.sampler  # its own checks: batch_size against records
 
     @cached_property
@@ -97,7 +109,14 @@ class Plan:
 
     def chain(self, gradient_share: float = 1.0) -> Chain:
         """The step, its gradient release taking this share of the step's privacy."""
-        return self.method.chain(self, self.noise_multiplier / math.sqrt(gradient_share))
+        chain = self.method.chain(self, self.noise_multiplier / math.sqrt(gradient_share))
+        for encoding in self.encode:
+            chain = encoding.applied(chain)
+        return replace(chain, after=(*chain.after, *denoise.fresh(self.denoise)))
+
+    def for_layers(self, layers: list[str]) -> Plan:
+        """The plan for a model with these layers: methods that clip them one by one need to know how many there are."""
+        return replace(self, method=methods.for_layers(self.method, layers))
 
     @cached_property
     def step_event(self) -> DpEvent:
@@ -116,6 +135,10 @@ class Plan:
         """The ε that the method's paper would report for this run."""
         return self.method.claimed(self)
 
+    def targeted(self) -> float:
+        """The ε that a target is about: the verified one, or for a published variant the claimed one."""
+        return self.claimed() if self.method.variant == "published" else self.epsilon()
+
     @classmethod
     def calibrated(
         cls,
@@ -130,7 +153,7 @@ class Plan:
         **rest: Any,
     ) -> Plan:
         """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
-        and batch_size.
+        and batch_size. For a published variant it is the claimed ε.
 
         Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it.
         """
@@ -157,32 +180,35 @@ class Plan:
                 steps=count or 1,
                 noise_multiplier=noise,
                 delta=delta,
-                epsilon_limit=epsilon,
                 **rest,
+            )
+            published = start.method.variant == "published"
+            start = replace(
+                start, epsilon_limit=None if published else epsilon, epsilon_claimed=epsilon if published else None
             )
             return start if count is not None else replace(start, steps=steps_for(epochs, start.sampler))
 
         if batch_size is None:
             assert noise_multiplier is not None
-            size = most_steps(lambda n: made(noise_multiplier, n, steps).epsilon(), epsilon, limit=records)
+            size = most_steps(lambda n: made(noise_multiplier, n, steps).targeted(), epsilon, limit=records)
             if size == 0:
                 raise ConfigError(
                     "epsilon",
                     epsilon,
-                    f"more than that: a batch of one record already spends {made(noise_multiplier, 1, steps).epsilon():.4g}",
+                    f"more than that: a batch of one record already spends {made(noise_multiplier, 1, steps).targeted():.4g}",
                 )
             return made(noise_multiplier, size, steps)
         if length is None:
             assert noise_multiplier is not None
             base = made(noise_multiplier, batch_size, 1)
-            count = most_steps(lambda n: base.epsilon(steps=n), epsilon)
+            count = most_steps(lambda n: replace(base, steps=n).targeted(), epsilon)
             if count == 0:
-                raise ConfigError("epsilon", epsilon, f"more than that: one step already spends {base.epsilon():.4g}")
+                raise ConfigError("epsilon", epsilon, f"more than that: one step already spends {base.targeted():.4g}")
             return replace(base, steps=count)
         template = made(1.0, batch_size, steps)
         return replace(
             template,
-            noise_multiplier=smallest_noise(lambda z: replace(template, noise_multiplier=z).epsilon(), epsilon),
+            noise_multiplier=smallest_noise(lambda z: replace(template, noise_multiplier=z).targeted(), epsilon),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -198,7 +224,11 @@ class Plan:
             "sampling": self.sampling,
             "adjacency": self.adjacency.value,
             "method": self.method.name,
+            "options": methods.options(self.method),
+            "encode": [encode.describe(part) for part in self.encode],
+            "denoise": [denoise.describe(part) for part in self.denoise],
             "epsilon_limit": self.epsilon_limit,
+            "epsilon_claimed": self.epsilon_claimed,
         }
 
     @classmethod
@@ -207,7 +237,9 @@ class Plan:
         known = dict(data)
         known["clip"] = clipping.parse(known["clip"])
         known["adjacency"] = Adjacency(known["adjacency"])
-        known["method"] = methods.get(known["method"])
+        known["method"] = methods.get(known["method"], **known.pop("options"))
+        known["encode"] = encode.parse_all(known["encode"])
+        known["denoise"] = denoise.parse_all(known["denoise"])
         return cls(**known)
 
 

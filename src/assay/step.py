@@ -28,6 +28,7 @@ from assay.data.records import Records
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.grads.clip import AdaptiveQuantile
 from assay.grads.engine import Engine
+from assay.grads.layers import RULES, trainable_layers
 from assay.mechanisms.gaussian import Gaussian
 from assay.plan import Plan
 from assay.privacy import events
@@ -122,8 +123,8 @@ class PrivateStep:
     ) -> None:
         if max_physical_batch is not None and max_physical_batch < 1:
             raise ConfigError("max_physical_batch", max_physical_batch, "a whole number, 1 or above")
-        self.plan = plan
-        self.engine = Engine(model)
+        self.plan = plan = plan.for_layers(trainable_layers(model))
+        self.engine = Engine(model, {**RULES, **plan.chain().rules})
         self.randomness = OsSeeded() if randomness is None else randomness
         if not isinstance(ledger, Ledger):
             path = None if ledger is None else Path(ledger)
@@ -142,6 +143,7 @@ class PrivateStep:
         own = self.chain.clip
         self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
         self._groups = self.chain.clip.groups(self.engine.layers)
+        self._shapes = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
         self._noise = Blocks(self.randomness, "noise")
         self._paid: tuple[DpEvent, ...] = ()
         self._total: dict[str, Tensor] = {}
@@ -184,7 +186,8 @@ class PrivateStep:
             index = index[order]
         self._padded = len(index) == 0
         if self._padded:
-            self._pending, self._slots, self._drawn = 1, None, 1
+            self._pending, self._drawn = 1, 1
+            self._slots = None if slots is None else slots.new_zeros(1)
             yield records.zeros()
             return
         cuts = _cuts(len(index), self._physical, slots)
@@ -214,11 +217,16 @@ class PrivateStep:
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
         self._drawn = None
-        if not self._padded:
+        # In a domain of maps, a batch without records must have noise of the same shape as any other: its one record of zeros
+        # runs through the model like others, and counts for nothing.
+        if not self._padded or self.chain.rules:
             grads = self.engine.collect(losses)
             total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
             measured = [query.measure(losses, norms) for query in self._side]
+            if self._padded:
+                total = {name: torch.zeros_like(value) for name, value in total.items()}
+                measured = [torch.zeros_like(value) for value in measured]
             if not self._total:
                 self._total, self._measured = total, measured
             else:
@@ -252,7 +260,7 @@ class PrivateStep:
             _check_paid(events.joint(spent), self.plan.step_event)
             self._paid = tuple(spent)
         self.taken += 1
-        grads = self.chain.finish(released, self.plan.sampler.expected_size)
+        grads = self.chain.finish(released, self.plan.sampler.expected_size, self._shapes)
         for name, parameter in self.engine.parameters.items():
             parameter.grad = grads[name]
 

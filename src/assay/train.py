@@ -24,6 +24,7 @@ from assay.averaging import Average
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.files import replace_file, replace_json, replace_text
+from assay.grads.layers import trainable_layers
 from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
@@ -34,7 +35,6 @@ from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
 from assay.runs.stopping import stop_requests
 from assay.step import MeanLoss, PrivateStep
-from assay.types import Stateful
 
 Loss = Callable[[Any, Any], Tensor]
 _EVALUATION_BATCH = 1000
@@ -149,6 +149,8 @@ def fit(
     interrupted run, call `resume`.
     """
     training = training or Training()
+    plan = plan.for_layers(trainable_layers(model))
+    plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
     directory = None
     if out is not None:
@@ -277,7 +279,7 @@ class _Run:
 
     def _prepare(self, step: int) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.training.optimizer.lr_at(step / self.plan.steps)
+            group["lr"] = self.training.optimizer.lr_at(step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
             torch.manual_seed(int(self.step.randomness.stream("model", step).integers(2**62, 1)))
 
@@ -324,7 +326,7 @@ class _Run:
             "history": self.history,
             "seconds": self.seconds,
             "meter": self.meter.state(),
-            "clip": self.step.chain.clip.state() if isinstance(self.step.chain.clip, Stateful) else None,
+            "chain": self.step.chain.state(),
         }
         checkpoint.save(self.directory.checkpoint, tensors | optimizer_tensors, state)
 
@@ -335,8 +337,7 @@ class _Run:
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"])
         self.history, self.seconds = state["history"], state["seconds"]
         self.meter.restore(state["meter"])
-        if isinstance(self.step.chain.clip, Stateful):
-            self.step.chain.clip.restore(state["clip"])
+        self.step.chain.restore(state["chain"])
 
     def _evaluate(self) -> tuple[float | None, float | None]:
         if self.test is None:

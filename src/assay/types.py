@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from dp_accounting.dp_event import DpEvent
 from torch import Tensor
@@ -70,6 +70,11 @@ class Encoder(Protocol):
 class Mechanism(Protocol):
     """Adds the noise and states what that cost."""
 
+    @property
+    def white(self) -> bool:
+        """Whether the noise is independent and of equal standard deviation in all coordinates."""
+        ...
+
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """The noisy sum. The event follows from the noise really added and the bound stated by `grads`."""
         ...
@@ -77,6 +82,11 @@ class Mechanism(Protocol):
 
 class Denoiser(Protocol):
     """Post-processing of a released gradient (already divided by the expected batch size). Costs no privacy."""
+
+    needs_white: ClassVar[bool]
+    """Whether it relies on noise that is independent and of standard deviation `noise_std` in every coordinate."""
+    keeps_white: ClassVar[bool]
+    """Whether the noise is still so afterwards."""
 
     def __call__(self, grads: Grads, noise_std: float) -> Grads:
         """`noise_std` is the standard deviation of the noise in each coordinate of `grads`."""

@@ -80,12 +80,15 @@ def test_a_chain_runs_its_parts_in_order():
         order.append("before")
         return Bounded({n: v / 2 for n, v in grads.total.items()}, grads.l2 / 2)
 
-    def add_one(grads, noise_std):
-        order.append("after")
-        assert noise_std == pytest.approx(0.5 * 0.5 / 10)
-        return {n: v + 1 for n, v in grads.items()}
+    class AddOne:
+        needs_white = keeps_white = True
 
-    chain = Chain(clip=Flat(bound=1.0), before=[halve], noise=Gaussian(multiplier=0.5), after=[add_one])
+        def __call__(self, grads, noise_std):
+            order.append("after")
+            assert noise_std == pytest.approx(0.5 * 0.5 / 10)
+            return {n: v + 1 for n, v in grads.items()}
+
+    chain = Chain(clip=Flat(bound=1.0), before=[halve], noise=Gaussian(multiplier=0.5), after=[AddOne()])
     released = chain.release(zeros(1.0), Seeded(0).stream("noise", 0))
     assert released.noise_std == 0.25
     assert released.event == GaussianDpEvent(0.5), "the encoder restated the bound, the noise followed it"

@@ -33,8 +33,15 @@ def _print(*rows: tuple[str, ...], header: tuple[str, ...]) -> None:
     Console().print(table)
 
 
-def methods() -> None:
-    """The methods, and whether their published form is sound."""
+def methods(name: Annotated[str | None, typer.Argument(help="A method, for its options.")] = None) -> None:
+    """The methods, and whether their published form is sound; of one method also its options."""
+    if name is not None:
+        method = methods_room.get(name)
+        console = Console(soft_wrap=True, highlight=False)
+        console.print(f"{method.name}: {method.summary}\nas published: {method.soundness}\nclipping: {method.clip}")
+        for option in type(method).OPTIONS:
+            console.print(f"--option {option}={getattr(method, option)}")
+        return
     _print(
         *((m.name, m.summary, m.soundness) for m in methods_room.available().values()),
         header=("name", "what it does", "as published"),

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from assay import methods
+from assay.errors import ConfigError
 from assay.privacy.accounting import Adjacency
 
 Method = Annotated[str, typer.Option(help="The method; `assay methods` lists them.")]
@@ -26,3 +28,52 @@ MicroBatch = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")]
+Clip = Annotated[
+    str | None,
+    typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat. (default: the method's own)"),
+]
+Variant = Annotated[
+    str | None, typer.Option(help="sound (default), or published: the paper's algorithm to the letter.")
+]
+NoiseForm = Annotated[
+    str | None,
+    typer.Option(help="gredp and spectral: complex, real, hermitian or a/b, the noise of a Fourier coefficient."),
+]
+Groups = Annotated[int | None, typer.Option(help="gredp and spectral: how many layers are clipped one by one.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", help="An option of the method, key=value; `assay methods NAME` lists them. May be repeated."
+    ),
+]
+Encode = Annotated[
+    list[str] | None,
+    typer.Option(help="Before clipping: sign:tau=0.001 or spectral:domain=kernel,rho=0.5. May be repeated."),
+]
+Denoise = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="After the noise: laplacian:sigma=1, bayes:nu=0.01 or lowpass:rho=0.5. May be repeated, in order."
+    ),
+]
+
+
+def method(
+    name: str,
+    variant: str | None,
+    noise_form: str | None,
+    groups: int | None,
+    settings: list[str] | None,
+) -> methods.Method:
+    """The method with the options that were typed."""
+    given: dict[str, str] = {}
+    for text in settings or []:
+        key, equals, value = text.partition("=")
+        if not equals or key in given:
+            raise ConfigError("option", text, "key=value, each key once")
+        given[key] = value
+    flags = {"variant": variant, "noise_form": noise_form, "groups": groups}
+    named = {key: value for key, value in flags.items() if value is not None}
+    for key in given.keys() & named.keys():
+        raise ConfigError("option", f"{key}={given[key]}", "an option given once: its own flag was used too")
+    return methods.get(name, **given, **named)

@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from assay import methods
 from assay.cli import options
 from assay.cli.show import print_json
 from assay.data.sampling import SAMPLERS
 from assay.errors import ConfigError
+from assay.grads import clip as clipping
 from assay.plan import Plan, steps_for
 from assay.privacy.accounting import Adjacency
 from assay.privacy.statement import shown
@@ -32,11 +32,18 @@ def epsilon(
     steps: options.Steps = None,
     delta: options.Delta = 1e-5,
     method: options.Method = "dpsgd",
+    variant: options.Variant = None,
+    noise_form: options.NoiseForm = None,
+    groups: options.Groups = None,
+    option: options.Setting = None,
+    clip: options.Clip = None,
+    micro_batch: options.MicroBatch = 1,
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     json: options.Json = False,
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
+    chosen = options.method(method, variant, noise_form, groups, option)
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")
     if sampling not in SAMPLERS:
@@ -50,7 +57,9 @@ def epsilon(
         delta=delta,
         sampling=sampling,
         adjacency=adjacency,
-        method=methods.get(method),
+        method=chosen,
+        clip=clipping.parse(clip or chosen.clip),
+        micro_batch=micro_batch,
     )
     _report(plan, json)
 
@@ -64,11 +73,19 @@ def calibrate(
     noise_multiplier: options.Noise = None,
     delta: options.Delta = 1e-5,
     method: options.Method = "dpsgd",
+    variant: options.Variant = None,
+    noise_form: options.NoiseForm = None,
+    groups: options.Groups = None,
+    option: options.Setting = None,
+    clip: options.Clip = None,
+    micro_batch: options.MicroBatch = 1,
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     json: options.Json = False,
 ) -> None:
-    """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given."""
+    """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
+    variant, whose claimed ε is."""
+    chosen = options.method(method, variant, noise_form, groups, option)
     plan = Plan.calibrated(
         epsilon=epsilon,
         delta=delta,
@@ -79,7 +96,9 @@ def calibrate(
         noise_multiplier=noise_multiplier,
         sampling=sampling,
         adjacency=adjacency,
-        method=methods.get(method),
+        method=chosen,
+        clip=clipping.parse(clip or chosen.clip),
+        micro_batch=micro_batch,
     )
     _report(plan, json)
 
@@ -95,6 +114,8 @@ def _report(plan: Plan, as_json: bool) -> None:
         "batch_size": plan.batch_size,
         "adjacency": plan.adjacency.value,
         "method": plan.method.name,
+        "variant": plan.method.variant,
+        "micro_batch": plan.micro_batch,
     }
     if as_json:
         print_json(facts)
@@ -103,6 +124,6 @@ def _report(plan: Plan, as_json: bool) -> None:
     console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
     console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
     console.print(
-        f"{plan.method.name}: noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
+        f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
     )
     console.print(plan.sampler.describe())

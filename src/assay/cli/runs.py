@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from assay import data as data_room
+from assay import denoise as denoise_room
+from assay import encode as encode_room
 from assay import methods as methods_room
 from assay import models as models_room
 from assay.cli import options
@@ -18,6 +21,8 @@ from assay.cli.show import outcome, print_json, progress
 from assay.data import DataBundle
 from assay.errors import BudgetSpentError, ConfigError
 from assay.grads import clip as clipping
+from assay.grads.layers import trainable_layers
+from assay.models.circulant import replace_linear
 from assay.optim import Optimizer
 from assay.plan import Plan, steps_for
 from assay.privacy.accounting import Adjacency
@@ -40,8 +45,18 @@ def register(app: typer.Typer) -> None:
 def train(
     out: Annotated[Path, typer.Option(help="A new directory for the run.")],
     method: options.Method = "dpsgd",
+    variant: options.Variant = None,
+    noise_form: options.NoiseForm = None,
+    groups: options.Groups = None,
+    option: options.Setting = None,
+    encode: options.Encode = None,
+    denoise: options.Denoise = None,
     data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
+    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
+    circulant: Annotated[
+        int | None, typer.Option(help="Make fully connected layers block-circulant, with blocks of this size.")
+    ] = None,
     epsilon: Annotated[
         float | None,
         typer.Option(help="The ε to stay within, a hard ceiling. (default: 1, unless --noise-multiplier is given)"),
@@ -53,9 +68,7 @@ def train(
         typer.Option(help="Expected batch size. (default: 1024, or an eighth of the records if that is less)"),
     ] = None,
     noise_multiplier: options.Noise = None,
-    clip: Annotated[
-        str, typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat.")
-    ] = "flat:0.5",
+    clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
@@ -65,7 +78,9 @@ def train(
     ] = None,
     momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. (default: 0.9)")] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
-    schedule: Annotated[str, typer.Option(help="Learning rate over the run: constant, linear or cosine.")] = "linear",
+    schedule: Annotated[
+        str, typer.Option(help="Learning rate over the run: constant, linear, cosine or inverse (1/step).")
+    ] = "linear",
     warmup: Annotated[float, typer.Option(help="Part of the run in which the learning rate rises.")] = 0.0,
     ema: Annotated[
         float | None, typer.Option(help="Decay of a moving average of the weights, which is then the result.")
@@ -86,7 +101,7 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement."""
-    chosen = methods_room.get(method)
+    chosen = options.method(method, variant, noise_form, groups, option)
     name = optimizer or chosen.optimizer
     training = Training(
         optimizer=Optimizer(
@@ -103,8 +118,10 @@ def train(
         max_physical_batch=max_physical_batch,
         device=device,
     )
-    rule = clipping.parse(clip)
-    bundle = data_room.load(data, data_dir)
+    rule = clipping.parse(clip or chosen.clip)
+    encodings, denoisers = encode_room.parse_all(encode or ()), denoise_room.parse_all(denoise or ())
+    bundle = _load(data, data_dir, records)
+    network = _build(model, circulant, bundle, seed)
     records = len(bundle.train_x)
     plan = _plan(
         records=records,
@@ -117,11 +134,13 @@ def train(
         micro_batch=micro_batch,
         sampling=sampling,
         adjacency=adjacency,
-        method=chosen,
+        method=methods_room.for_layers(chosen, trainable_layers(network)),
+        encode=encodings,
+        denoise=denoisers,
     )
-    network = _build(model, bundle, seed)
     names = {
         "model": model,
+        "circulant": circulant,
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
         "unit": bundle.unit,
@@ -165,8 +184,8 @@ def resume(
             "a run started with `assay train`; resume one started from Python with assay.resume",
         )
     known = names["data_dir"]
-    bundle = data_room.load(names["data"], data_dir or (None if known is None else Path(known)))
-    network = _build(names["model"], bundle, spec["training"]["seed"])
+    bundle = _load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
+    network = _build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
     with progress(spec["plan"]["epsilon_limit"]) as watch:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=watch)
     _end(result, json)
@@ -199,37 +218,54 @@ def _plan(
     epochs: float,
     batch_size: float,
     noise_multiplier: float | None,
+    method: methods_room.Method,
     **rest: Any,
 ) -> Plan:
     """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
     if noise_multiplier is None:
         assert epsilon is not None
-        return Plan.calibrated(epsilon=epsilon, records=records, batch_size=batch_size, epochs=epochs, **rest)
+        return Plan.calibrated(
+            epsilon=epsilon, records=records, batch_size=batch_size, epochs=epochs, method=method, **rest
+        )
+    if epsilon is not None and method.variant == "published":
+        raise ConfigError(
+            "epsilon",
+            epsilon,
+            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
+        )
     start = Plan(
         records=records,
         batch_size=batch_size,
         steps=1,
         noise_multiplier=noise_multiplier,
         epsilon_limit=epsilon,
+        method=method,
         **rest,
     )
-    return Plan(
-        records=records,
-        batch_size=batch_size,
-        steps=steps_for(epochs, start.sampler),
-        noise_multiplier=noise_multiplier,
-        epsilon_limit=epsilon,
-        **rest,
-    )
+    return replace(start, steps=steps_for(epochs, start.sampler))
 
 
-def _build(model: str, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
+def _load(data: str, data_dir: Path | None, records: int | None) -> DataBundle:
+    """The data set, or its first training records."""
+    bundle = data_room.load(data, data_dir)
+    there = len(bundle.train_x)
+    if records is None or records == there:
+        return bundle
+    if not 1 <= records <= there:
+        raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
+    return replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
+
+
+def _build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
     """The model, initialised from the seed, or from the operating system (torch's own default is a constant)."""
     if seed is None:
         torch.seed()
     else:
         torch.manual_seed(seed)
-    return models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
+    network = models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
+    if circulant is not None:
+        replace_linear(network, circulant)
+    return network
 
 
 def _warn(plan: Plan) -> None:

@@ -64,11 +64,13 @@ def outcome(result: Result) -> None:
     record = result.record
     eps = record["epsilon"]
     accuracy = record["result"]["test_accuracy"]
-    allowed = f" (allowed {eps['target']:g})" if eps["target"] else ""
+    asked = {"verified": "", "claimed": ""}
+    if eps["target"]:
+        asked[eps["target_is"]] = f" ({'allowed' if eps['target_is'] == 'verified' else 'asked for'} {eps['target']:g})"
     rows = {
         "test accuracy": None if accuracy is None else f"{accuracy:.2%}",
-        "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{allowed}",
-        "ε claimed": f"{shown(eps['claimed'])} (what the paper's accountant would report)",
+        "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
+        "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
         "note": None if record["seed"] is None else "fixed seed: reproducible, not private",
     }

@@ -187,12 +187,42 @@ class AdaptiveQuantile:
         return f"adaptive:{self._start!r}:quantile={self.quantile!r}:rate={self.rate!r}:share={self.share!r}"
 
 
-Rule = Flat | PerLayer | Automatic | AdaptiveQuantile
+@dataclass(frozen=True, kw_only=True)
+class Assumed:
+    """Nothing is clipped: the gradients are said to be within G, and nobody makes sure. No finite ε follows from that.
+
+    For published algorithms that take a Lipschitz constant for granted; noise is relative to G.
+    """
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        _positive("clip", self.bound)
+
+    @property
+    def l2(self) -> float:
+        """∞: no bound holds."""
+        return math.inf
+
+    def groups(self, layers: list[str]) -> list[int]:
+        """One group."""
+        return [0] * len(layers)
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """1 for every record."""
+        return torch.ones_like(norms)
+
+    def __str__(self) -> str:
+        return f"assumed:{self.bound!r}"
+
+
+Rule = Flat | PerLayer | Automatic | AdaptiveQuantile | Assumed
 _KINDS: dict[str, type[Rule]] = {
     "flat": Flat,
     "per-layer": PerLayer,
     "auto": Automatic,
     "adaptive": AdaptiveQuantile,
+    "assumed": Assumed,
 }
 
 

@@ -107,15 +107,17 @@ class RecordGrads:
         return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
 
     def per_record(self) -> dict[str, Tensor]:
-        """The gradients themselves, [B, *shape] a parameter; records with NaN or Inf zeroed and counted."""
+        """The gradients themselves, [B, *shape] a parameter (or a map that holds it in its leading corner); records with
+        NaN or Inf zeroed and counted.
+        """
         self.norms([0] * self.layers)
         found = {name: part for names, use in self.uses for name, part in zip(names, use.apart(), strict=True)}
-        return {
-            name: found[name].per_record().view(self.records, *parameter.shape)
-            if name in found
-            else parameter.new_zeros(self.records, *parameter.shape)
-            for name, parameter in self.parameters.items()
-        }
+        whole: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            shape = (self.records, *parameter.shape)
+            values = found[name].per_record() if name in found else parameter.new_zeros(shape)
+            whole[name] = values.view(shape) if values.numel() == math.prod(shape) else values
+        return whole
 
 
 def _gathered(found: Found) -> Found:

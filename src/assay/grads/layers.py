@@ -20,8 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
+from assay.grads.circulant import CirculantRule
 from assay.grads.convolution import ConvShape, convolved
 from assay.grads.uses import Affine, Apart, Dense, LayerUse, Rank1, Rows, Use, outer
+from assay.models.circulant import BlockCirculantLinear
 
 Params = Mapping[str, Tensor | None]
 
@@ -225,6 +227,7 @@ _INSTANCE_DIMS: dict[type[nn.Module], int] = {
 
 RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
     nn.Linear: LinearRule(),
+    BlockCirculantLinear: CirculantRule(),
     nn.Conv1d: ConvRule(),
     nn.Conv2d: ConvRule(),
     nn.Conv3d: ConvRule(),
@@ -236,6 +239,11 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
     nn.InstanceNorm2d: ChannelNormRule(),
     nn.InstanceNorm3d: ChannelNormRule(),
 }
+
+
+def trainable_layers(model: nn.Module) -> list[str]:
+    """The modules that own trainable parameters, by path, each once: what per-layer clipping calls a layer."""
+    return list(dict.fromkeys(name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad))
 
 
 def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:

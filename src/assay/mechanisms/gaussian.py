@@ -15,7 +15,8 @@ from assay.types import Bounded, Private
 
 
 @functools.lru_cache(maxsize=64)
-def _event(multiplier: float) -> DpEvent:
+def gaussian_event(multiplier: float) -> DpEvent:
+    """What noise of this multiplier costs: everything, if there is none."""
     return GaussianDpEvent(multiplier) if multiplier > 0 else NonPrivateDpEvent()
 
 
@@ -35,9 +36,14 @@ class Gaussian:
         if not (math.isfinite(self.multiplier) and self.multiplier >= 0):
             raise ConfigError("noise_multiplier", self.multiplier, "a finite number, 0 or above")
 
+    @property
+    def white(self) -> bool:
+        """Yes: one independent draw of the same scale for every coordinate."""
+        return True
+
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """The noisy sum; costs a Gaussian event of multiplier std/l2, or everything if there is no noise."""
         std = self.multiplier * (grads.l2 if self.reference is None else self.reference)
-        event = _event(std / grads.l2)
+        event = gaussian_event(std / grads.l2)
         value = add_noise(grads.total, std, stream.normal)
         return Private(value, event, std)

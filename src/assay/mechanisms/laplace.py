@@ -28,6 +28,11 @@ class Laplace:
         if not (math.isfinite(self.multiplier) and self.multiplier >= 0):
             raise ConfigError("noise_multiplier", self.multiplier, "a finite number, 0 or above")
 
+    @property
+    def white(self) -> bool:
+        """Yes: one independent draw of the same scale for every coordinate."""
+        return True
+
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """The noisy sum; costs a Laplace event of this multiplier, or everything if there is no noise."""
         coordinates = sum(v.numel() for v in grads.total.values())

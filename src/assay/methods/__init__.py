@@ -5,24 +5,56 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from assay import spec
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
     from assay.chain import Chain
     from assay.plan import Plan
 
+VARIANTS = ("sound", "published")
+
 
 class Method(Protocol):
-    """How one step works, and what its paper would claim for a run of such steps."""
+    """How one step works, and what its paper would claim for a run of such steps. A frozen dataclass."""
 
-    name: str
-    summary: str
-    soundness: str
-    """One line: is the published form sound, and if not, why not."""
-    optimizer: str
-    """The optimizer the paper uses; the default of the command line."""
+    OPTIONS: ClassVar[tuple[str, ...]]
+    """Which of its fields a user may set."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One line: what it does, and whose it is."""
+        ...
+
+    @property
+    def soundness(self) -> str:
+        """One line: is the published form sound, and if not, why not."""
+        ...
+
+    @property
+    def optimizer(self) -> str:
+        """The optimizer the paper uses; the default of the command line."""
+        ...
+
+    @property
+    def clip(self) -> str:
+        """The clipping rule it is used with unless another is given."""
+        ...
+
+    @property
+    def variant(self) -> str:
+        """`sound`: noise is relative to what one record can really move, and a target ε is a verified one. `published`: the
+        paper's algorithm to the letter, and a target ε is a claimed one.
+        """
+        ...
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """The step. `noise_multiplier` is what the gradient's own noise must have (a plan may give part of a step's
@@ -31,7 +63,7 @@ class Method(Protocol):
         ...
 
     def claimed(self, plan: Plan) -> float:
-        """ε by the paper's own formula or accountant, at the plan's δ."""
+        """ε by the paper's own formula or accountant, at the plan's δ, for the noise that the plan really adds."""
         ...
 
 
@@ -45,9 +77,38 @@ def available() -> dict[str, Method]:
     return found
 
 
-def get(name: str) -> Method:
-    """The method of this name."""
+def get(name: str, **options: Any) -> Method:
+    """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
     methods = available()
     if name not in methods:
         raise ConfigError("method", name, "one of " + ", ".join(methods))
-    return methods[name]
+    method = methods[name]
+    if options.get("variant", "sound") == "published" and "variant" not in type(method).OPTIONS:
+        raise ConfigError(
+            "variant", "published", f"sound for {name}: its published form is sound, so there is only one"
+        )
+    given = {key: value for key, value in options.items() if key != "variant" or "variant" in type(method).OPTIONS}
+    changed: Method = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
+    return changed
+
+
+def options(method: Method) -> dict[str, Any]:
+    """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
+    plain = available()[method.name]
+    return {o: getattr(method, o) for o in type(method).OPTIONS if getattr(method, o) != getattr(plain, o)}
+
+
+def for_layers(method: Method, layers: list[str]) -> Method:
+    """The method with its number of separately clipped layers, taken from the model; refused where another was given."""
+    if "groups" not in type(method).OPTIONS:
+        return method
+    given: int | None = method.groups  # type: ignore[attr-defined]
+    if given is not None and given != len(layers):
+        raise ConfigError("groups", given, f"{len(layers)}: the model has {len(layers)} layers with parameters")
+    return get(method.name, **{**options(method), "groups": len(layers)})
+
+
+def check_variant(value: str) -> None:
+    """Refuse a variant that does not exist."""
+    if value not in VARIANTS:
+        raise ConfigError("variant", value, "one of " + ", ".join(VARIANTS))

@@ -12,7 +12,7 @@ the verified ε is smaller because numerical composition is tighter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from assay.chain import Chain
 from assay.mechanisms.gaussian import Gaussian
@@ -26,10 +26,14 @@ if TYPE_CHECKING:
 class DPSGD:
     """Clip, sum, add Gaussian noise once, divide by a constant."""
 
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+
     name: str = "dpsgd"
     summary: str = "DP-SGD: clip each record's gradient, add Gaussian noise to the sum (Abadi et al. 2016)"
     soundness: str = "sound"
     optimizer: str = "sgd"
+    clip: str = "flat:0.5"
+    variant: str = "sound"
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Flat (or any) clipping and one Gaussian draw."""

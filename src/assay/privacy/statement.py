@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dp_accounting.dp_event import GaussianDpEvent
+from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent
 
 from assay.privacy.accounting import Adjacency
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 _ADJACENCY = {
     Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
     Adjacency.REPLACE_ONE: "two data sets are neighbours if they have the same number of records and differ in exactly one",
+}
+
+_VARIANTS = {
+    "published": "the paper's algorithm to the letter; a target ε was one to claim, and the verified ε is what it really spent",
 }
 
 
@@ -29,7 +34,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
     """The statement of a finished run, in Markdown."""
     eps = record["epsilon"]
     lines = [
-        f"# Privacy statement: {record['method']} on {record['data']}",
+        f"# Privacy statement: {record['method']}{_variant(record)} on {record['data']}",
         "",
         f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy: {record['unit']}).",
         "",
@@ -49,10 +54,12 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "## How ε was obtained",
         "",
         f"- Method: {plan.method.summary}. As published it is: {plan.method.soundness}.",
-        f"- Each record's gradient is bounded ({record['clip']}"
-        + (f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else "")
-        + f"); one record moves a step's sum by at most {plan.chain().l2:g}.",
+        *([f"- Variant: {_VARIANTS[record['variant']]}."] if record["variant"] == "published" else []),
+        *_options(record),
+        *([f"- Encoded before clipping: {', '.join(record['encode'])}."] if record["encode"] else []),
+        _bound(record, plan),
         f"- Noise of a step: {_noise(plan)}, drawn once a step.",
+        *([f"- After the noise, at no cost: {', '.join(record['denoise'])}."] if record["denoise"] else []),
         f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
         + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
@@ -105,4 +112,22 @@ def _noise(plan: Plan) -> str:
     event = plan.step_event
     if isinstance(event, GaussianDpEvent):
         return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together"
+    if isinstance(event, NonPrivateDpEvent):
+        return "not enough for any ε: something of the gradient leaves without noise"
     return str(event)
+
+
+def _options(record: Mapping[str, Any]) -> list[str]:
+    said = [f"{key} = {value}" for key, value in record["options"].items() if key != "variant"]
+    return [f"- Options of the method: {', '.join(said)}."] if said else []
+
+
+def _variant(record: Mapping[str, Any]) -> str:
+    return " as published" if record["variant"] == "published" else ""
+
+
+def _bound(record: Mapping[str, Any], plan: Plan) -> str:
+    if math.isinf(plan.clip.l2):
+        return f"- Gradients are assumed to have norm at most {plan.clip.bound:g}; nothing is clipped, so nothing bounds what one record moves."
+    averaged = f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else ""
+    return f"- Each record's gradient is bounded ({record['clip']}{averaged}); one record moves a step's sum by at most {plan.chain().l2:g}."

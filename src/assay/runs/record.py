@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from assay import denoise, encode, methods
 from assay.plan import Plan
 from assay.privacy.accounting import epsilon_curve, gdp_mu, rdp_epsilon
 from assay.privacy.ledger import Ledger
@@ -59,13 +60,17 @@ def finished_record(
         "schema": SCHEMA,
         "status": "done" if steps >= plan.steps else "budget-spent",
         "method": plan.method.name,
-        "variant": "sound",
+        "variant": plan.method.variant,
+        "options": methods.options(plan.method),
+        "encode": [encode.describe(part) for part in plan.encode],
+        "denoise": [denoise.describe(part) for part in plan.denoise],
         "model": names.get("model", "unnamed"),
         "data": names.get("data", "unnamed"),
         "unit": names.get("unit", "one record"),
         "records": plan.records,
         "epsilon": {
-            "target": plan.epsilon_limit,
+            "target": plan.epsilon_limit if plan.epsilon_claimed is None else plan.epsilon_claimed,
+            "target_is": "verified" if plan.epsilon_claimed is None else "claimed",
             "claimed": number(plan.claimed()),
             "verified": number(verified),
             "audited": None,

@@ -1,0 +1,35 @@
+"""Post-processing of released gradients. Whatever is done here costs no privacy: it sees released values only."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+from assay import spec
+from assay.denoise.bayes import Bayes
+from assay.denoise.laplacian import Laplacian
+from assay.denoise.lowpass import LowPass
+from assay.types import Denoiser
+
+KINDS: dict[str, type[Denoiser]] = {"laplacian": Laplacian, "bayes": Bayes, "lowpass": LowPass}
+
+
+def parse(text: str) -> Denoiser:
+    """The denoiser that `text` names, e.g. `laplacian:sigma=1`."""
+    return spec.parse("denoise", text, KINDS)
+
+
+def parse_all(texts: Sequence[str]) -> tuple[Denoiser, ...]:
+    """Several, in the order in which they are applied."""
+    return tuple(parse(text) for text in texts)
+
+
+def fresh(denoisers: Sequence[Denoiser]) -> tuple[Denoiser, ...]:
+    """The same denoisers in their initial state (some learn as they run)."""
+    return tuple(copy.copy(denoiser) for denoiser in denoisers)
+
+
+def describe(denoiser: Denoiser) -> str:
+    """The text that `parse` turns into this denoiser."""
+    name = next(name for name, kind in KINDS.items() if type(denoiser) is kind)
+    return spec.spec(name, denoiser)

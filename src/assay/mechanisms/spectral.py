@@ -1,0 +1,63 @@
+"""Gaussian noise added in the frequency domain, of which the real part of the inverse transform is kept (GReDP).
+
+Every tensor is taken through the unitary discrete Fourier transform, coefficient k gets σc·(a·x_k + i·b·y_k) with x_k, y_k
+standard normal and independent, and the real part of the inverse transform is released (GReDP, Theorem 2). The transform
+of the x_k contributes cosines, even in the index; that of the i·y_k sines, odd in it. So the released vector is the sum
+plus noise whose even part is a·σc and whose odd part is b·σc times a white one: that is how it is drawn here, exactly and
+without a transform.
+
+Guarantee: the noise has standard deviation at least min(a, b)·σc in every direction, and exactly that in some. A sum with
+sensitivity l2 is therefore released as by a Gaussian mechanism of multiplier σ·min(a, b)·c/l2; with a or b zero half of
+all directions carry no noise at all, and no finite ε holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from assay.denoise.lowpass import spectral_axes
+from assay.errors import ConfigError
+from assay.mechanisms.additive import add_noise
+from assay.mechanisms.gaussian import gaussian_event
+from assay.privacy.rng import Stream
+from assay.types import Bounded, Grads, Private
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spectral:
+    """Noise of σc·a in the real and σc·b in the imaginary part of every coefficient, c being the `reference`."""
+
+    multiplier: float
+    reference: float
+    a: float = math.sqrt(0.5)
+    b: float = math.sqrt(0.5)
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.multiplier) and self.multiplier >= 0):
+            raise ConfigError("noise_multiplier", self.multiplier, "a finite number, 0 or above")
+        if not (0 <= self.a <= 1 and 0 <= self.b <= 1):
+            raise ConfigError("noise_form", f"{self.a:g}/{self.b:g}", "a/b with both between 0 and 1")
+
+    @property
+    def white(self) -> bool:
+        """Whether real and imaginary parts get the same."""
+        return self.a == self.b
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """The noisy sum; costs a Gaussian event of multiplier σ·min(a, b)·c/l2."""
+        std = self.multiplier * self.reference
+        event = gaussian_event(std * min(self.a, self.b) / grads.l2)
+        if self.white:
+            return Private(add_noise(grads.total, std * self.a, stream.normal), event, std * self.a)
+        drawn = add_noise({n: v.new_zeros(v.shape) for n, v in grads.total.items()}, std, stream.normal)
+        value: Grads = {n: v.add_(self._shaped(drawn[n])) for n, v in grads.total.items()}
+        return Private(value, event, std * math.hypot(self.a, self.b) * math.sqrt(0.5))
+
+    def _shaped(self, white: Tensor) -> Tensor:
+        """a · even part + b · odd part."""
+        axes = spectral_axes(white.shape)
+        mirrored = white.flip(axes).roll([1] * len(axes), axes)
+        return white.mul_((self.a + self.b) / 2).add_(mirrored, alpha=(self.a - self.b) / 2)

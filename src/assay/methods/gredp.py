@@ -1,0 +1,145 @@
+"""GReDP, and the family it shares with Spectral-DP: noise in the frequency domain (gredp.txt; Spectral-DP as GReDP's section 2.4 describes it).
+
+Both clip the gradient of each of L layers at c in the unitary Fourier domain and add noise of scale σc to the
+coefficients, once a step (Algorithm 2 writes the draw inside the loop over records; Eq. 7 and the claim only make sense
+with one draw a step). GReDP keeps the real part of the inverse transform; Spectral-DP keeps a part ρ of the frequencies.
+Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map (`full`, Eq. 14-16);
+fully connected layers are meant to be block-circulant (Eq. 17-20, `assay.models.circulant`).
+
+Claimed ε: the Rényi accountant at noise multiplier σ, as if the L layers were one clipped at c, and (GReDP, Theorem 1) as
+if half the noise protected as well as all of it.
+
+What is true. Jointly L layers move by c√L. The released vector has noise of standard deviation σc·a in its even and σc·b
+in its odd part (`assay.mechanisms.spectral`):
+
+| noise form | a, b | verified multiplier |
+|---|---|---|
+| `complex` (Theorem 1: ½σ²c² in each part) | √½, √½ | σ/√(2L) |
+| `real` (Corollary 1: real-valued σ²c²) | 1, 0 | 0: differences of mirrored coordinates leave bare, ε = ∞ |
+| `a/b` (Theorem 2) | a, b | σ·min(a, b)/√L |
+| `hermitian` (Spectral-DP: the transform of real white noise) | 1, 1 | σ/√L |
+
+In the full domain with `real` noise the mirrored coordinates lie outside the corner that becomes the kernel's gradient;
+circulant layers have no such outside, so the form counts as ∞ everywhere.
+
+`sound` adds white noise of multiplier σ relative to the joint bound C = c√L: in distribution DP-SGD with per-layer
+clipping on whatever layers the model has. What is left of the gain comes from block-circulant layers having fewer
+parameters. The filter is post-processing: it cannot lower ε.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dp_accounting.dp_event import GaussianDpEvent
+
+from assay.chain import Chain
+from assay.denoise.lowpass import LowPass
+from assay.encode.spectral import rules
+from assay.errors import ConfigError
+from assay.grads.clip import PerLayer
+from assay.mechanisms.gaussian import Gaussian
+from assay.mechanisms.spectral import Spectral
+from assay.methods import check_variant
+from assay.privacy.accounting import rdp_epsilon
+
+if TYPE_CHECKING:
+    from assay.plan import Plan
+
+_FORMS = {"complex": (math.sqrt(0.5), math.sqrt(0.5)), "real": (1.0, 0.0), "hermitian": (1.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class FrequencyDomain:
+    """Clip each layer, add noise to its Fourier coefficients, keep the real part of a part ρ of them."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "noise_form", "domain", "rho", "groups")
+
+    name: str
+    summary: str
+    soundness: str
+    noise_form: str
+    rho: float
+    optimizer: str = "sgd"
+    clip: str = "per-layer:1.0"
+    variant: str = "sound"
+    domain: str | None = None
+    groups: int | None = None
+
+    def __post_init__(self) -> None:
+        check_variant(self.variant)
+        a, b = self._parts()
+        if self.variant == "sound" and a != b:
+            raise ConfigError(
+                "noise_form",
+                self.noise_form,
+                "complex or hermitian with variant sound (both are white noise there); other forms leave some direction with "
+                "less noise than others, and exist as variant published",
+            )
+        if self.groups is not None and self.groups < 1:
+            raise ConfigError("groups", self.groups, "the number of separately clipped layers, 1 or above")
+        LowPass(rho=self.rho)
+        rules(self._domain(), maps=False)
+
+    def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
+        """Per-layer clipping, noise in the frequency domain, the filter if there is one."""
+        if not isinstance(plan.clip, PerLayer):
+            raise ConfigError(
+                "clip", str(plan.clip), f"per-layer:C with {self.name}: every layer is clipped by itself, at c = C/√L"
+            )
+        a, b = self._parts()
+        filtered = self.rho < 1
+        if self.variant == "sound":
+            noise: Gaussian | Spectral = Gaussian(multiplier=noise_multiplier)
+        else:
+            noise = Spectral(
+                multiplier=noise_multiplier, reference=plan.clip.bound / math.sqrt(self._layers()), a=a, b=b
+            )
+        return Chain(
+            clip=plan.fresh_clip(),
+            noise=noise,
+            micro=plan.micro_batch,
+            # Only what acts on whole maps needs them: the filter, noise that is not white, averages of micro-batches.
+            rules=rules(self._domain(), maps=filtered or not noise.white or plan.micro_batch > 1),
+            decode=(LowPass(rho=self.rho),) if filtered else (),
+        )
+
+    def claimed(self, plan: Plan) -> float:
+        """The Rényi accountant at the paper's σ: the noise over what the paper takes for the bound."""
+        sigma = plan.noise_multiplier
+        if self.variant == "sound":
+            sigma *= math.sqrt(self._layers()) / self._parts()[0]
+        return rdp_epsilon(plan.sampler.compose(GaussianDpEvent(sigma), plan.steps), plan.delta, plan.adjacency)
+
+    def _parts(self) -> tuple[float, float]:
+        """The noise in the real and in the imaginary part of a coefficient, relative to σc."""
+        if self.noise_form in _FORMS:
+            return _FORMS[self.noise_form]
+        try:
+            a, b = (float(part) for part in self.noise_form.split("/"))
+        except ValueError:
+            raise ConfigError("noise_form", self.noise_form, f"{', '.join(_FORMS)}, or a/b such as 0.6/0.8") from None
+        Spectral(multiplier=1.0, reference=1.0, a=a, b=b)
+        return a, b
+
+    def _domain(self) -> str:
+        """The papers work on the whole map; the kernel's own domain clips less away."""
+        return self.domain or ("full" if self.variant == "published" else "kernel")
+
+    def _layers(self) -> int:
+        if self.groups is None:
+            raise ConfigError(
+                "groups", None, f"the number of layers that {self.name} clips (a run takes it from its model)"
+            )
+        return self.groups
+
+
+METHOD = FrequencyDomain(
+    name="gredp",
+    summary="GReDP: each layer's gradient clipped and noised in the frequency domain, imaginary part dropped",
+    soundness="not sound: half the noise at the old ε, L layers charged as one (verified multiplier σ/√(2L)); with real-valued noise ε = ∞",
+    noise_form="complex",
+    rho=1.0,
+)

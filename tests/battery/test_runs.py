@@ -1,0 +1,132 @@
+"""Whole runs, for every form of every method: charged whatever the batch, resumed to the bit, recorded, calibrated."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
+from assay.models.circulant import BlockCirculantLinear
+from assay.privacy.rng import Seeded
+from battery.forms import FORMS, SOUND, Form
+
+
+def records() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    y = torch.arange(120) % 3
+    return TensorDataset(torch.randn(120, 1, 6, 6, generator=generator) + y.view(-1, 1, 1, 1), y)
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), BlockCirculantLinear(32, 3, 4))
+
+
+def weights(model: nn.Module) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+class CutOffError(Exception):
+    """Stands for a crash."""
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
+    training = Training(optimizer=Optimizer(lr=0.3, momentum=0.5), seed=11)
+    whole = fit(make_model(), records(), plan=form.plan(), training=training, out=tmp_path / "whole", test=records())
+
+    def cut(now):
+        if now.step == 8:
+            raise CutOffError
+
+    with pytest.raises(CutOffError):
+        fit(
+            make_model(),
+            records(),
+            plan=form.plan(),
+            training=training,
+            out=tmp_path / "cut",
+            watch=cut,
+            test=records(),
+        )
+    again = resume(make_model(), records(), tmp_path / "cut", test=records())
+    assert torch.equal(weights(whole.model), weights(again.model))
+    for key in ("epsilon", "history", "steps", "steps_charged", "method", "variant", "options"):
+        assert again.record[key] == whole.record[key], key
+    assert json.loads((tmp_path / "cut/record.json").read_text()) == again.record
+    assert again.record["variant"] == form.method.variant
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_an_empty_batch_is_a_step_with_noise_and_is_charged(form: Form):
+    plan = form.plan(batch_size=0.01, steps=3)
+    model = make_model()
+    step = PrivateStep(model, plan, randomness=Seeded(1))
+    for x, y in step.batches(records()):
+        assert step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        noise = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+        assert len(noise) == len(weights(model))
+        assert noise.isfinite().all()
+        assert (noise != 0).any()
+    assert step.taken == 3
+    assert step.epsilon() == pytest.approx(plan.for_layers(step.engine.layers).epsilon())
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_a_plan_survives_json(form: Form):
+    plan = form.plan().for_layers(["a", "b"])
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+
+
+@pytest.mark.parametrize("form", FORMS, ids=str)
+def test_more_steps_cost_more_and_more_noise_costs_less(form: Form):
+    def both(**changes):
+        plan = form.plan(**changes).for_layers(["a", "b"])
+        return plan.epsilon(), plan.claimed()
+
+    usual, longer, noisier = both(), both(steps=40), both(noise_multiplier=3.0)
+    for before, more, less in zip(usual, longer, noisier, strict=True):
+        assert (math.isinf(before) and math.isinf(more)) or before < more
+        assert (math.isinf(before) and math.isinf(less)) or less < before
+
+
+@pytest.mark.parametrize("form", SOUND, ids=str)
+def test_calibration_meets_the_target(form: Form):
+    plan = Plan.calibrated(
+        epsilon=2.0,
+        delta=1e-5,
+        records=5000,
+        batch_size=100,
+        epochs=4,
+        method=methods.for_layers(form.method, ["a", "b"]),
+        clip=form.rule,
+        micro_batch=form.micro_batch,
+    )
+    assert 0.99 * 2.0 <= plan.epsilon() <= 2.0
+    assert plan.epsilon_limit == 2.0
+    assert plan.epsilon_claimed is None
+
+
+@pytest.mark.parametrize("name", ["gredp", "spectral", "discrete", "lsadam"])
+def test_a_published_variant_is_calibrated_to_what_it_claims(name: str):
+    method = methods.for_layers(methods.get(name, variant="published"), ["a", "b", "c"])
+    plan = Plan.calibrated(
+        epsilon=1.0,
+        delta=1e-5,
+        records=5000,
+        batch_size=100,
+        epochs=4,
+        method=method,
+        clip=Form(method).rule,
+        micro_batch=1,
+    )
+    assert 0.99 <= plan.claimed() <= 1.0
+    assert plan.epsilon_limit is None
+    assert plan.epsilon_claimed == 1.0
+    if name in ("gredp", "spectral"):
+        assert plan.epsilon() > 1.5
