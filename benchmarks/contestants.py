@@ -7,7 +7,7 @@ collating the batch belongs to no contestant's step; all of them get theirs by t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import assay
-from assay import models
-from assay.grads.clip import Flat
+from assay import denoise, encode, methods, models
+from assay.grads.clip import Flat, Rule
 from assay.privacy.rng import OsSeeded, Stream
 
 CLIP = 1.0
@@ -112,23 +112,39 @@ class _Counted(OsSeeded):
         return super().stream(purpose, step)
 
 
-def private(model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
-    """Assay, through its public step."""
-    plan = assay.Plan(
-        records=len(data),
-        batch_size=len(data),
-        steps=_ENDLESS,
-        noise_multiplier=setting.noise_multiplier,
-        delta=1e-5,
-        clip=Flat(bound=CLIP),
-        sampling="full",
-    )
-    randomness = _Counted()
-    private_step = assay.PrivateStep(model, plan, randomness=randomness)
-    optimizer = sgd(model, setting)
+@dataclass(frozen=True, kw_only=True)
+class Private:
+    """Assay, through its public step, with a method and what is added to it."""
 
-    def step(x: Tensor, y: Tensor) -> None:
-        private_step.backward(F.cross_entropy(model(x), y, reduction="none"))
-        optimizer.step()
+    method: methods.Method = field(default_factory=lambda: methods.get("dpsgd"))
+    clip: Rule = field(default_factory=lambda: Flat(bound=CLIP))
+    encode: tuple[str, ...] = ()
+    denoise: tuple[str, ...] = ()
 
-    return Contestant(model, private_step.batches(data), step, lambda: randomness.streams)
+    def __call__(self, model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
+        """A model with this step."""
+        plan = assay.Plan(
+            records=len(data),
+            batch_size=len(data),
+            steps=_ENDLESS,
+            noise_multiplier=setting.noise_multiplier,
+            delta=1e-5,
+            clip=self.clip,
+            sampling="full",
+            method=self.method,
+            encode=encode.parse_all(self.encode),
+            denoise=denoise.parse_all(self.denoise),
+        )
+        randomness = _Counted()
+        private_step = assay.PrivateStep(model, plan, randomness=randomness)
+        optimizer = sgd(model, setting)
+
+        def step(x: Tensor, y: Tensor) -> None:
+            private_step.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+
+        return Contestant(model, private_step.batches(data), step, lambda: randomness.streams)
+
+
+private = Private()
+"""DP-SGD."""

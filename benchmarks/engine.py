@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -158,6 +159,12 @@ def measure(task: Task, target: float, effort: Effort, *, alone: bool) -> Timing
     """Check that all compute the same, then time them; `alone` leaves Opacus out."""
     rivals, missing = ({}, {}) if alone else _comparable(task)
     makers = {PLAIN: plain, ASSAY: private, **rivals}
+    milliseconds, rounds = timed(task, makers, effort)
+    return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)
+
+
+def timed(task: Task, makers: Mapping[str, Maker], effort: Effort) -> tuple[dict[str, float], int]:
+    """A step of each in milliseconds, all interleaved in this process, and the number of rounds."""
     contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
     warm_up = [_Stopwatch(c) for c in contestants.values()]
     for _ in range(_WARM_UP):
@@ -169,8 +176,7 @@ def measure(task: Task, target: float, effort: Effort, *, alone: bool) -> Timing
         shuffle(order)  # or one contestant would always find the caches as the same other one left them
         for watch in order:
             watch.step()
-    milliseconds = {name: watch.milliseconds for name, watch in watches.items()}
-    return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)
+    return {name: watch.milliseconds for name, watch in watches.items()}, rounds
 
 
 def _rendered(timing: Timing) -> str:
@@ -234,9 +240,9 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: argparse.ArgumentParser, models: Sequence[str] = tuple(task.model for task in TARGETS)) -> None:
     """The options that `effort_of` and `run` read."""
-    parser.add_argument("--model", action="append", choices=[task.model for task in TARGETS], help="only this model")
+    parser.add_argument("--model", action="append", choices=models, help="only this model")
     parser.add_argument("--rounds", type=_whole, help="exactly so many rounds (default: as the model's speed allows)")
     parser.add_argument("--quick", action="store_true", help="a rough answer in a minute or two")
 

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
 from dp_accounting.dp_event import (
     DpEvent,
@@ -112,10 +113,18 @@ class WithoutReplacement:
         return self.expected_size / self.records
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
-        """The records with the b smallest of N independent uniform numbers."""
-        return (
-            randomness.stream("sample", step).uniform(self.records).topk(int(self.expected_size), largest=False).indices
-        )
+        """The records with the b smallest of N independent uniform numbers; or, where b is a small part of N, the first b
+        different ones of a sequence of uniformly drawn records, which is as uniform a subset and does not touch all N.
+        """
+        stream, size = randomness.stream("sample", step), int(self.expected_size)
+        if 8 * size > self.records:
+            return stream.uniform(self.records).topk(size, largest=False).indices
+        drawn = stream.integers(self.records, 2 * size).numpy()
+        while True:
+            first = np.unique(drawn, return_index=True)[1]
+            if len(first) >= size:
+                return torch.from_numpy(drawn[np.sort(first)[:size]])
+            drawn = np.concatenate([drawn, stream.integers(self.records, size).numpy()])
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """Sampled without replacement, once a step."""

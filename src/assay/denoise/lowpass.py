@@ -33,7 +33,7 @@ def low_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
     """Which frequencies of a real transform over these sizes stay: [*sizes[:-1], sizes[-1]//2 + 1], true or false.
 
     Those within a radius (frequencies folded, each axis in units of its own size), the radius whose count comes nearest to
-    ρN. A radius keeps k and -k alike, so what comes back from the transform is real.
+    ρN (the smaller of two as near). A radius keeps k and -k alike, so what comes back from the transform is real.
     """
     folded = [torch.fft.fftfreq(n, dtype=torch.float64) for n in sizes]
     radius = sum(f.square().view([-1 if i == j else 1 for j in range(len(sizes))]) for i, f in enumerate(folded))

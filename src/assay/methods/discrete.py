@@ -20,7 +20,7 @@ from assay.denoise.bayes import Bayes
 from assay.encode.sign import Sign
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import check_variant
-from assay.privacy.accounting import rdp_epsilon
+from assay.privacy.accounting import moments_epsilon
 
 if TYPE_CHECKING:
     from assay.plan import Plan
@@ -63,7 +63,7 @@ class Discrete:
         """The moments accountant at the paper's σ: the noise over C."""
         doubled = self.variant == "sound" and plan.micro_batch > 1
         event = GaussianDpEvent(plan.noise_multiplier * (2 if doubled else 1))
-        return rdp_epsilon(plan.sampler.compose(event, plan.steps), plan.delta, plan.adjacency)
+        return moments_epsilon(plan.sampler.compose(event, plan.steps), plan.delta, plan.adjacency)
 
     def _parts(self) -> tuple[Sign, Bayes]:
         return Sign(tau=self.tau), Bayes(nu=self.nu, emit=self.emit, priors=self.priors)

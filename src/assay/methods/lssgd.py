@@ -27,7 +27,7 @@ from assay.errors import ConfigError
 from assay.grads.clip import Assumed
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import check_variant
-from assay.privacy.accounting import rdp_epsilon
+from assay.privacy.accounting import moments_epsilon
 
 if TYPE_CHECKING:
     from assay.plan import Plan
@@ -73,7 +73,7 @@ class Smoothed:
         """Theorem 1, or the moments accountant."""
         if self.claim == "moments":
             event = GaussianDpEvent(plan.noise_multiplier)
-            return rdp_epsilon(plan.sampler.compose(event, plan.steps), plan.delta, plan.adjacency)
+            return moments_epsilon(plan.sampler.compose(event, plan.steps), plan.delta, plan.adjacency)
         rate, log = plan.sampler.rate, math.log(1 / plan.delta)
         scaled = plan.noise_multiplier**2 / (8 * plan.steps * rate**2)
         if scaled == 0:

@@ -22,6 +22,7 @@ import numpy as np
 from dp_accounting import NeighboringRelation, dp_event, rdp
 from dp_accounting.dp_event import DpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
+from numpy.typing import NDArray
 
 from assay.errors import AssayError, ConfigError
 from assay.privacy import events
@@ -131,6 +132,20 @@ def rdp_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     return math.inf if terms is None else _rdp_epsilon(terms, delta)
 
 
+def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """Return the ε of the moments accountant as papers up to 2020 used it (Abadi et al. 2016, Theorem 2; Mironov 2017,
+    Proposition 3): min over α of the divergence plus log(1/δ)/(α - 1).
+
+    The same divergences as `rdp_epsilon`, converted more loosely; for what such a paper claims.
+    """
+    _check_delta(delta)
+    terms = _terms(event, adjacency)
+    if terms is None or delta == 0:
+        return math.inf
+    orders, divergences = _divergences(terms)
+    return float(np.min(divergences - math.log(delta) / (orders - 1)))
+
+
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """Return the exact ε of one Gaussian release, rounded up in the twelfth digit (Balle and Wang 2018)."""
     _check_delta(delta)
@@ -180,6 +195,11 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
 
 
 def _rdp_epsilon(terms: Terms, delta: float) -> float:
+    return float(rdp.compute_epsilon(*_divergences(terms), delta)[0])
+
+
+def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rényi orders and the divergences at them, ∞ where there is no bound."""
     # An accountant for each relation: dp_accounting allows some events under one only. The terms'
     # multipliers are relative to the actual shift already, which its Rényi accountant takes for granted
     # under either.
@@ -200,17 +220,16 @@ def _rdp_epsilon(terms: Terms, delta: float) -> float:
             case RandomizedResponse(noise, buckets):
                 accountant, event = replaced, dp_event.RandomizedResponseDpEvent(noise, buckets)
             case _:
-                return math.inf
+                return added.orders, np.full_like(added.orders, math.inf)
         try:
             with _quietly():
                 accountant.compose(event, count)
         except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
-            return math.inf
+            return added.orders, np.full_like(added.orders, math.inf)
     orders = added.orders
     # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
-    divergences = np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
-    return float(rdp.compute_epsilon(orders, divergences, delta)[0])
+    return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
 
 
 @contextlib.contextmanager

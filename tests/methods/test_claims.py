@@ -1,0 +1,140 @@
+"""What the papers claim and what is true, for the figures they give."""
+
+import math
+
+import pytest
+
+from assay import Plan, methods
+from assay.grads import clip
+
+
+def spectral(name="gredp", sigma=2.172, groups=5, **options) -> Plan:
+    return Plan(
+        records=60000,
+        batch_size=500,
+        steps=3600,
+        noise_multiplier=sigma,
+        delta=1e-5,
+        clip=clip.PerLayer(bound=1.0),
+        method=methods.get(name, groups=groups, **options),
+    )
+
+
+def dpsgd(sigma: float) -> Plan:
+    return Plan(records=60000, batch_size=500, steps=3600, noise_multiplier=sigma, delta=1e-5)
+
+
+def test_gredp_claims_one_and_spends_seven():
+    plan = spectral(variant="published")
+    assert plan.claimed() == pytest.approx(1.0, rel=1e-2)
+    assert plan.epsilon() == pytest.approx(7.18, rel=1e-2)
+
+
+@pytest.mark.parametrize("groups", [1, 5, 20])
+def test_gredp_is_a_gaussian_of_sigma_over_root_two_l(groups):
+    plan = spectral(variant="published", groups=groups, sigma=4.0)
+    assert plan.epsilon() == pytest.approx(dpsgd(4.0 / math.sqrt(2 * groups)).epsilon(), rel=1e-9)
+    assert plan.claimed() == spectral(variant="published", groups=1, sigma=4.0).claimed(), "the claim ignores L"
+
+
+def test_real_valued_noise_has_no_epsilon():
+    assert math.isinf(spectral(variant="published", noise_form="real").epsilon())
+    assert math.isinf(spectral("spectral", variant="published", noise_form="real").epsilon())
+    assert spectral(variant="published", noise_form="real").claimed() == pytest.approx(1.0, rel=1e-2)
+
+
+def test_theorem_two_is_worth_the_smaller_of_its_parts():
+    plan = spectral(variant="published", noise_form="0.6/0.8", sigma=4.0)
+    assert plan.epsilon() == pytest.approx(dpsgd(4.0 * 0.6 / math.sqrt(5)).epsilon(), rel=1e-9)
+
+
+def test_spectral_dp_is_a_gaussian_of_sigma_over_root_l_whatever_it_filters():
+    for rho in (0.25, 1.0):
+        plan = spectral("spectral", variant="published", rho=rho, sigma=4.0)
+        assert plan.epsilon() == pytest.approx(dpsgd(4.0 / math.sqrt(5)).epsilon(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["gredp", "spectral"])
+def test_sound_noise_is_relative_to_all_layers_together_and_would_be_claimed_for_less(name):
+    plan = spectral(name, sigma=1.5)
+    assert plan.epsilon() == pytest.approx(dpsgd(1.5).epsilon(), rel=1e-9)
+    published = spectral(name, variant="published", sigma=1.5 * math.sqrt(5) * (math.sqrt(2) if name == "gredp" else 1))
+    assert plan.claimed() == pytest.approx(published.claimed(), rel=1e-9), "the same noise, the same claim"
+    assert published.epsilon() == pytest.approx(plan.epsilon(), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "steps", "claimed"), [(0.7, 12000, 7.58), (1.0, 8000, 2.68), (1.1, 8000, 2.27), (1.3, 8000, 1.76)]
+)
+def test_discrete_claims_the_epsilons_of_its_table_1(sigma, steps, claimed):
+    plan = Plan(
+        records=60000,
+        batch_size=256,
+        steps=steps,
+        noise_multiplier=sigma,
+        delta=1e-5,
+        method=methods.get("discrete", variant="published"),
+    )
+    assert plan.claimed() == pytest.approx(claimed, rel=0.01)
+    assert plan.epsilon() < plan.claimed()
+
+
+def test_micro_batches_halve_the_noise_that_counts():
+    def plan(variant, sigma):
+        return Plan(
+            records=60000,
+            batch_size=256,
+            steps=1000,
+            noise_multiplier=sigma,
+            delta=1e-5,
+            micro_batch=4,
+            method=methods.get("discrete", variant=variant),
+        )
+
+    single = Plan(records=60000, batch_size=256, steps=1000, noise_multiplier=1.0, delta=1e-5)
+    assert plan("published", 2.0).epsilon() == pytest.approx(single.epsilon(), rel=1e-9)
+    assert plan("sound", 1.0).epsilon() == pytest.approx(single.epsilon(), rel=1e-9)
+    assert plan("sound", 1.0).claimed() == plan("published", 2.0).claimed()
+
+
+def lssgd(epsilon_wanted: float) -> Plan:
+    """Noise by Theorem 1 itself: ν² = 8TαG²/(n²ε) on the average of b gradients bounded by G, hence z = νb/G."""
+    records, batch, steps, delta = 50000, 128, 19531, 1e-5
+    alpha = 2 * math.log(1 / delta) / epsilon_wanted + 1
+    nu = math.sqrt(8 * steps * alpha / (records**2 * epsilon_wanted))
+    return Plan(
+        records=records,
+        batch_size=batch,
+        steps=steps,
+        noise_multiplier=nu * batch,
+        delta=delta,
+        clip=clip.Flat(bound=1.0),
+        method=methods.get("lssgd"),
+    )
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.15, 0.2, 0.25, 0.3])
+def test_the_lssgd_claim_inverts_theorem_1_which_is_loose(epsilon):
+    plan = lssgd(epsilon)
+    assert plan.claimed() == pytest.approx(epsilon, rel=1e-9)
+    assert plan.epsilon() < 0.5 * epsilon
+
+
+def test_theorem_1_claims_nothing_beyond_its_condition():
+    plan = Plan(records=60000, batch_size=60, steps=100, noise_multiplier=1.0, delta=1e-5, method=methods.get("lssgd"))
+    assert math.isinf(plan.claimed())
+    assert math.isfinite(plan.epsilon())
+
+
+def test_an_assumed_bound_is_no_bound():
+    plan = Plan(
+        records=50000,
+        batch_size=128,
+        steps=100,
+        noise_multiplier=10.0,
+        delta=1e-5,
+        clip=clip.Assumed(bound=1.0),
+        method=methods.get("lssgd", variant="published"),
+    )
+    assert math.isinf(plan.epsilon())
+    assert plan.chain().noise.reference == 1.0
