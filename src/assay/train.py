@@ -177,6 +177,15 @@ def resume(
     return _Run(model, train, plan, test, loss, training, directory, spec["names"], watch).go()
 
 
+def _seed_torch(seed: int, device: torch.device) -> None:
+    """Seed torch's own generators in use; `torch.manual_seed` would put off seeding CUDA's by queueing a stack trace a step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
 def training_json(training: Training) -> dict[str, Any]:
     """Settings as JSON."""
     return asdict(training)
@@ -281,7 +290,7 @@ class _Run:
         for group in self.optimizer.param_groups:
             group["lr"] = self.training.optimizer.lr_at(step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
-            torch.manual_seed(int(self.step.randomness.stream("model", step).integers(2**62, 1)))
+            _seed_torch(int(self.step.randomness.stream("model", step).integers(2**62, 1)), self.device)
 
     def _epoch_end(self) -> None:
         self.step.settle()
