@@ -71,7 +71,8 @@ class Positions:
             power(_added_up(x, g).flatten(1, 2), 1) for x, g in zip(self.x.split(step), self.g.split(step), strict=True)
         ]
         powers = torch.cat(pieces)
-        norm = (powers * self.torus.counts(powers)).sum(1).mul_(self.torus.points).sqrt_()
+        raised = 1 + powers.shape[1] * torch.finfo(powers.dtype).eps
+        norm = (powers * self.torus.counts(powers)).sum(1).mul_(self.torus.points * raised).sqrt_()
         _, lost = self._apart().norms(summing=rounding(norm.dtype, self.x.shape[1]))
         return norm.add_(lost.view(self.x.shape[:2]).sum(1)).square_()
 

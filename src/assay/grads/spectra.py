@@ -22,7 +22,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.grads.uses import _CHUNK_ELEMENTS, _masked
+from assay.grads.uses import _masked
+
+_PIECE = 1 << 18  # numbers whose spectrum fits the cache
+_SHORT_SIDE = 30
 
 
 @functools.lru_cache(maxsize=256)
@@ -33,6 +36,21 @@ def _counts(side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     if side % 2 == 0:
         counts[-1] = 1.0
     return counts
+
+
+def _rough(side: int) -> bool:
+    """Whether a prime above 7 divides it, which fast transforms are slow at."""
+    for prime in (2, 3, 5, 7):
+        while side % prime == 0:
+            side //= prime
+    return side > 1
+
+
+@functools.lru_cache(maxsize=256)
+def _waves(side: int, length: int, dtype: torch.dtype) -> Tensor:
+    """The unitary transform's matrix, [length, side], for signals of this length on a periodic side."""
+    turns = torch.arange(length, dtype=torch.float64).unsqueeze(1) * torch.arange(side) / side
+    return torch.polar(torch.ones_like(turns) / math.sqrt(side), -math.tau * turns).to(dtype.to_complex())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +69,14 @@ class Torus:
 
         One transform is off by 3.4 eps for each doubling of the size if that is a power of two (Higham, Accuracy and
         Stability of Numerical Algorithms, Theorem 24.2); other sizes cost up to three transforms of twice the size.
+        Products with the matrices of short sides n are off by `rounding(dtype, n)` a dimension, which is less.
         """
         return 12.0 * torch.finfo(dtype).eps * math.log2(2 * self.points)
 
     def spectrum(self, signal: Tensor) -> Tensor:
         """Of the last dimensions, with zeros after the signal where it is smaller than the grid."""
+        if self._short(signal):
+            return self._by_products(signal)
         found: Tensor = torch.fft.rfftn(signal, s=self.sides, dim=self._last, norm="ortho")
         return found
 
@@ -75,10 +96,33 @@ class Torus:
     def power(self, signal: Tensor, groups: int = 1) -> Tensor:
         """Power spectrum of each record, summed over the channels of a group: [B, C, ...] to [B, groups, ...].
 
-        A few records at a time: spectra of the whole batch would be as large as its activations.
+        A few records at a time: what fits the cache, instead of spectra as large as the batch's activations.
         """
-        step = max(1, _CHUNK_ELEMENTS // (signal.shape[1] * self.points))
+        step = max(1, _PIECE // (signal.shape[1] * self.points))
         return torch.cat([power(self.spectrum(part).unflatten(1, (groups, -1)), 2) for part in signal.split(step)])
+
+    def _short(self, signal: Tensor) -> bool:
+        """Sides for which a CPU multiplies by the transform's matrices about as fast as its FFT, or up to twice as fast.
+
+        34 = 2 · 17, the side of a padded CIFAR image, is such a side.
+        """
+        longest = max(self.sides)
+        return (
+            len(self.sides) > 1
+            and (longest <= _SHORT_SIDE or (longest <= 2 * _SHORT_SIDE and any(map(_rough, self.sides))))
+            and signal.device.type == "cpu"
+            and not torch.is_autocast_enabled("cpu")
+        )
+
+    def _by_products(self, signal: Tensor) -> Tensor:
+        """The spectrum, a dimension at a time, by products with the matrix of each."""
+        *lengths, length = signal.shape[-len(self.sides) :]
+        rows = torch.view_as_real(_waves(self.sides[-1], length, signal.dtype)[:, : self.sides[-1] // 2 + 1])
+        found = torch.view_as_complex((signal @ rows.flatten(1)).unflatten(-1, (-1, 2)))
+        for i, side, n in zip(range(-2, -len(self.sides) - 1, -1), self.sides[-2::-1], lengths[::-1], strict=True):
+            after = found.shape[i + 1 :]
+            found = (_waves(side, n, signal.dtype).t() @ found.flatten(i + 1)).unflatten(-1, after)
+        return found
 
 
 def power(spectra: Tensor, channels: int) -> Tensor:
@@ -98,7 +142,7 @@ def norms(torus: Torus, x: Tensor, g: Tensor, summing: float = 0.0) -> tuple[Ten
     x, g = x.flatten(2), g.flatten(2)
     sq = (all_x * g).sum((1, 2)) * (torus.points * (1 + x[0].numel() * eps))
     off = (all_x.sum(2) * g.amax(2)).sqrt() + (all_g.sum(2) * x.amax(2)).sqrt()
-    # √N · off is at least 2‖M‖ and at least 2‖x‖‖g‖
+    # √N · off is at least 2‖M‖ and at least 2‖x‖‖g‖, group by group
     part = math.sqrt(torus.points) * (torus.rounding(x.dtype) + summing / 2)
     return sq.sqrt(), torch.linalg.vector_norm(off, dim=1) * part
 
