@@ -1,0 +1,84 @@
+"""Membership inference: how much of a training set leaks in practice.
+
+    setting = attacks.Setting(target=model, members=seen, nonmembers=unseen, train=train, pool=others)
+    attacks.run("lira-offline", setting).to_json()
+
+An attack shows what leaks at least; that it fails shows nothing. One file an attack: a file that defines `ATTACKS` is
+found by itself; nothing else needs an edit.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import Protocol
+
+from assay.attacks.evaluation import AttackResult, Scores, evaluate
+from assay.attacks.setting import Setting, Train, Trained, rounds_of
+from assay.errors import ConfigError
+
+__all__ = ["Attack", "AttackResult", "Scores", "Setting", "Train", "Trained", "available", "get", "lacking", "run"]
+
+
+class Attack(Protocol):
+    """Scores records by how likely they are members."""
+
+    @property
+    def name(self) -> str:
+        """As it is called."""
+        ...
+
+    @property
+    def summary(self) -> str:
+        """One line on what it does."""
+        ...
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """What of a setting it cannot do without: "train", "pool", "checkpoints" (two or more of the target)."""
+        ...
+
+    def score(self, setting: Setting) -> Scores:
+        """One score a record, at 0 and above "member". Learns nothing from the membership of the records it scores."""
+        ...
+
+
+@functools.cache
+def available() -> dict[str, Attack]:
+    """Every attack by name."""
+    found: dict[str, Attack] = {}
+    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
+        attacks: tuple[Attack, ...] = getattr(importlib.import_module(f"{__name__}.{module}"), "ATTACKS", ())
+        found |= {attack.name: attack for attack in attacks}
+    return found
+
+
+def get(name: str) -> Attack:
+    """The attack of this name."""
+    attacks = available()
+    if name not in attacks:
+        raise ConfigError("attack", name, "one of " + ", ".join(attacks))
+    return attacks[name]
+
+
+def lacking(name: str, setting: Setting) -> tuple[str, ...]:
+    """What this attack needs and the setting does not have."""
+    has = {
+        "train": setting.train is not None,
+        "pool": setting.pool is not None,
+        "checkpoints": len(rounds_of(setting.target)) > 1,
+    }
+    return tuple(need for need in get(name).needs if not has[need])
+
+
+def run(name: str, setting: Setting, *, confidence: float = 0.95) -> AttackResult:
+    """Attack, and say how well it went, with confidence intervals."""
+    missing = lacking(name, setting)
+    if missing:
+        raise ConfigError(
+            missing[0],
+            None,
+            f"needed by the attack {name}, together with what else it needs: {', '.join(get(name).needs)}",
+        )
+    return evaluate(name, get(name).score(setting), confidence)

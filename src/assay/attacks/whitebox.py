@@ -1,0 +1,65 @@
+"""White-box attack after Nasr, Shokri and Houmansadr (2019): a record's gradient is small where it was trained on.
+
+Nasr et al. feed whole gradients of each layer to a deep network. Here each layer is summed up by the norm of the record's
+gradient in it, which needs no per-record gradients to be kept, and a network of few weights, which a few hundred records can
+train.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from assay.attacks.evaluation import Scores
+from assay.attacks.network import learned
+from assay.attacks.outputs import Array, batches, logits
+from assay.attacks.setting import Setting
+from assay.errors import AssayError
+from assay.grads.engine import Engine
+
+_SMALLEST = 1e-20  # below the square root of the least float32 norm²; stands for what underflowed
+
+
+def gradient_features(rounds: tuple[nn.Module, ...], records: TensorDataset) -> Array:
+    """For each checkpoint the loss and the gradient's norm in each layer, as logarithms, [N, rounds · (layers + 1)]."""
+    return np.concatenate([_of_one(model, records) for model in rounds], axis=1)
+
+
+def _of_one(model: nn.Module, records: TensorDataset) -> Array:
+    # a copy: the engine takes the model's forward methods over, and the attacker may look at frozen layers as well
+    model = copy.deepcopy(model).eval().requires_grad_(True)
+    engine = Engine(model)
+    each_layer = list(range(len(engine.layers)))
+    found = []
+    for x, y in batches(model, records):
+        losses = F.cross_entropy(logits(model, x, y), y.long(), reduction="none")
+        grads = engine.collect(losses)
+        norms = grads.norms(each_layer).double()
+        if grads.nonfinite:
+            raise AssayError(
+                f"{grads.nonfinite} records have gradients that are not finite: nothing can be read off them"
+            )
+        found.append(torch.cat([losses.detach().unsqueeze(1), norms], dim=1).cpu())
+    return np.log(torch.cat(found).numpy() + _SMALLEST)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhiteBox:
+    """Losses and gradient norms train a network."""
+
+    name: str = "white-box"
+    summary: str = "loss and gradient norm of each layer, at every checkpoint given, train a network (Nasr et al.)"
+    needs: tuple[str, ...] = ()
+
+    def score(self, setting: Setting) -> Scores:
+        """The network's log-odds."""
+        return learned(setting, gradient_features)
+
+
+ATTACKS = (WhiteBox(),)
