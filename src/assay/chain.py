@@ -108,9 +108,10 @@ class Chain:
 
     def finish(self, released: Private, expected_size: float, shapes: Mapping[str, torch.Size] | None = None) -> Grads:
         """The average gradient, after post-processing; `shapes` are the parameters' own, where maps may be larger."""
-        for value in released.value.values():
-            value.mul_(1.0 / expected_size)
         grads: Grads = released.value
+        factor = 1.0 / expected_size
+        for value in grads.values():
+            value.mul_(factor)
         for step in self.decode:
             grads = step(grads, released.noise_std / expected_size)
         if self.rules and shapes is not None:

@@ -145,7 +145,8 @@ class PrivateStep:
         self._groups = self.chain.clip.groups(self.engine.layers)
         self._shapes = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
         self._noise = Blocks(self.randomness, "noise")
-        self._paid: tuple[DpEvent, ...] = ()
+        self._expected_size = plan.sampler.expected_size
+        self._paid: list[DpEvent] = []
         self._total: dict[str, Tensor] = {}
         self._measured: list[Tensor] = []
         self._pending = 1
@@ -208,7 +209,7 @@ class PrivateStep:
                 + (f" of {self.ledger.ceiling:g}" if self.ledger.ceiling is not None else "")
                 + f" (δ = {self.plan.delta:g}); no further step is taken"
             )
-        if losses.dim() == 1 and len(losses) != self._drawn:
+        if losses.dim() == 1 and losses.shape[0] != self._drawn:
             raise ConfigError(
                 "losses",
                 f"{len(losses)} values",
@@ -217,6 +218,8 @@ class PrivateStep:
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
         self._drawn = None
+        for parameter in self.engine.parameters.values():
+            parameter.grad = None
         # In a domain of maps, a batch without records must have noise of the same shape as any other: its one record of zeros
         # runs through the model like others, and counts for nothing.
         if not self._padded or self.chain.rules:
@@ -233,8 +236,6 @@ class PrivateStep:
                 torch._foreach_add_(list(self._total.values()), list(total.values()))
                 self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
         self._pending -= 1
-        for parameter in self.engine.parameters.values():
-            parameter.grad = None
         if self._pending > 0:
             return False
         self._release()
@@ -244,10 +245,24 @@ class PrivateStep:
         self._pay()
         local = self.taken - self._origin
         total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
-        measured = self._measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
+        measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
         released = self.chain.release(Bounded(total, self.chain.l2), self._noise.at(local))
         spent = [released.event]
+        if self._side:
+            spent += self._release_side(measured, local)
+        if spent != self._paid:  # compared once; steps rarely differ in what they release
+            _check_paid(events.joint(spent), self.plan.step_event)
+            self._paid = spent
+        self.taken += 1
+        grads = self.chain.finish(released, self._expected_size, self._shapes)
+        for name, parameter in self.engine.parameters.items():
+            parameter.grad = grads[name]
+
+    def _release_side(self, measured: list[Tensor], local: int) -> list[DpEvent]:
+        """Release what the side queries measured and hand it to them; what that cost."""
+        measured = measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
+        spent = []
         for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
             noise = Gaussian(multiplier=self.plan.noise_multiplier / math.sqrt(query.share))
             side = noise.release(
@@ -255,14 +270,8 @@ class PrivateStep:
                 self.randomness.stream(f"side {i}", local),
             )
             spent.append(side.event)
-            query.receive(float(side.value[""]), self.plan.sampler.expected_size)
-        if tuple(spent) != self._paid:  # compared once; steps rarely differ in what they release
-            _check_paid(events.joint(spent), self.plan.step_event)
-            self._paid = tuple(spent)
-        self.taken += 1
-        grads = self.chain.finish(released, self.plan.sampler.expected_size, self._shapes)
-        for name, parameter in self.engine.parameters.items():
-            parameter.grad = grads[name]
+            query.receive(float(side.value[""]), self._expected_size)
+        return spent
 
     def _pay(self) -> None:
         """Charge this step, and a few ahead if steps are short; nothing is released before the ledger is on disk."""

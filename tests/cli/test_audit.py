@@ -39,7 +39,6 @@ def test_a_run(assay, tmp_path):
     run = tmp_path / "run"
     train = ("train", "--data", "digits", "--model", "logistic", "--epochs", 4, "--batch-size", 128, "--epsilon", 6)
     assert assay(*train, "--out", run)[0] == 0
-    before = sorted((p.name, p.read_bytes()) for p in run.iterdir())
     verified = json.loads(assay("show", run, "--json")[1])["epsilon"]["verified"]
     one_step = json.loads(assay("audit", run, "--seed", 2, "--json")[1])
     assert one_step["verdict"] == "consistent"
@@ -48,7 +47,29 @@ def test_a_run(assay, tmp_path):
     assert whole["verdict"] == "consistent"
     assert whole["audit"]["canaries"] == 400
     assert 0 <= whole["audited"] <= verified
+    record = json.loads(assay("show", run, "--json")[1])
+    assert record["epsilon"]["audited"] == whole["audited"]
+    assert record["audit"]["verdict"] == "consistent"
+    statement = assay("show", run)[1]
+    assert record["audit"]["sentence"] in statement
+    assert "not measured" not in statement
+
+
+def test_an_unfinished_run_is_audited_and_left_alone(assay, tmp_path, monkeypatch):
+    from assay import train
+
+    def crash(self, at_end):
+        raise RuntimeError("the machine went down")
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(train._Run, "_tell", crash)
+        with pytest.raises(RuntimeError):
+            assay("train", "--data", "digits", "--model", "logistic", "--epochs", 4, "--epsilon", 6, "--out", run)
+    before = sorted((p.name, p.read_bytes()) for p in run.iterdir())
+    assert json.loads(assay("audit", run, "--json")[1])["verdict"] == "consistent"
     assert sorted((p.name, p.read_bytes()) for p in run.iterdir()) == before
+    assert assay("attack", run)[0] == 1
 
 
 def test_bad_usage_is_told(assay, tmp_path):
@@ -60,8 +81,42 @@ def test_bad_usage_is_told(assay, tmp_path):
         ("audit", "--method", "dpsgd", "--epsilon", 1, "--noise-multiplier", 1),
         ("audit", "--method", "dpsgd", "--canaries", 10),
         ("audit", "--method", "dpsgd", "--confidence", 1),
+        ("audit", "--all", "--method", "dpsgd"),
+        ("audit", "--method", "dpsgd", "--releases", 5),
     ):
         code, out, err = assay(*arguments)
         assert code == 2
         assert out == ""
         assert "is not accepted" in err
+
+
+def test_the_table_of_all_methods_refutes_what_is_wrong_and_nothing_sound(assay):
+    _, out, _ = assay("audit", "--all", "--epsilon", 2, "--epochs", 5, "--releases", 2000, "--seed", 5, "--json")
+    rows = json.loads(out)["methods"]
+    refuted = {(row["method"], row["form"]) for row in rows if row["verdict"] == "claim-refuted"}
+    assert refuted == {
+        ("gredp", ""),
+        ("gredp", "noise form real"),
+        ("spectral", ""),
+        ("spectral", "noise form real"),
+        ("discrete", "micro batch 4"),
+        ("lssgd", "clip assumed:1.0"),
+    }
+    assert {row["verdict"] for row in rows if row["variant"] == "sound"} == {"consistent"}
+    assert "bug" not in {row["verdict"] for row in rows}
+
+
+def test_attack_on_a_run(assay, tmp_path):
+    run = tmp_path / "run"
+    train = ("train", "--data", "digits", "--model", "logistic", "--epochs", 2, "--epsilon", 3, "--seed", 0)
+    assert assay(*train, "--out", run)[0] == 0
+    code, out, _ = assay("attack", run, "--json")
+    assert code == 0
+    found = {result["attack"]: result for result in json.loads(out)["attacks"]}
+    assert {"confidence", "loss", "entropy", "modified-entropy", "white-box"} <= set(found)
+    for result in found.values():
+        assert result["auc"]["low"] < 0.6, "a private logistic regression gives hardly anything away"
+    code, out, err = assay("attack", run, "--attack", "loss", "--records", 100)
+    assert code == 0, err
+    assert "loss" in out
+    assert assay("attack", run, "--attack", "guess")[0] == 2

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from assay.cli import catalogue, privacy, runs
+from assay.cli import attack, audit, catalogue, privacy, runs
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -20,6 +20,8 @@ app = typer.Typer(
 )
 runs.register(app)
 privacy.register(app)
+audit.register(app)
+attack.register(app)
 catalogue.register(app)
 
 

@@ -6,23 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from assay import data as data_room
 from assay import denoise as denoise_room
 from assay import encode as encode_room
 from assay import methods as methods_room
-from assay import models as models_room
 from assay.cli import options
+from assay.cli.inputs import build, load
 from assay.cli.show import outcome, print_json, progress
-from assay.data import DataBundle
 from assay.errors import BudgetSpentError, ConfigError
 from assay.grads import clip as clipping
 from assay.grads.layers import trainable_layers
-from assay.models.circulant import replace_linear
 from assay.optim import Optimizer
 from assay.plan import Plan, steps_for
 from assay.privacy.accounting import Adjacency
@@ -120,8 +116,8 @@ def train(
     )
     rule = clipping.parse(clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(encode or ()), denoise_room.parse_all(denoise or ())
-    bundle = _load(data, data_dir, records)
-    network = _build(model, circulant, bundle, seed)
+    bundle = load(data, data_dir, records)
+    network = build(model, circulant, bundle, seed)
     records = len(bundle.train_x)
     plan = _plan(
         records=records,
@@ -184,8 +180,8 @@ def resume(
             "a run started with `assay train`; resume one started from Python with assay.resume",
         )
     known = names["data_dir"]
-    bundle = _load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
-    network = _build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
+    network = build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
     with progress(spec["plan"]["epsilon_limit"]) as watch:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=watch)
     _end(result, json)
@@ -243,29 +239,6 @@ def _plan(
         **rest,
     )
     return replace(start, steps=steps_for(epochs, start.sampler))
-
-
-def _load(data: str, data_dir: Path | None, records: int | None) -> DataBundle:
-    """The data set, or its first training records."""
-    bundle = data_room.load(data, data_dir)
-    there = len(bundle.train_x)
-    if records is None or records == there:
-        return bundle
-    if not 1 <= records <= there:
-        raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
-    return replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
-
-
-def _build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
-    """The model, initialised from the seed, or from the operating system (torch's own default is a constant)."""
-    if seed is None:
-        torch.seed()
-    else:
-        torch.manual_seed(seed)
-    network = models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
-    if circulant is not None:
-        replace_linear(network, circulant)
-    return network
 
 
 def _warn(plan: Plan) -> None:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -122,6 +123,8 @@ class RecordGrads:
 
 def _gathered(found: Found) -> Found:
     """One entry for each parameter: uses of a parameter that occurs more than once in a pass are added up."""
+    if len(found) == 1:
+        return found
     once = [name for names, _ in found for name in names]
     if len(once) == len(set(once)):
         return found
@@ -183,36 +186,43 @@ class Engine:
     def collect(self, losses: Tensor) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter."""
         _check_losses(losses)
-        found: Found = []
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise UnsupportedModelError(
                     f"parameter {name} was frozen when the engine was attached and is not now: its gradient would carry the "
                     "records without noise. Unfreeze before attaching, or attach anew"
                 )
-        proof_now = self._proof
-        self._records = len(losses)
-        low = torch.float64
-        left_alone: frozenset[str] = frozenset()
+        self._records = losses.shape[0]
+        if self._proof is not None:
+            return self._prove(self._proof, losses)
+        grads, expected = self._backward(losses)
+        for name in expected:
+            raise UnsupportedModelError(proof.used_outside(name))
+        return grads
+
+    def _prove(self, proof_now: proof.Proof, losses: Tensor) -> RecordGrads:
+        """The same on a batch that proves the model; from then on outputs that nothing changed in place may be leaves."""
         try:
-            if proof_now is not None:
-                compat.check(self.model)
-                proof_now.before(losses, self.parameters, self.model)
-                left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
-            self._collecting = found
-            expected = proof.backward(losses, self.parameters)
+            compat.check(self.model)
+            proof_now.before(losses, self.parameters, self.model)
+            left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
+            grads, expected = self._backward(losses)
         finally:
-            self._collecting = None
-            if self._proof is not None:
-                self._proof.forget()
-        grads = RecordGrads(len(losses), _gathered(found), self.parameters, self._layer_of, len(self.layers))
-        if proof_now is None:
-            for name in expected:
-                raise UnsupportedModelError(proof.used_outside(name))
-        elif proof_now.compare(grads, expected, low) and len(losses) > 1:
+            proof_now.forget()
+        if proof_now.compare(grads, expected, low) and len(losses) > 1:
             self._proof, self._left_alone = None, left_alone
             self._stop_watching()
         return grads
+
+    def _backward(self, losses: Tensor) -> tuple[RecordGrads, dict[str, Tensor]]:
+        """What the units collected in one backward pass, and what autograd gave parameters by itself."""
+        found: Found = []
+        self._collecting = found
+        try:
+            expected = proof.backward(losses, self.parameters)
+        finally:
+            self._collecting = None
+        return RecordGrads(self._records, _gathered(found), self.parameters, self._layer_of, len(self.layers)), expected
 
     def _stop_watching(self) -> None:
         for hook in self._watching:
@@ -280,19 +290,13 @@ class Engine:
         elif x.requires_grad:
             out = rule.forward(module, {n: None if p is None else p.detach() for n, p in module._parameters.items()}, x)
         else:  # nothing before this layer is trained
-            with torch.no_grad():
+            # what torch.no_grad() does, without its cost, which is that of a small layer
+            torch._C._set_grad_enabled(False)
+            try:
                 out = rule.forward(module, module._parameters, x)
-        # An in-place activation on a view rewrites the history of what it is a view of: record there, not on the view.
-        root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
-        shape = out.shape
-        if not root.requires_grad:
-            # a leaf keeps its gradient until the step ends, which only a small output is worth
-            if root is out and unit.path in self._left_alone and root.numel() <= _SMALL_OUTPUT:
-                root.requires_grad_()
-            else:
-                root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
-                out = root.view(shape)
-        seen, version = x.detach() if x.requires_grad else x, x._version
+            finally:
+                torch._C._set_grad_enabled(True)
+        seen, version, shape = x.detach() if x.requires_grad else x, x._version, out.shape
 
         def record(g: Tensor) -> None:
             collecting = self._collecting
@@ -303,12 +307,26 @@ class Engine:
                     f"the input of {unit.path} was changed in place after {unit.path} had used it; make that operation "
                     "not in-place"
                 )
-            if g.shape != shape:
+            if on_base:
                 g = g.reshape(shape)
-            self._one_row_a_record(unit.path, g)
+            if not shape or shape[0] != self._records:
+                raise UnsupportedModelError(proof.not_first(unit.path, g, self._records))
             names, use = rule.uses(module, unit.wanted, _full(seen), _full(g))
-            collecting.append(([unit.names[name] for name in names], use))
+            collecting.append((tuple(map(unit.names.__getitem__, names)), use))
 
+        # An in-place activation on a view rewrites the history of what it is a view of: record there, not on the view.
+        root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
+        on_base = root is not out
+        if not root.requires_grad:
+            # a leaf keeps its gradient until the step ends, which only a small output is worth
+            if not on_base and unit.path in self._left_alone and out.numel() <= _SMALL_OUTPUT:
+                out.requires_grad_()
+                # What `register_hook` does, less the handle to take the hook off again, which costs more than the hook. Later
+                # hooks find their place by the number of their handle, which is never below 0.
+                out._backward_hooks = OrderedDict({-1: record})
+                return out
+            root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
+            out = root.view(shape)
         if self._proof is not None:
             self._proof.saw(unit.path, out)
         root.register_hook(record)

@@ -278,6 +278,16 @@ def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor(value, dtype=dtype, device=device)
 
 
+@functools.lru_cache(maxsize=256)
+def _affine_constants(
+    inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
+) -> tuple[float, Tensor, Tensor]:
+    """By how much `Affine.norm` raises a norm for rounding, what underflow may have taken from ‖g‖ (raised), and 1."""
+    raised = 1 + (inputs + outputs) * _EPS[dtype] / 4
+    lost = constant(raised * (outputs * _TINY[dtype]) ** 0.5, dtype, device)
+    return raised, lost, constant(1.0, dtype, device)
+
+
 @dataclass(slots=True)
 class Affine:
     """Weight and bias of y = W x + b, one position a record: gradients g xᵀ and g."""
@@ -287,22 +297,21 @@ class Affine:
 
     def norm(self) -> Tensor:
         """‖g‖ √(‖x‖² + 1): for a model of one layer the fewest operations are what counts."""
-        inputs, outputs = self.x.shape[1], self.g.shape[1]
+        g, x = self.g, self.x
+        inputs, outputs = x.shape[1], g.shape[1]
         if max(inputs, outputs) > _LONG:
             return self.sq_norm().sqrt_().unsqueeze(1)
-        x: Tensor = torch.linalg.vector_norm(self.x, dim=1, keepdim=True)
-        g: Tensor = torch.linalg.vector_norm(self.g, dim=1, keepdim=True)
-        raised = 1 + (inputs + outputs) * _EPS[g.dtype] / 4
-        lost = constant(raised * (outputs * _TINY[g.dtype]) ** 0.5, g.dtype, g.device)
-        one = constant(1.0, x.dtype, x.device)
-        return torch.hypot(x, one).mul_(lost.add(g, alpha=raised))  # ‖x, 1‖ · (‖g‖ + lost), raised
+        raised, lost, one = _affine_constants(inputs, outputs, g.dtype, g.device)
+        g_norm: Tensor = torch.linalg.vector_norm(g, dim=1, keepdim=True)
+        x_norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        return torch.hypot(x_norm, one).mul_(lost.add(g_norm, alpha=raised))  # ‖x, 1‖ · (‖g‖ + lost), raised
 
     def sq_norm(self) -> Tensor:
         return squares(self.x, plus=1.0).mul_(squares(self.g))  # ‖g‖² (‖x‖² + 1)
 
     def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
         scaled = self.g * weights
-        return scaled.t() @ self.x, scaled.sum(0)
+        return torch.mm(scaled.t(), self.x), scaled.sum(0)
 
     def apart(self) -> Sequence[Use]:
         return Rank1(self.g, self.x), Dense(self.g)

@@ -17,5 +17,5 @@ def add_noise(total: Grads, std: float, draw: Callable[..., Tensor]) -> Grads:
     sizes = [v.numel() for v in values]
     noise = draw((sum(sizes),), dtype=values[0].dtype, device=values[0].device).split_with_sizes(sizes)
     for value, own in zip(values, noise, strict=True):
-        value.add_(own if value.dim() == 1 else own.view(value.shape), alpha=std)
+        value.add_(own if value.dim() == 1 else own.view_as(value), alpha=std)
     return total

@@ -45,6 +45,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
         f"| audited | {shown(eps['audited'])} | what an attack could show: a lower bound |",
         "",
+        *_audit(record),
         "## What is protected",
         "",
         f"- Unit of privacy: {record['unit']}, one of {record['records']} training records. Somebody with several records is protected less.",
@@ -115,6 +116,14 @@ def _noise(plan: Plan) -> str:
     if isinstance(event, NonPrivateDpEvent):
         return "not enough for any ε: something of the gradient leaves without noise"
     return str(event)
+
+
+def _audit(record: Mapping[str, Any]) -> list[str]:
+    audit = record["audit"]
+    if audit is None:
+        return []
+    assumed = f", assuming that {audit['assumption']}" if audit["assumption"] else ""
+    return [f"Audit: **{audit['sentence']}** ({audit['estimator']}: {audit['how']}{assumed}).", ""]
 
 
 def _options(record: Mapping[str, Any]) -> list[str]:

@@ -81,6 +81,7 @@ def finished_record(
             "gdp_mu": number(gdp_mu(verified, plan.delta)),
             "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
         },
+        "audit": None,
         "noise_multiplier": plan.noise_multiplier,
         "clip": str(plan.clip),
         "micro_batch": plan.micro_batch,

@@ -1,0 +1,57 @@
+"""A chain that does what another does and tells what passes through it: how audits look into a step from outside.
+
+step = PrivateStep(model, plan)
+step.chain = watched = observed(step.chain)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+import torch
+from dp_accounting.dp_event import DpEvent
+from torch import Tensor
+
+from assay.chain import Chain
+from assay.privacy.rng import Stream
+from assay.types import Bounded, Grads, Private
+
+
+@dataclass(frozen=True)
+class Release:
+    """What one release was of: the sum before the noise (sensitive), the bound declared with it, and its event."""
+
+    total: Mapping[str, Tensor]
+    l2: float
+    event: DpEvent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed(Chain):
+    """Keeps every release and every denominator."""
+
+    inner: Chain
+    releases: list[Release] = field(default_factory=list)
+    denominators: list[float] = field(default_factory=list)
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """As the chain observed."""
+        total = {name: value.detach().clone() for name, value in grads.total.items()}
+        private = self.inner.release(grads, stream)
+        self.releases.append(Release(total, grads.l2, private.event))
+        return private
+
+    def clipped_sum(self, *args: object, **kwargs: object) -> tuple[dict[str, Tensor], Tensor]:
+        """As the chain observed."""
+        return self.inner.clipped_sum(*args, **kwargs)  # type: ignore[arg-type]
+
+    def finish(self, released: Private, expected_size: float, shapes: Mapping[str, torch.Size] | None = None) -> Grads:
+        """As the chain observed."""
+        self.denominators.append(expected_size)
+        return self.inner.finish(released, expected_size, shapes)
+
+
+def observed(chain: Chain) -> Observed:
+    """The chain, watched."""
+    return Observed(**{f.name: getattr(chain, f.name) for f in fields(Chain)}, inner=chain)

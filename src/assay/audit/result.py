@@ -1,0 +1,61 @@
+"""What an audit says: a lower bound on ε, and the sentence that follows from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A lower bound: with probability `confidence` over the audit's own randomness, the true ε at `delta` is no less.
+
+    `assumption` is empty where the bound holds for every mechanism.
+    """
+
+    epsilon: float
+    delta: float
+    confidence: float
+    estimator: str
+    canaries: int
+    how: str
+    assumption: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it; infinity is the string "inf"."""
+        data: Mapping[str, Any] = {field: getattr(self, field) for field in self.__dataclass_fields__}
+        return {name: "inf" if value == math.inf else value for name, value in data.items()}
+
+
+class Verdict(StrEnum):
+    """What claimed, verified and audited ε say together."""
+
+    CONSISTENT = "consistent"
+    CLAIM_REFUTED = "claim-refuted"
+    BUG = "bug"
+
+
+_ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of it
+
+
+def verdict(claimed: float, verified: float, audited: float) -> Verdict:
+    """`bug` where audited exceeds verified (something runs that the accounting does not know of), `claim-refuted` where
+    it exceeds the claim only.
+    """
+    if audited > verified * (1 + _ROUNDING):
+        return Verdict.BUG
+    return Verdict.CLAIM_REFUTED if audited > claimed * (1 + _ROUNDING) else Verdict.CONSISTENT
+
+
+def sentence(found: Verdict, audited: float, confidence: float) -> str:
+    """The verdict in words."""
+    at_least = "no finite ε holds" if audited == math.inf else f"at least ε = {audited:.3g}"
+    sure = f"with {100 * confidence:g} % confidence"
+    if found is Verdict.BUG:
+        return f"implementation bug: audited above verified, {at_least} {sure}"
+    if found is Verdict.CLAIM_REFUTED:
+        return f"claim refuted: {at_least} {sure}"
+    return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {audited:.3g} {sure})"

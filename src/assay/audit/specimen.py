@@ -1,0 +1,110 @@
+"""Made-up layers whose records have any gradients one likes: what one step of a chain is audited on.
+
+The shapes are those that methods treat differently: convolution kernels, block-circulant weights, a matrix with a bias.
+Gradients are given as vectors over all parameters and go through the chain's own clipping as if a model had made them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from assay.chain import Chain
+from assay.errors import ConfigError
+from assay.grads.engine import RecordGrads
+from assay.grads.uses import Apart, Dense
+from assay.plan import Plan
+from assay.privacy.rng import Stream
+from assay.types import Bounded
+
+_KINDS: tuple[Mapping[str, tuple[int, ...]], ...] = (
+    {"weight": (1, 1, 3, 3)},
+    {"weight": (1, 2, 4)},  # block-circulant: one row of two blocks of four
+    {"weight": (2, 3), "bias": (2,)},
+    {"weight": (2, 1, 2, 2)},
+)
+
+
+@dataclass(frozen=True)
+class Specimen:
+    """So many layers, their kinds taken in turn."""
+
+    layers: int = len(_KINDS)
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ConfigError("layers", self.layers, "a whole number, 1 or above")
+
+    @classmethod
+    def for_plan(cls, plan: Plan) -> Specimen:
+        """With the number of layers that the plan's method was set for, if it was."""
+        return cls(getattr(plan.method, "groups", None) or len(_KINDS))
+
+    @property
+    def names(self) -> list[str]:
+        """The layers."""
+        return [f"layer{i}" for i in range(self.layers)]
+
+    @cached_property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters, in the order of the vectors."""
+        return {
+            f"{layer}.{name}": nn.Parameter(torch.zeros(shape))
+            for i, layer in enumerate(self.names)
+            for name, shape in _KINDS[i % len(_KINDS)].items()
+        }
+
+    @cached_property
+    def size(self) -> int:
+        """Coordinates of a vector."""
+        return sum(p.numel() for p in self.parameters.values())
+
+    def slices(self) -> list[slice]:
+        """Where each layer lies in a vector."""
+        sizes = [sum(p.numel() for n, p in self.parameters.items() if n.startswith(f"{name}.")) for name in self.names]
+        ends = torch.tensor(sizes).cumsum(0).tolist()
+        return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+    def gradients(self, vectors: Tensor) -> RecordGrads:
+        """Records with these gradients, [B, size]."""
+        parts = vectors.split([p.numel() for p in self.parameters.values()], 1)
+        dense = {
+            name: Dense(part.reshape(len(vectors), *p.shape))
+            for (name, p), part in zip(self.parameters.items(), parts, strict=True)
+        }
+        by_layer = [[n for n in dense if n.startswith(f"{layer}.")] for layer in self.names]
+        return RecordGrads(
+            records=len(vectors),
+            uses=[(names, Apart([dense[n] for n in names])) for names in by_layer],
+            parameters=self.parameters,
+            layer_of={n: i for i, names in enumerate(by_layer) for n in names},
+            layers=self.layers,
+        )
+
+    def total(self, chain: Chain, vectors: Tensor, slots: Tensor | None) -> dict[str, Tensor]:
+        """Σ of what the chain makes of each record."""
+        return chain.clipped_sum(self.gradients(vectors), chain.clip.groups(self.names), slots)[0]
+
+
+def flat(values: Mapping[str, Tensor]) -> Tensor:
+    """All tensors as one vector."""
+    return torch.cat([v.reshape(-1) for v in values.values()])
+
+
+def releases_of(chain: Chain, total: Mapping[str, Tensor], streams: Sequence[Stream]) -> Tensor:
+    """Releases of this sum by the chain itself, one a stream, each as one vector: [releases, size]."""
+    out = flat(total).repeat(len(streams), 1)
+    rows = [
+        part.unflatten(1, value.shape).unbind(0)
+        for part, value in zip(out.split([v.numel() for v in total.values()], 1), total.values(), strict=True)
+    ]
+    for stream, *row in zip(streams, *rows, strict=True):
+        value = chain.release(Bounded(dict(zip(total, row, strict=True)), chain.l2), stream).value
+        for given, name in zip(row, total, strict=True):
+            if value[name] is not given:  # mechanisms may work in place
+                given.copy_(value[name])
+    return out

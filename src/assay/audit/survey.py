@@ -1,0 +1,62 @@
+"""Every form of every method, audited: claimed, verified and audited ε side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from assay import methods
+from assay.audit.plans import PlanAudit, audit_plan
+from assay.grads import clip
+from assay.plan import Plan
+from assay.privacy.rng import Randomness
+
+_LAYERS = 5  # LeNet-5's, for methods that clip layer by layer
+
+# Forms beside each variant of each method as it stands: what papers also publish.
+_MORE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("gredp", {"variant": "published", "noise_form": "real"}, {}),
+    ("spectral", {"variant": "published", "noise_form": "real"}, {}),
+    ("discrete", {"variant": "published"}, {"micro_batch": 4}),
+    ("discrete", {}, {"micro_batch": 4}),
+    ("lssgd", {"variant": "published"}, {"clip": clip.Assumed(bound=1.0)}),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surveyed:
+    """A form of a method and what its audit says."""
+
+    method: str
+    variant: str
+    form: str
+    found: PlanAudit
+
+
+def survey(
+    *,
+    epsilon: float,
+    delta: float,
+    confidence: float,
+    releases: int | None = None,
+    randomness: Randomness | None = None,
+    **common: Any,
+) -> Iterator[Surveyed]:
+    """Audit every method and variant at this target ε (claimed for published variants, verified for sound ones)."""
+    forms: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        (name, {"variant": variant}, {})
+        for name, method in methods.available().items()
+        for variant in (methods.VARIANTS if "variant" in type(method).OPTIONS else ("sound",))
+    ]
+    for name, options, changes in (*forms, *_MORE):
+        method = methods.for_layers(methods.get(name, **options), [f"layer{i}" for i in range(_LAYERS)])
+        settings = {"clip": clip.parse(method.clip), **common, **changes}
+        plan = Plan.calibrated(epsilon=epsilon, delta=delta, method=method, **settings)
+        said = [f"{key.replace('_', ' ')} {value}" for key, value in (options | changes).items() if key != "variant"]
+        yield Surveyed(
+            method=name,
+            variant=method.variant,
+            form=", ".join(said),
+            found=audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness),
+        )

@@ -1,0 +1,164 @@
+"""The audit of a whole training run, trained once with canaries among its records.
+
+White box: gradient canaries, scored by what every step releases. Black box: whole records (blank or mislabelled), scored by
+the final model's loss. Each canary is included by a fair coin of its own. The model that comes out was trained on canaries:
+throw it away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from assay.audit import one_run
+from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
+from assay.audit.result import Audit
+from assay.audit.scores import Assume, from_scores
+from assay.data.records import Records
+from assay.errors import ConfigError
+from assay.plan import Plan
+from assay.privacy.accounting import Adjacency
+from assay.step import PrivateStep
+from assay.train import Loss, Training, cross_entropy, pick_device
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingAudit:
+    """Scores of the canaries, and the bounds that follow: `plain` from nothing, `gaussian` for a Gaussian trade-off function.
+
+    Both are one-run bounds; their numbers of guesses were fixed before the run, from the plan's verified ε.
+    """
+
+    plain: Audit
+    gaussian: Audit
+    included: NDArray[np.float64]
+    excluded: NDArray[np.float64]
+
+
+def white_box(
+    model: nn.Module,
+    data: Dataset[Any],
+    plan: Plan,
+    *,
+    canaries: int = 1000,
+    loss: Loss = cross_entropy,
+    training: Training | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> TrainingAudit:
+    """Train once with gradient canaries on distinct coordinates. `seed` chooses coordinates and coins, not the noise."""
+    training = training or Training()
+    coins = _coins(canaries, seed)
+    included = torch.nonzero(coins).flatten()
+    records = PlaceholderRecords(data, len(included), pick_device(training.device))
+    step = _step(model, _with_more(plan, len(records)), training)
+    chain = insert(step, records, included, canaries, seed)
+    _train(step, model, records, loss, training)
+    return _audited(likelihood_scores(chain, plan.sampler.rate), coins, plan, confidence)
+
+
+def black_box(
+    model: nn.Module,
+    data: TensorDataset,
+    plan: Plan,
+    canaries: TensorDataset,
+    *,
+    loss: Loss = cross_entropy,
+    training: Training | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> TrainingAudit:
+    """Train once with these records among the others; the score is how much their loss fell. See `blank` and `mislabelled`."""
+    training = training or Training()
+    device = pick_device(training.device)
+    coins = _coins(len(canaries), seed)
+    joined = TensorDataset(*(torch.cat([t, c[coins]]) for t, c in zip(data.tensors, canaries.tensors, strict=True)))
+    records = Records(joined, device)
+    model.to(device)
+    before = _losses(model, canaries, loss, device)
+    step = _step(model, _with_more(plan, len(records)), training)
+    _train(step, model, records, loss, training)
+    return _audited(before - _losses(model, canaries, loss, device), coins, plan, confidence)
+
+
+def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
+    """Records of uniform noise in the range of the data, with random labels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = data.tensors[0]
+    low, high = float(x.min()), float(x.max())
+    noise = torch.rand(count, *x.shape[1:], generator=generator) * (high - low) + low
+    return TensorDataset(noise.to(x.dtype), torch.randint(classes, (count,), generator=generator))
+
+
+def mislabelled(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
+    """Records drawn from `data` (use held-out ones) with a wrong label each."""
+    generator = torch.Generator().manual_seed(seed)
+    x, y = data.tensors
+    if count > len(x):
+        raise ConfigError("canaries", count, f"at most the number of records to draw from, {len(x)}")
+    chosen = torch.randperm(len(x), generator=generator)[:count]
+    return TensorDataset(x[chosen], (y[chosen] + torch.randint(1, classes, (count,), generator=generator)) % classes)
+
+
+def _coins(canaries: int, seed: int) -> Tensor:
+    if canaries < 1:
+        raise ConfigError("canaries", canaries, "a whole number, 1 or above")
+    return torch.rand(canaries, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)) < 0.5
+
+
+def _with_more(plan: Plan, records: int) -> Plan:
+    """The plan for so many records at the same sampling rate: the same event, hence the same ε."""
+    if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
+        raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
+    size = float(records) if plan.sampling == "full" else plan.sampler.rate * records
+    return replace(plan, records=records, batch_size=size, epsilon_limit=None)
+
+
+def _step(model: nn.Module, plan: Plan, training: Training) -> PrivateStep:
+    model.to(pick_device(training.device)).train()
+    return PrivateStep(model, plan, randomness=training.randomness(), max_physical_batch=training.max_physical_batch)
+
+
+def _train(step: PrivateStep, model: nn.Module, records: Records, loss: Loss, training: Training) -> None:
+    optimizer = training.optimizer.build(model)
+    try:
+        for x, y in step.batches(records):
+            for group in optimizer.param_groups:
+                group["lr"] = training.optimizer.lr_at(step.taken, step.plan.steps)
+            if step.backward(loss(model(x), y)):
+                optimizer.step()
+    finally:
+        step.close()
+
+
+def _losses(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:
+    model.eval()
+    with torch.no_grad():
+        parts = [
+            loss(model(x.to(device)), y.to(device)).cpu()
+            for x, y in zip(*(t.split(1000) for t in data.tensors), strict=True)
+        ]
+    model.train()
+    return torch.cat(parts).double().nan_to_num(nan=0.0).numpy()
+
+
+def _audited(scores: NDArray[np.float64], coins: Tensor, plan: Plan, confidence: float) -> TrainingAudit:
+    member = coins.numpy()
+    included, excluded = scores[member], scores[~member]
+    alpha = 1 - confidence
+
+    def bound(assume: Assume, lower: Callable[..., float]) -> Audit:
+        fixed = partial(lower, delta=plan.delta, significance=alpha)
+        made = one_run.most_guesses(plan.epsilon(), plan.delta, len(scores), fixed)
+        return from_scores(included, excluded, delta=plan.delta, confidence=confidence, assume=assume, guesses=made)
+
+    plain, gaussian = bound("nothing", one_run.epsilon_lower), bound("gaussian", one_run.epsilon_lower_gaussian)
+    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded)

@@ -1,0 +1,85 @@
+"""`assay attack`: membership inference against the model of a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import load_file
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from assay import attacks
+from assay.attacks.evaluation import NOT_PRIVATE, AttackResult
+from assay.cli import options
+from assay.cli.inputs import build, load
+from assay.cli.show import print_json
+from assay.errors import ConfigError
+from assay.runs.directory import RunDirectory
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(attack)
+
+
+def attack(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--attack", help="Only this attack; may be repeated. (default: all that need the model only)"),
+    ] = None,
+    records: Annotated[int, typer.Option(help="Members to decide on, and as many non-members.")] = 5000,
+    confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Which records are drawn, and which of them the attacker knows.")] = 0,
+    data_dir: options.DataDir = None,
+    json: options.Json = False,
+) -> None:
+    """Tell training from test records by the trained model; half of them are known to the attacker, the others count."""
+    directory = RunDirectory.open(run)
+    directory.read_record()  # refuses an unfinished run, and says how to resume it
+    spec = directory.read_spec()
+    names = spec["names"]
+    if "data" not in names:
+        raise ConfigError(
+            "run", str(run), "a run started with `assay train`; attack one started from Python with assay.attacks.run"
+        )
+    known = names["data_dir"]
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
+    model = build(names["model"], names["circulant"], bundle, seed)
+    model.load_state_dict(load_file(directory.model))
+    draw = torch.Generator().manual_seed(seed)
+    setting = attacks.Setting(
+        target=model.eval(),
+        members=_some(bundle.train, records, draw),
+        nonmembers=_some(bundle.test, records, draw),
+        seed=seed,
+    )
+    chosen = name or [known for known in attacks.available() if not attacks.lacking(known, setting)]
+    found = [attacks.run(one, setting, confidence=confidence) for one in chosen]
+    if json:
+        print_json({"run": str(run), "attacks": [result.to_json() for result in found]})
+        return
+    _print(found)
+
+
+def _some(records: TensorDataset, count: int, draw: torch.Generator) -> Dataset[tuple[torch.Tensor, ...]]:
+    return Subset(records, torch.randperm(len(records), generator=draw)[:count].tolist())
+
+
+def _print(found: list[AttackResult]) -> None:
+    table = Table("attack", "AUC", "balanced accuracy", "TPR at 0.1 % FPR", "TPR at 1 % FPR", box=None, pad_edge=False)
+    for result in found:
+        estimates = [result.auc, result.balanced_accuracy, *(rate.tpr for rate in result.tpr_at_fpr)]
+        table.add_row(result.attack, *(f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]" for e in estimates))
+    console = Console()
+    console.print(table)
+    first = found[0]
+    console.print(
+        f"{first.members} members and {first.nonmembers} non-members, {100 * first.confidence:g} % intervals; {NOT_PRIVATE}.",
+        soft_wrap=True,
+        highlight=False,
+    )

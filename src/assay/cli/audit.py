@@ -1,0 +1,234 @@
+"""`assay audit`: a lower bound on ε beside the claimed and the verified one, and what the three say together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from assay.audit import Audit, Verdict, sentence, verdict
+from assay.audit.plans import audit_plan
+from assay.audit.survey import survey
+from assay.audit.training import white_box
+from assay.cli import options
+from assay.cli.inputs import build, load
+from assay.cli.show import print_json
+from assay.errors import ConfigError
+from assay.grads import clip as clipping
+from assay.plan import Plan, steps_for
+from assay.privacy.accounting import Adjacency
+from assay.privacy.rng import OsSeeded, Randomness, Seeded
+from assay.privacy.statement import shown
+from assay.runs.audited import write_audit
+from assay.runs.directory import RunDirectory
+from assay.runs.record import number
+from assay.train import training_from_json
+
+_LAYERS = 5  # LeNet-5's, where a method clips layer by layer and nobody said how many
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(audit)
+
+
+def audit(
+    run: Annotated[Path | None, typer.Argument(help="The directory of a run; or name a --method, or --all.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="Audit a method without a run; `assay methods` lists them.")
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Audit every method and variant, and print a table.")] = False,
+    variant: options.Variant = None,
+    noise_form: options.NoiseForm = None,
+    groups: options.Groups = None,
+    option: options.Setting = None,
+    epsilon: Annotated[float | None, typer.Option(help="Without a run: the target ε. (default: 1)")] = None,
+    noise_multiplier: options.Noise = None,
+    records: options.Records = 60_000,
+    batch_size: options.BatchSize = 500,
+    epochs: options.Epochs = 30,
+    delta: options.Delta = 1e-5,
+    clip: options.Clip = None,
+    micro_batch: options.MicroBatch = 1,
+    sampling: options.Sampling = "poisson",
+    adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
+    canaries: Annotated[
+        int | None,
+        typer.Option(help="With a run: train again with this many canaries, instead of auditing one step."),
+    ] = None,
+    releases: Annotated[
+        int | None,
+        typer.Option(help="Releases of one step to count, with and without the canary each. (default: enough)"),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="Confidence of the audited ε.")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="Fix the audit's own randomness.")] = None,
+    data_dir: options.DataDir = None,
+    json: options.Json = False,
+) -> None:
+    """Attack one step of a method or a run (seconds), or a whole run trained again with canaries. A finished run's record and
+    statement take up the result.
+    """
+    if releases is not None and releases < 100:
+        raise ConfigError("releases", releases, "a whole number, 100 or above")
+    if [run is not None, method is not None, every].count(True) != 1:
+        raise ConfigError(
+            "run", None if run is None else str(run), "exactly one of: the directory of a run, --method, --all"
+        )
+    randomness = OsSeeded() if seed is None else Seeded(seed)
+    if run is not None:
+        _audit_run(RunDirectory.open(run), canaries, releases, confidence, seed, randomness, data_dir, json)
+        return
+    if canaries is not None:
+        raise ConfigError("canaries", canaries, "the directory of a run to train again with canaries")
+    common: dict[str, Any] = {
+        "records": records,
+        "batch_size": batch_size,
+        "delta": delta,
+        "sampling": sampling,
+        "adjacency": adjacency,
+    }
+    if every:
+        rows = survey(
+            epsilon=1.0 if epsilon is None else epsilon,
+            epochs=epochs,
+            confidence=confidence,
+            releases=releases,
+            randomness=randomness,
+            **common,
+        )
+        _table([_facts_of(row.found, row.method, row.variant) | {"form": row.form} for row in rows], json)
+        return
+    assert method is not None
+    chosen = options.method(method, variant, noise_form, groups, option)
+    if getattr(chosen, "groups", 0) is None:
+        chosen = options.method(method, variant, noise_form, _LAYERS, option)
+    plan = _plan(
+        epsilon,
+        noise_multiplier,
+        epochs,
+        common | {"method": chosen, "clip": clipping.parse(clip or chosen.clip), "micro_batch": micro_batch},
+    )
+    found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
+    _report(_facts_of(found, chosen.name, chosen.variant), found.audit, plan, json)
+
+
+def _plan(epsilon: float | None, noise: float | None, epochs: float | None, common: dict[str, Any]) -> Plan:
+    if epsilon is not None and noise is not None:
+        raise ConfigError("epsilon", epsilon, "--epsilon or --noise-multiplier, not both")
+    if noise is None:
+        return Plan.calibrated(epsilon=1.0 if epsilon is None else epsilon, epochs=epochs, **common)
+    start = Plan(steps=1, noise_multiplier=noise, **common)
+    return replace(start, steps=steps_for(epochs, start.sampler))
+
+
+def _audit_run(
+    directory: RunDirectory,
+    canaries: int | None,
+    releases: int | None,
+    confidence: float,
+    seed: int | None,
+    randomness: Randomness,
+    data_dir: Path | None,
+    as_json: bool,
+) -> None:
+    spec = directory.read_spec()
+    plan = Plan.from_json(spec["plan"])
+    if directory.finished:  # what was really spent, lost steps included
+        record = directory.read_record()
+        verified, plan = float(record["epsilon"]["verified"]), replace(plan, steps=max(1, record["steps"]))
+    else:
+        verified = plan.epsilon()
+    if canaries is None:
+        found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
+        result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
+    else:
+        result, said = _trained_again(spec, plan, canaries, confidence, seed, data_dir, verified)
+        facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
+    if directory.finished:
+        words = {"verdict": facts["verdict"], "sentence": facts["sentence"]}
+        write_audit(directory, Plan.from_json(spec["plan"]), result.to_json() | words)
+    _report(facts, result, plan, as_json)
+
+
+def _trained_again(
+    spec: dict[str, Any],
+    plan: Plan,
+    canaries: int,
+    confidence: float,
+    seed: int | None,
+    data_dir: Path | None,
+    verified: float,
+) -> tuple[Audit, Verdict]:
+    """The run of this description once more, with canaries; the f-DP bound of its one run."""
+    names = spec["names"]
+    if "data" not in names:
+        raise ConfigError(
+            "run", "a run started from Python", "a run started with `assay train`; see assay.audit.training"
+        )
+    known = names["data_dir"]
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), plan.records)
+    network = build(names["model"], names["circulant"], bundle, seed)
+    training = training_from_json({**spec["training"], "seed": seed})
+    found = white_box(network, bundle.train, plan, canaries=canaries, training=training, confidence=confidence)
+    # only a bound that assumes nothing may speak of a bug: sampled steps are not exactly Gaussian
+    if verdict(verified, verified, found.plain.epsilon) is Verdict.BUG:
+        return found.plain, Verdict.BUG
+    best = max(found.gaussian, found.plain, key=lambda audit: audit.epsilon)
+    refuted = plan.method.variant == "published" and best.epsilon > plan.claimed()
+    return best, Verdict.CLAIM_REFUTED if refuted else Verdict.CONSISTENT
+
+
+def _facts_of(found: Any, method: str, variant: str) -> dict[str, Any]:
+    step = {
+        "mu": number(found.step.mu),
+        "epsilon": number(found.step.epsilon),
+        "epsilon_without_assumptions": number(found.step.epsilon_any),
+        "canary": found.step.canary,
+        "releases": found.step.releases,
+    }
+    return _facts(method, variant, found.claimed, found.verified, found.audit, found.verdict) | {"step": step}
+
+
+def _facts(method: str, variant: str, claimed: float, verified: float, found: Audit, said: Verdict) -> dict[str, Any]:
+    return {
+        "method": method,
+        "variant": variant,
+        "claimed": number(claimed),
+        "verified": number(verified),
+        "audited": number(found.epsilon),
+        "confidence": found.confidence,
+        "verdict": said.value,
+        "sentence": sentence(said, found.epsilon, found.confidence),
+        "audit": found.to_json(),
+    }
+
+
+def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print_json({"methods": rows})
+        return
+    table = Table("method", "variant", "ε claimed", "ε verified", "ε audited", "verdict", box=None, pad_edge=False)
+    for row in rows:
+        name = f"{row['method']} ({row['form']})" if row["form"] else row["method"]
+        numbers = [shown(row[key]).removesuffix(" (no privacy)") for key in ("claimed", "verified", "audited")]
+        table.add_row(name, row["variant"], *numbers, row["verdict"])
+    Console().print(table)
+
+
+def _report(facts: Mapping[str, Any], found: Audit, plan: Plan, as_json: bool) -> None:
+    if as_json:
+        print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value})
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(facts["sentence"], markup=False, style="bold")
+    console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
+    console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    console.print(f"ε audited   {shown(facts['audited'])}   at least, with {100 * found.confidence:g} % confidence")
+    console.print(f"{found.estimator}: {found.how}", markup=False)
+    if found.assumption:
+        console.print(f"assuming that {found.assumption}", markup=False)

@@ -1,0 +1,227 @@
+"""Privacy bugs, each a small change to our own pipeline. None of them tells the accountant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from assay.chain import Chain
+from assay.grads.clip import Flat
+from assay.mechanisms.gaussian import Gaussian, gaussian_event
+from assay.mechanisms.spectral import Spectral
+from assay.privacy.rng import Seeded
+from assay.step import PrivateStep
+from assay.types import Bounded, Private
+
+
+def turned_into(kind: type[Chain], chain: Chain, **more: object) -> Chain:
+    """The chain with the methods of another class."""
+    return kind(**{f.name: getattr(chain, f.name) for f in fields(Chain)}, **more)
+
+
+# --- clipping ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class IgnoresC(Flat):
+    """Ghost clipping whose factors are computed and never used."""
+
+    def weights(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EachTensorAtC(Flat):
+    """Every tensor clipped at C by itself, charged as if all together were."""
+
+    def groups(self, layers: list[str]) -> list[int]:
+        return list(range(len(layers)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForgetsBias(Chain):
+    """Norms without the bias."""
+
+    def clipped_sum(self, grads, groups, slots):
+        whole = grads.per_record()
+        norms = sum(
+            (v.flatten(1).square().sum(1) for n, v in whole.items() if not n.endswith("bias")),
+            torch.zeros(grads.records),
+        ).sqrt()
+        weights = self.clip.weights(norms.unsqueeze(1))
+        return {n: torch.tensordot(weights[:, 0], v, 1) for n, v in whole.items()}, norms.unsqueeze(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicroBatchAtC(Chain):
+    """Micro-batches charged as if one record moved a clipped average by C."""
+
+    @property
+    def l2(self) -> float:
+        return self.clip.l2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Augmented(Chain):
+    """Four augmentations of every record. Right: averaged, then clipped. Wrong: each clipped, then added up."""
+
+    wrong: bool
+    views: int = 4
+
+    def clipped_sum(self, grads, groups, slots):
+        whole = grads.per_record()
+        views = {n: torch.stack([v] * self.views) for n, v in whole.items()}
+        each = {n: v.flatten(0, 1) if self.wrong else v.mean(0) for n, v in views.items()}
+        norms = sum((v.flatten(1).square().sum(1) for v in each.values()), torch.zeros(1)).sqrt().unsqueeze(1)
+        weights = self.clip.weights(norms)
+        return {n: torch.tensordot(weights[:, 0], v, 1) for n, v in each.items()}, norms
+
+
+# --- noise ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOnNoRank(Gaussian):
+    """Every rank leaves the noise to another."""
+
+    def release(self, grads: Bounded, stream) -> Private:
+        return Private(grads.total, gaussian_event(self.multiplier), self.multiplier * grads.l2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseOnEveryRank(Gaussian):
+    """Four ranks add noise each. Right: a half of the standard deviation. Wrong: a fourth of it."""
+
+    share: float
+
+    def release(self, grads: Bounded, stream) -> Private:
+        part = Gaussian(multiplier=self.multiplier * self.share)
+        for _ in range(4):
+            part.release(grads, stream)
+        return Private(grads.total, gaussian_event(self.multiplier), self.multiplier * grads.l2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reseeded(Gaussian):
+    """The generator is seeded at the start of every step."""
+
+    def release(self, grads: Bounded, stream) -> Private:
+        return super().release(grads, Seeded(0).stream("noise", 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawToo(Gaussian):
+    """The sum without noise is added to what is released (a second gradient accumulator)."""
+
+    def release(self, grads: Bounded, stream) -> Private:
+        raw = {name: value.clone() for name, value in grads.total.items()}
+        private = super().release(grads, stream)
+        return Private({n: v + raw[n] for n, v in private.value.items()}, private.event, private.noise_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChargedAtSigma(Spectral):
+    """GReDP's own accounting: σ, whatever part of the noise is kept and however many layers there are."""
+
+    def release(self, grads: Bounded, stream) -> Private:
+        private = super().release(grads, stream)
+        return Private(private.value, gaussian_event(self.multiplier), private.noise_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastCoefficientBare(Gaussian):
+    """Noise in the frequency domain, with a slice that ends one coefficient early. Right: all of them."""
+
+    leave: int
+
+    def release(self, grads: Bounded, stream) -> Private:
+        std = self.multiplier * grads.l2
+        for value in grads.total.values():
+            flat = value.view(-1)
+            white = stream.normal(flat.shape, dtype=flat.dtype, device=flat.device)
+            spectrum = torch.fft.rfft(white, norm="ortho")
+            spectrum[len(spectrum) - self.leave :] = 0
+            flat.add_(torch.fft.irfft(spectrum, n=len(flat), norm="ortho"), alpha=std)
+        return Private(grads.total, gaussian_event(self.multiplier), std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InsignificantBare(Gaussian):
+    """DP-FedAGS: coordinates below a threshold of the data's own are sent as they are."""
+
+    part: float = 0.5
+
+    def release(self, grads: Bounded, stream) -> Private:
+        std = self.multiplier * grads.l2
+        if grads.total:
+            every = torch.cat([v.reshape(-1).abs() for v in grads.total.values()])
+            least = every.quantile(self.part)
+            for value in grads.total.values():
+                noise = stream.normal(value.shape, dtype=value.dtype, device=value.device)
+                value.add_(noise * (value.abs() >= least), alpha=std)
+        return Private(grads.total, gaussian_event(self.multiplier), std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfPrecision(Gaussian):
+    """Noise drawn in half precision."""
+
+    def release(self, grads: Bounded, stream) -> Private:
+        return super().release(grads, _Half(stream))
+
+
+@dataclass(frozen=True)
+class _Half:
+    rest: object
+
+    def normal(self, shape: Sequence[int], *, dtype, device) -> Tensor:
+        return self.rest.normal(shape, dtype=dtype, device=device).half().to(dtype)
+
+
+def standardised(grads: Bounded) -> Bounded:
+    """The sum divided by its own standard deviation before the noise; the bound is not restated."""
+    if not grads.total:
+        return grads
+    spread = torch.cat([v.reshape(-1) for v in grads.total.values()]).std()
+    return Bounded({n: v / spread for n, v in grads.total.items()}, grads.l2)
+
+
+# --- the step ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivateDenominator(Chain):
+    """Divides by the number of records that happened to be in the batch."""
+
+    drawn: list[int]
+
+    def clipped_sum(self, grads, groups, slots):
+        self.drawn[:] = [grads.records]
+        return super().clipped_sum(grads, groups, slots)
+
+    def finish(self, released, expected_size, shapes=None):
+        return super().finish(released, float(self.drawn[0]), shapes)
+
+
+class SkipsEmptyBatches(PrivateStep):
+    """An empty batch releases nothing."""
+
+    def _release(self) -> None:
+        if self._total:
+            super()._release()
+            return
+        self._pay()
+        self._pending = 1
+        self.taken += 1
+        for parameter in self.engine.parameters.values():
+            parameter.grad = torch.zeros_like(parameter)
+
+
+class Coupled(torch.nn.Module):
+    """Batch normalisation by another name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()

@@ -1,0 +1,109 @@
+"""Bugs that one step shows: the auditor catches every one, and leaves its correct twin alone."""
+
+import math
+
+import pytest
+from scipy import stats
+
+from assay.audit.low_bits import low_bits
+from assay.audit.single_step import audit_step
+from assay.audit.specimen import Specimen
+from assay.chain import Chain
+from assay.grads.clip import Flat, PerLayer
+from assay.mechanisms.gaussian import Gaussian
+from assay.mechanisms.spectral import Spectral
+from assay.privacy.rng import Seeded
+
+from . import mutants
+
+DELTA, SIGMA = 1e-5, 1.5
+NOISE = Gaussian(multiplier=SIGMA)
+RIGHT = Chain(clip=Flat(bound=1.0), noise=NOISE)
+LAYERS = Specimen().layers
+SPECTRAL = {"multiplier": SIGMA, "reference": 1.0 / math.sqrt(LAYERS)}
+
+# name: (the bug, its correct twin)
+ZOO: dict[str, tuple[Chain, Chain]] = {
+    "ghost clip ignoring C": (Chain(clip=mutants.IgnoresC(bound=1.0), noise=NOISE), RIGHT),
+    "wrong bias norm": (mutants.turned_into(mutants.ForgetsBias, RIGHT), RIGHT),
+    "micro-batch charged at C": (
+        mutants.MicroBatchAtC(clip=Flat(bound=1.0), noise=NOISE, micro=4),
+        Chain(clip=Flat(bound=1.0), noise=NOISE, micro=4),
+    ),
+    "per-tensor clipping charged as flat": (
+        Chain(clip=mutants.EachTensorAtC(bound=1.0), noise=NOISE),
+        Chain(clip=PerLayer(bound=1.0), noise=NOISE),
+    ),
+    "un-noised gradient also accumulated": (Chain(clip=Flat(), noise=mutants.RawToo(multiplier=SIGMA)), RIGHT),
+    "generator reseeded each step": (Chain(clip=Flat(), noise=mutants.Reseeded(multiplier=SIGMA)), RIGHT),
+    "noise on no rank": (Chain(clip=Flat(), noise=mutants.NoiseOnNoRank(multiplier=SIGMA)), RIGHT),
+    "noise on every rank, too little": (
+        Chain(clip=Flat(), noise=mutants.NoiseOnEveryRank(multiplier=SIGMA, share=0.25)),
+        Chain(clip=Flat(), noise=mutants.NoiseOnEveryRank(multiplier=SIGMA, share=0.5)),
+    ),
+    "each augmentation clipped separately": (
+        mutants.turned_into(mutants.Augmented, RIGHT, wrong=True),
+        mutants.turned_into(mutants.Augmented, RIGHT, wrong=False),
+    ),
+    "GReDP with real-valued frequency noise": (
+        Chain(clip=PerLayer(), noise=mutants.ChargedAtSigma(**SPECTRAL, a=1.0, b=0.0)),
+        Chain(clip=PerLayer(), noise=Spectral(**SPECTRAL)),
+    ),
+    "GReDP charged at σ": (
+        Chain(clip=PerLayer(), noise=mutants.ChargedAtSigma(**SPECTRAL)),
+        Chain(clip=PerLayer(), noise=Spectral(**SPECTRAL, a=0.9, b=0.6)),
+    ),
+    "FedAGS sending insignificant coordinates bare": (
+        Chain(clip=Flat(), noise=mutants.InsignificantBare(multiplier=SIGMA)),
+        Chain(clip=Flat(), noise=mutants.InsignificantBare(multiplier=SIGMA, part=0.0)),
+    ),
+    "data-dependent standardisation before noise": (
+        Chain(clip=Flat(), noise=NOISE, before=(mutants.standardised,)),
+        RIGHT,
+    ),
+    "a spectral slice that leaves the last coefficient bare": (
+        Chain(clip=Flat(), noise=mutants.LastCoefficientBare(multiplier=SIGMA, leave=1)),
+        Chain(clip=Flat(), noise=mutants.LastCoefficientBare(multiplier=SIGMA, leave=0)),
+    ),
+}
+
+
+def mu(chain: Chain) -> tuple[float, float]:
+    """Audited and declared."""
+    found = audit_step(chain, Specimen(), delta=DELTA, randomness=Seeded(2), releases=2500)
+    return found.mu, 1 / chain.event().noise_multiplier
+
+
+@pytest.mark.parametrize("bug", ZOO)
+def test_the_bug_is_caught(bug):
+    audited, declared = mu(ZOO[bug][0])
+    assert audited > 1.2 * declared
+
+
+TWINS = {id(twin): (bug, twin) for bug, (_, twin) in ZOO.items()}
+
+
+@pytest.mark.parametrize("twin", [twin for _, twin in TWINS.values()], ids=[bug for bug, _ in TWINS.values()])
+def test_the_twin_is_left_alone(twin):
+    """Fixed seed; each would be rejected 5 % of the time at most."""
+    audited, declared = mu(twin)
+    assert 0.7 * declared < audited <= declared
+
+
+def test_rounded_noise_shows_in_the_low_bits_and_nowhere_else():
+    bug = Chain(clip=Flat(), noise=mutants.HalfPrecision(multiplier=SIGMA))
+    audited, declared = mu(bug)
+    assert audited <= declared
+    for chain, found in ((bug, True), (RIGHT, False)):
+        epsilon = low_bits(chain, Specimen(), delta=DELTA, randomness=Seeded(3))
+        assert epsilon > 5 if found else epsilon == 0
+
+
+def test_a_twin_is_rejected_no_more_often_than_allowed():
+    """25 audits at 80 % confidence: more than 16 alarms have a probability below 1e-6."""
+    small = Specimen(1)
+    over = sum(
+        audit_step(RIGHT, small, delta=DELTA, confidence=0.8, randomness=Seeded(100 + i), releases=200).mu > 1 / SIGMA
+        for i in range(25)
+    )
+    assert over <= stats.binom.isf(1e-6, 25, 0.2)
