@@ -27,7 +27,7 @@ def parameters(name: str, input_shape: tuple[int, ...], classes: int = 10) -> in
 
 
 def test_names() -> None:
-    names = "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40"
+    names = "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10"
     assert [info.name for info in INFOS] == names.split()
     assert all(info.summary and info.accepts for info in INFOS)
 
@@ -120,7 +120,7 @@ def test_one_pixel_less_is_refused(info: ModelInfo) -> None:
 @pytest.mark.parametrize(
     ("shape", "refused"),
     [
-        ((1, 8, 8), {"mnist-cnn", "alexnet"}),  # scikit-learn's digits
+        ((1, 8, 8), {"mnist-cnn", "alexnet", "afrrs-mnist", "afrrs-cifar10"}),  # scikit-learn's digits
         ((1, 28, 28), set()),  # MNIST, Fashion-MNIST
         ((3, 32, 32), set()),  # CIFAR
         ((104,), {info.name for info in INFOS} - {"logistic", "mlp"}),  # Adult

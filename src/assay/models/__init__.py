@@ -11,13 +11,13 @@ from difflib import get_close_matches
 from torch import nn
 
 from assay.errors import ConfigError
-from assay.models import alexnet, compat, densenet, lenet, logistic, mlp, mnist_cnn, model3, resnet
+from assay.models import afrrs, alexnet, compat, densenet, lenet, logistic, mlp, mnist_cnn, model3, resnet
 from assay.models.custom import FORM, build_custom
 from assay.models.registry import ModelInfo
 
 __all__ = ["ModelInfo", "available", "build", "compat"]
 
-_FAMILIES = (logistic, mlp, mnist_cnn, lenet, model3, alexnet, resnet, densenet)
+_FAMILIES = (logistic, mlp, mnist_cnn, lenet, model3, alexnet, resnet, densenet, afrrs)
 _BY_NAME: dict[str, ModelInfo] = {info.name: info for family in _FAMILIES for info in family.MODELS}
 
 
