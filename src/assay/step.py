@@ -203,6 +203,9 @@ class PrivateStep:
 
         Until then `.grad` is None, so that an optimizer that steps anyway does nothing.
         """
+        if torch.is_autocast_enabled(losses.device.type):  # norms and sums in half precision would not keep the bound
+            with torch.autocast(losses.device.type, enabled=False):
+                return self.backward(losses)
         if self.taken >= self._limit:
             raise BudgetSpentError(
                 f"the budget is spent after {self.taken} steps: ε = {self.epsilon():.4g}"
@@ -242,8 +245,9 @@ class PrivateStep:
         return True
 
     def _release(self) -> None:
-        self._pay()
         local = self.taken - self._origin
+        if local >= self.ledger.charged:
+            self._pay(local)
         total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
         measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
@@ -273,11 +277,8 @@ class PrivateStep:
             query.receive(float(side.value[""]), self._expected_size)
         return spent
 
-    def _pay(self) -> None:
+    def _pay(self, local: int) -> None:
         """Charge this step, and a few ahead if steps are short; nothing is released before the ledger is on disk."""
-        local = self.taken - self._origin
-        if local < self.ledger.charged:
-            return
         now = time.monotonic()
         self._block = (
             min(4096, 2 * self._block) if now - self._charged_at < _FLUSH_SECONDS else max(1, self._block // 2)

@@ -241,3 +241,32 @@ def test_one_record_moves_the_sum_of_a_micro_batched_step_by_at_most_2c(model, r
         total, _ = step.chain.clipped_sum(grads, step._groups, slots[kept])
         other = torch.cat([v.flatten() for v in total.values()]) / 40
         assert float((whole - other).norm()) <= 2 * 0.1 / 40 * (1 + 1e-5)
+
+
+def test_clipping_keeps_full_precision_inside_autocast(records):
+    """A loop that calls `backward` under autocast: norms in bfloat16 would come out too small, and the bound would not hold."""
+
+    def gradient(inside: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 300), nn.Tanh(), nn.Linear(300, 3))
+        plan = Plan(
+            records=120,
+            batch_size=120,
+            steps=2,
+            noise_multiplier=0.0,
+            delta=1e-3,
+            sampling="full",
+            clip=Flat(bound=0.01),
+        )
+        step = PrivateStep(model, plan)
+        for x, y in step.batches(records):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = nn.functional.cross_entropy(model(x).float(), y, reduction="none")
+                if inside:
+                    step.backward(losses)
+            if not inside:
+                step.backward(losses)
+        assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+    assert torch.equal(gradient(inside=True), gradient(inside=False))

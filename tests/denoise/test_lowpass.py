@@ -41,7 +41,8 @@ def kept(sizes, rho) -> int:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rho", "count"), [((8,), 0.5, 3), ((8,), 0.6, 5), ((8,), 0.1, 1), ((3, 3), 0.5, 5), ((5, 5), 0.5, 13), ((7,), 1.0, 7)]
+    ("sizes", "rho", "count"),
+    [((8,), 0.5, 3), ((8,), 0.6, 5), ((8,), 0.1, 1), ((3, 3), 0.5, 5), ((5, 5), 0.5, 13), ((7,), 1.0, 7)],
 )
 def test_the_number_kept_is_the_nearest_that_symmetry_allows(sizes, rho, count):
     assert kept(sizes, rho) == count

@@ -92,7 +92,7 @@ class RecordGrads:
                 by_group[group] = by_group[group] + squares if group in by_group else squares
             zeros = next(iter(self.parameters.values())).detach().new_zeros(self.records)
             norms = torch.stack([by_group.get(group, zeros) for group in range(max(groups) + 1)], 1).sqrt_()
-        if not math.isfinite(float(norms.sum())):
+        if not math.isfinite(norms.sum().item()):
             bad = ~torch.isfinite(norms.sum(1))
             self.nonfinite += int(bad.sum())
             self.uses = [(names, Apart([part.without(bad) for part in use.apart()])) for names, use in self.uses]
@@ -123,8 +123,6 @@ class RecordGrads:
 
 def _gathered(found: Found) -> Found:
     """One entry for each parameter: uses of a parameter that occurs more than once in a pass are added up."""
-    if len(found) == 1:
-        return found
     once = [name for names, _ in found for name in names]
     if len(once) == len(set(once)):
         return found
@@ -192,37 +190,31 @@ class Engine:
                     f"parameter {name} was frozen when the engine was attached and is not now: its gradient would carry the "
                     "records without noise. Unfreeze before attaching, or attach anew"
                 )
-        self._records = losses.shape[0]
-        if self._proof is not None:
-            return self._prove(self._proof, losses)
-        grads, expected = self._backward(losses)
-        for name in expected:
-            raise UnsupportedModelError(proof.used_outside(name))
-        return grads
-
-    def _prove(self, proof_now: proof.Proof, losses: Tensor) -> RecordGrads:
-        """The same on a batch that proves the model; from then on outputs that nothing changed in place may be leaves."""
-        try:
-            compat.check(self.model)
-            proof_now.before(losses, self.parameters, self.model)
-            left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
-            grads, expected = self._backward(losses)
-        finally:
-            proof_now.forget()
-        if proof_now.compare(grads, expected, low) and len(losses) > 1:
-            self._proof, self._left_alone = None, left_alone
-            self._stop_watching()
-        return grads
-
-    def _backward(self, losses: Tensor) -> tuple[RecordGrads, dict[str, Tensor]]:
-        """What the units collected in one backward pass, and what autograd gave parameters by itself."""
         found: Found = []
-        self._collecting = found
+        proof_now = self._proof
+        self._records = losses.shape[0]
+        low = torch.float64
+        left_alone: frozenset[str] = frozenset()
         try:
+            if proof_now is not None:
+                compat.check(self.model)
+                proof_now.before(losses, self.parameters, self.model)
+                left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
+            self._collecting = found
             expected = proof.backward(losses, self.parameters)
         finally:
             self._collecting = None
-        return RecordGrads(self._records, _gathered(found), self.parameters, self._layer_of, len(self.layers)), expected
+            if proof_now is not None:
+                proof_now.forget()
+        uses = _gathered(found) if len(found) > 1 else found
+        grads = RecordGrads(self._records, uses, self.parameters, self._layer_of, len(self.layers))
+        if proof_now is None:
+            for name in expected:
+                raise UnsupportedModelError(proof.used_outside(name))
+        elif proof_now.compare(grads, expected, low) and len(losses) > 1:
+            self._proof, self._left_alone = None, left_alone
+            self._stop_watching()
+        return grads
 
     def _stop_watching(self) -> None:
         for hook in self._watching:

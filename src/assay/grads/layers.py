@@ -82,7 +82,7 @@ def _narrow(weight: Tensor, x: Tensor) -> bool:
         and x.dim() == 2
         and not torch.is_grad_enabled()
         and x.dtype == weight.dtype
-        and x.device.type == "cpu"
+        and x.is_cpu
         and not torch.is_autocast_enabled("cpu")
     )
 

@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
 from assay.grads.correlation import corner
+from assay.grads.uses import constant
 
 if TYPE_CHECKING:
     from assay.grads.engine import RecordGrads
@@ -35,8 +36,9 @@ def run_backward(losses: Tensor) -> None:
 
     Straight to autograd's engine: the checks of `torch.autograd.backward` cost as much as a small layer.
     """
+    ones = constant(1.0, losses.dtype, losses.device).expand(losses.shape[0])
     torch.autograd.Variable._execution_engine.run_backward(
-        (losses,), (torch.ones_like(losses),), False, False, (), allow_unreachable=True, accumulate_grad=True
+        (losses,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
 
 

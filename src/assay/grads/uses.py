@@ -304,7 +304,7 @@ class Affine:
         raised, lost, one = _affine_constants(inputs, outputs, g.dtype, g.device)
         g_norm: Tensor = torch.linalg.vector_norm(g, dim=1, keepdim=True)
         x_norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
-        return torch.hypot(x_norm, one).mul_(lost.add(g_norm, alpha=raised))  # ‖x, 1‖ · (‖g‖ + lost), raised
+        return x_norm.hypot_(one).mul_(lost.add(g_norm, alpha=raised))  # ‖x, 1‖ · (‖g‖ + lost), raised
 
     def sq_norm(self) -> Tensor:
         return squares(self.x, plus=1.0).mul_(squares(self.g))  # ‖g‖² (‖x‖² + 1)
