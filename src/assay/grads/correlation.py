@@ -29,6 +29,7 @@ def corner(value: Tensor, shape: Sequence[int]) -> Tensor:
     return value[(*lead, *map(slice, shape))]
 
 
+@dataclass(frozen=True, kw_only=True)
 class FullCorrelationRule(ConvRule):
     """Convolutions clipped by the norm of their whole correlation map, for any stride, padding and groups.
 
@@ -36,8 +37,7 @@ class FullCorrelationRule(ConvRule):
     the `corner`; without, it is the kernel's gradient. The bias is as everywhere.
     """
 
-    def __init__(self, *, maps: bool) -> None:
-        self.maps = maps
+    maps: bool
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
         if any(step > 1 for step in module.dilation):
