@@ -213,7 +213,7 @@ class SkipsEmptyBatches(PrivateStep):
         if self._total:
             super()._release()
             return
-        self._pay()
+        self._pay(self.taken - self._origin)
         self._pending = 1
         self.taken += 1
         for parameter in self.engine.parameters.values():
