@@ -17,6 +17,7 @@ from torch import Tensor
 from assay.errors import ConfigError
 from assay.grads.correlation import corner
 from assay.grads.engine import RecordGrads, Rules
+from assay.grads.uses import squares
 from assay.privacy.rng import Stream
 from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private, Stateful
 
@@ -93,10 +94,10 @@ class Chain:
         for step in self.each:
             whole = step(whole)
         width = max(groups, default=0) + 1
-        squares = next(iter(whole.values())).new_zeros(len(next(iter(whole.values()))), width)
+        sums = next(iter(whole.values())).new_zeros(len(next(iter(whole.values()))), width)
         for name, values in whole.items():
-            squares[:, groups[grads.layer_of[name]]] += values.reshape(len(values), -1).square().sum(1)
-        norms = squares.sqrt_()
+            sums[:, groups[grads.layer_of[name]]] += squares(values.reshape(len(values), -1))
+        norms = sums.sqrt_()
         weights = self.clip.weights(norms)
         return {n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()}, norms
 

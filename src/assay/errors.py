@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 
 class AssayError(Exception):
     """Base of everything Assay raises on purpose. `exit_code` is what the command line ends with."""
@@ -17,6 +19,12 @@ class ConfigError(AssayError, ValueError):
     def __init__(self, field: str, value: object, accepted: str) -> None:
         self.field, self.value, self.accepted = field, value, accepted
         super().__init__(f"{field} = {value!r} is not accepted: {accepted}")
+
+
+def check_above_zero(field: str, value: float) -> None:
+    """Refuse what is no finite number above 0."""
+    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
+        raise ConfigError(field, value, "a finite number above 0")
 
 
 class UnsupportedModelError(AssayError):

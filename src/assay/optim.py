@@ -60,6 +60,11 @@ class Optimizer:
             case _:
                 return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
 
+    def set_lr(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
+        """Give `optimizer` the learning rate of this step."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr_at(step, steps)
+
     def lr_at(self, step: int, steps: int) -> float:
         """The learning rate of this step, counted from 0, of a run of `steps`: a function of the step's number, so a resumed
         run continues it exactly.

@@ -18,7 +18,7 @@ from assay import denoise, encode, methods
 from assay.chain import Chain
 from assay.data.sampling import SAMPLERS, Sampler
 from assay.encode import Encoding
-from assay.errors import ConfigError
+from assay.errors import ConfigError, check_above_zero
 from assay.grads import clip as clipping
 from assay.methods import Method
 from assay.privacy.accounting import Adjacency, epsilon
@@ -69,7 +69,7 @@ class Plan:
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
         if self.epsilon_limit is not None:
-            _check_epsilon(self.epsilon_limit)
+            check_above_zero("epsilon", self.epsilon_limit)
         if self.sampling not in SAMPLERS:
             raise ConfigError("sampling", self.sampling, "one of " + ", ".join(SAMPLERS))
         if self.sampling == "without-replacement" and self.adjacency is not Adjacency.REPLACE_ONE:
@@ -157,7 +157,7 @@ class Plan:
 
         Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it.
         """
-        _check_epsilon(epsilon)
+        check_above_zero("epsilon", epsilon)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
@@ -248,8 +248,3 @@ def steps_for(epochs: float | None, sampler: Sampler) -> int:
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError("epochs", epochs, "a number above 0")
     return max(1, round(epochs / sampler.rate))
-
-
-def _check_epsilon(value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError("epsilon", value, "a finite number above 0")

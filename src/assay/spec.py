@@ -1,7 +1,7 @@
 """Parts by name with their settings, as people type them: `laplacian:sigma=1,over=tensor`.
 
 A part is a dataclass whose fields are its settings; the name it goes by is in the table it is looked up in. `parse` and
-`spec` are inverse to each other, so that a run's description says exactly what ran.
+`describe` are inverse to each other, so that a run's description says exactly what ran.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def given(part: Any) -> dict[str, Any]:
     return {name: getattr(part, name) for name in settings(type(part)) if getattr(part, name) != defaults[name]}
 
 
-def spec(name: str, part: Any) -> str:
+def describe(part: T, kinds: Mapping[str, type[T]]) -> str:
     """The text that `parse` turns into `part`; settings left at their defaults are not written."""
+    name = next(name for name, kind in kinds.items() if type(part) is kind)
     said = ",".join(
         f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in given(part).items()
     )

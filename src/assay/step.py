@@ -26,6 +26,7 @@ from torch.utils.data import Dataset
 
 from assay.data.records import Records
 from assay.errors import AssayError, BudgetSpentError, ConfigError
+from assay.figures import at_most
 from assay.grads.clip import AdaptiveQuantile
 from assay.grads.engine import Engine
 from assay.grads.layers import RULES, trainable_layers
@@ -124,7 +125,9 @@ class PrivateStep:
         if max_physical_batch is not None and max_physical_batch < 1:
             raise ConfigError("max_physical_batch", max_physical_batch, "a whole number, 1 or above")
         self.plan = plan = plan.for_layers(trainable_layers(model))
-        self.engine = Engine(model, {**RULES, **plan.chain().rules})
+        asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
+        self.chain = plan.chain(1.0 - sum(query.share for query in asked))
+        self.engine = Engine(model, {**RULES, **self.chain.rules})
         self.randomness = OsSeeded() if randomness is None else randomness
         if not isinstance(ledger, Ledger):
             path = None if ledger is None else Path(ledger)
@@ -138,8 +141,6 @@ class PrivateStep:
         self._limit = self._origin + ledger.begin(plan.event, plan.steps - self._origin, repeat=seeded)
         self.nonfinite = 0
         self._physical = max_physical_batch
-        asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        self.chain = plan.chain(1.0 - sum(query.share for query in asked))
         own = self.chain.clip
         self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
         self._groups = self.chain.clip.groups(self.engine.layers)
@@ -208,7 +209,7 @@ class PrivateStep:
                 return self.backward(losses)
         if self.taken >= self._limit:
             raise BudgetSpentError(
-                f"the budget is spent after {self.taken} steps: ε = {self.epsilon():.4g}"
+                f"the budget is spent after {self.taken} steps: ε = {at_most(self.epsilon())}"
                 + (f" of {self.ledger.ceiling:g}" if self.ledger.ceiling is not None else "")
                 + f" (δ = {self.plan.delta:g}); no further step is taken"
             )

@@ -287,8 +287,7 @@ class _Run:
                 )
 
     def _prepare(self, step: int) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.training.optimizer.lr_at(step, self.plan.steps)
+        self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
             _seed_torch(int(self.step.randomness.stream("model", step).integers(2**62, 1)), self.device)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,12 +15,6 @@ from assay.mechanisms.spectral import Spectral
 from assay.privacy.rng import Seeded
 from assay.step import PrivateStep
 from assay.types import Bounded, Private
-
-
-def turned_into(kind: type[Chain], chain: Chain, **more: object) -> Chain:
-    """The chain with the methods of another class."""
-    return kind(**{f.name: getattr(chain, f.name) for f in fields(Chain)}, **more)
-
 
 # --- clipping ---
 

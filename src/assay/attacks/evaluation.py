@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import beta, norm, rankdata
 
+from assay.audit.bounds import rate_below
 from assay.errors import ConfigError
 
 Array = NDArray[np.float64]
@@ -166,8 +167,7 @@ def tpr_at(members: Array, nonmembers: Array, fpr: float, confidence: float = 0.
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Estimate:
     """A proportion with its exact two-sided interval: it covers at least as often as `confidence` says."""
     tail = (1 - confidence) / 2
-    low = 0.0 if successes == 0 else float(beta.ppf(tail, successes, trials - successes + 1))
-    high = 1.0 if successes == trials else float(beta.ppf(1 - tail, successes + 1, trials - successes))
+    low, high = 1 - rate_below(trials - successes, trials, tail), rate_below(successes, trials, tail)
     return Estimate(successes / trials, low, high)
 
 

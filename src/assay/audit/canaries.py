@@ -10,7 +10,7 @@ promised against just that): the released coordinate less the others' part in it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from assay.audit.observe import turned_into
 from assay.chain import Chain
 from assay.data.records import Records
 from assay.errors import ConfigError
@@ -131,8 +132,9 @@ def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, can
     groups, layer_of = chain.clip.groups(step.engine.layers), step.engine.empty().layer_of
     group = torch.cat([torch.full((n,), groups[layer_of[name]]) for name, n in sizes.items()])
     where = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed))[:canaries]
-    watched = CanaryChain(
-        **{f.name: getattr(chain, f.name) for f in fields(Chain)},
+    watched = turned_into(
+        CanaryChain,
+        chain,
         inner=chain,
         records=records,
         included=included,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
 
 import torch
 from dp_accounting.dp_event import DpEvent
@@ -16,6 +17,8 @@ from torch import Tensor
 from assay.chain import Chain
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Grads, Private
+
+C = TypeVar("C", bound=Chain)
 
 
 @dataclass(frozen=True)
@@ -54,4 +57,9 @@ class Observed(Chain):
 
 def observed(chain: Chain) -> Observed:
     """The chain, watched."""
-    return Observed(**{f.name: getattr(chain, f.name) for f in fields(Chain)}, inner=chain)
+    return turned_into(Observed, chain, inner=chain)
+
+
+def turned_into(kind: type[C], chain: Chain, **more: Any) -> C:
+    """The chain's parts with the methods of another class."""
+    return kind(**{f.name: getattr(chain, f.name) for f in fields(Chain)}, **more)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from assay.figures import at_least
+
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
@@ -52,10 +54,10 @@ def verdict(claimed: float, verified: float, audited: float) -> Verdict:
 
 def sentence(found: Verdict, audited: float, confidence: float) -> str:
     """The verdict in words."""
-    at_least = "no finite ε holds" if audited == math.inf else f"at least ε = {audited:.3g}"
+    least = "no finite ε holds" if audited == math.inf else f"at least ε = {at_least(audited, 3)}"
     sure = f"with {100 * confidence:g} % confidence"
     if found is Verdict.BUG:
-        return f"implementation bug: audited above verified, {at_least} {sure}"
+        return f"implementation bug: audited above verified, {least} {sure}"
     if found is Verdict.CLAIM_REFUTED:
-        return f"claim refuted: {at_least} {sure}"
-    return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {audited:.3g} {sure})"
+        return f"claim refuted: {least} {sure}"
+    return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {at_least(audited, 3)} {sure})"

@@ -24,6 +24,13 @@ _MORE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 )
 
 
+def with_layers(method: methods.Method) -> methods.Method:
+    """The method; with five layers if it clips them one by one and nobody said how many there are."""
+    if getattr(method, "groups", 0) is not None:
+        return method
+    return methods.for_layers(method, [f"layer{i}" for i in range(_LAYERS)])
+
+
 @dataclass(frozen=True, kw_only=True)
 class Surveyed:
     """A form of a method and what its audit says."""
@@ -50,7 +57,7 @@ def survey(
         for variant in (methods.VARIANTS if "variant" in type(method).OPTIONS else ("sound",))
     ]
     for name, options, changes in (*forms, *_MORE):
-        method = methods.for_layers(methods.get(name, **options), [f"layer{i}" for i in range(_LAYERS)])
+        method = with_layers(methods.get(name, **options))
         settings = {"clip": clip.parse(method.clip), **common, **changes}
         plan = Plan.calibrated(epsilon=epsilon, delta=delta, method=method, **settings)
         said = [f"{key.replace('_', ' ')} {value}" for key, value in (options | changes).items() if key != "variant"]

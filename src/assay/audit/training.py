@@ -131,8 +131,7 @@ def _train(step: PrivateStep, model: nn.Module, records: Records, loss: Loss, tr
     optimizer = training.optimizer.build(model)
     try:
         for x, y in step.batches(records):
-            for group in optimizer.param_groups:
-                group["lr"] = training.optimizer.lr_at(step.taken, step.plan.steps)
+            training.optimizer.set_lr(optimizer, step.taken, step.plan.steps)
             if step.backward(loss(model(x), y)):
                 optimizer.step()
     finally:

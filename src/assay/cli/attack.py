@@ -15,9 +15,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 from assay import attacks
 from assay.attacks.evaluation import NOT_PRIVATE, AttackResult
 from assay.cli import options
-from assay.cli.inputs import build, load
+from assay.cli.inputs import of_run
 from assay.cli.show import print_json
-from assay.errors import ConfigError
 from assay.runs.directory import RunDirectory
 
 
@@ -41,15 +40,9 @@ def attack(
     """Tell training from test records by the trained model; half of them are known to the attacker, the others count."""
     directory = RunDirectory.open(run)
     directory.read_record()  # refuses an unfinished run, and says how to resume it
-    spec = directory.read_spec()
-    names = spec["names"]
-    if "data" not in names:
-        raise ConfigError(
-            "run", str(run), "a run started with `assay train`; attack one started from Python with assay.attacks.run"
-        )
-    known = names["data_dir"]
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
-    model = build(names["model"], names["circulant"], bundle, seed)
+    bundle, model = of_run(
+        directory.read_spec(), data_dir, seed, instead="attack one started from Python with assay.attacks.run"
+    )
     model.load_state_dict(load_file(directory.model))
     draw = torch.Generator().manual_seed(seed)
     setting = attacks.Setting(
@@ -58,7 +51,7 @@ def attack(
         nonmembers=_some(bundle.test, records, draw),
         seed=seed,
     )
-    chosen = name or [known for known in attacks.available() if not attacks.lacking(known, setting)]
+    chosen = name or [one for one in attacks.available() if not attacks.lacking(one, setting)]
     found = [attacks.run(one, setting, confidence=confidence) for one in chosen]
     if json:
         print_json({"run": str(run), "attacks": [result.to_json() for result in found]})

@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.audit import Audit, Verdict, sentence, verdict
-from assay.audit.plans import audit_plan
-from assay.audit.survey import survey
+from assay.audit.plans import PlanAudit, audit_plan
+from assay.audit.survey import survey, with_layers
 from assay.audit.training import white_box
 from assay.cli import options
-from assay.cli.inputs import build, load
+from assay.cli.inputs import of_run, planned
 from assay.cli.show import print_json
 from assay.errors import ConfigError
 from assay.grads import clip as clipping
-from assay.plan import Plan, steps_for
+from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import OsSeeded, Randomness, Seeded
 from assay.privacy.statement import shown
@@ -28,8 +28,6 @@ from assay.runs.audited import write_audit
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.train import training_from_json
-
-_LAYERS = 5  # LeNet-5's, where a method clips layer by layer and nobody said how many
 
 
 def register(app: typer.Typer) -> None:
@@ -104,26 +102,20 @@ def audit(
         _table([_facts_of(row.found, row.method, row.variant) | {"form": row.form} for row in rows], json)
         return
     assert method is not None
-    chosen = options.method(method, variant, noise_form, groups, option)
-    if getattr(chosen, "groups", 0) is None:
-        chosen = options.method(method, variant, noise_form, _LAYERS, option)
-    plan = _plan(
-        epsilon,
-        noise_multiplier,
-        epochs,
-        common | {"method": chosen, "clip": clipping.parse(clip or chosen.clip), "micro_batch": micro_batch},
+    if epsilon is not None and noise_multiplier is not None:
+        raise ConfigError("epsilon", epsilon, "--epsilon or --noise-multiplier, not both")
+    chosen = with_layers(options.method(method, variant, noise_form, groups, option))
+    plan = planned(
+        epsilon=1.0 if epsilon is None and noise_multiplier is None else epsilon,
+        noise_multiplier=noise_multiplier,
+        epochs=epochs,
+        method=chosen,
+        clip=clipping.parse(clip or chosen.clip),
+        micro_batch=micro_batch,
+        **common,
     )
     found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
     _report(_facts_of(found, chosen.name, chosen.variant), found.audit, plan, json)
-
-
-def _plan(epsilon: float | None, noise: float | None, epochs: float | None, common: dict[str, Any]) -> Plan:
-    if epsilon is not None and noise is not None:
-        raise ConfigError("epsilon", epsilon, "--epsilon or --noise-multiplier, not both")
-    if noise is None:
-        return Plan.calibrated(epsilon=1.0 if epsilon is None else epsilon, epochs=epochs, **common)
-    start = Plan(steps=1, noise_multiplier=noise, **common)
-    return replace(start, steps=steps_for(epochs, start.sampler))
 
 
 def _audit_run(
@@ -165,14 +157,7 @@ def _trained_again(
     verified: float,
 ) -> tuple[Audit, Verdict]:
     """The run of this description once more, with canaries; the f-DP bound of its one run."""
-    names = spec["names"]
-    if "data" not in names:
-        raise ConfigError(
-            "run", "a run started from Python", "a run started with `assay train`; see assay.audit.training"
-        )
-    known = names["data_dir"]
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), plan.records)
-    network = build(names["model"], names["circulant"], bundle, seed)
+    bundle, network = of_run(spec, data_dir, seed, instead="see assay.audit.training for others")
     training = training_from_json({**spec["training"], "seed": seed})
     found = white_box(network, bundle.train, plan, canaries=canaries, training=training, confidence=confidence)
     # only a bound that assumes nothing may speak of a bug: sampled steps are not exactly Gaussian
@@ -183,7 +168,7 @@ def _trained_again(
     return best, Verdict.CLAIM_REFUTED if refuted else Verdict.CONSISTENT
 
 
-def _facts_of(found: Any, method: str, variant: str) -> dict[str, Any]:
+def _facts_of(found: PlanAudit, method: str, variant: str) -> dict[str, Any]:
     step = {
         "mu": number(found.step.mu),
         "epsilon": number(found.step.epsilon),
@@ -215,7 +200,10 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
     table = Table("method", "variant", "ε claimed", "ε verified", "ε audited", "verdict", box=None, pad_edge=False)
     for row in rows:
         name = f"{row['method']} ({row['form']})" if row["form"] else row["method"]
-        numbers = [shown(row[key]).removesuffix(" (no privacy)") for key in ("claimed", "verified", "audited")]
+        numbers = [
+            shown(row[key], lower_bound=key == "audited").removesuffix(" (no privacy)")
+            for key in ("claimed", "verified", "audited")
+        ]
         table.add_row(name, row["variant"], *numbers, row["verdict"])
     Console().print(table)
 
@@ -228,7 +216,9 @@ def _report(facts: Mapping[str, Any], found: Audit, plan: Plan, as_json: bool) -
     console.print(facts["sentence"], markup=False, style="bold")
     console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
     console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
-    console.print(f"ε audited   {shown(facts['audited'])}   at least, with {100 * found.confidence:g} % confidence")
+    console.print(
+        f"ε audited   {shown(facts['audited'], lower_bound=True)}   at least, with {100 * found.confidence:g} % confidence"
+    )
     console.print(f"{found.estimator}: {found.how}", markup=False)
     if found.assumption:
         console.print(f"assuming that {found.assumption}", markup=False)

@@ -1,9 +1,10 @@
-"""Data and models as the command line names them."""
+"""Data, models and plans as the command line names them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,7 +12,9 @@ from assay import data as data_room
 from assay import models as models_room
 from assay.data import DataBundle
 from assay.errors import ConfigError
+from assay.methods import Method
 from assay.models.circulant import replace_linear
+from assay.plan import Plan, steps_for
 
 
 def load(data: str, data_dir: Path | None, records: int | None) -> DataBundle:
@@ -35,3 +38,32 @@ def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | Non
     if circulant is not None:
         replace_linear(network, circulant)
     return network
+
+
+def of_run(
+    spec: dict[str, Any], data_dir: Path | None, seed: int | None, *, instead: str
+) -> tuple[DataBundle, torch.nn.Module]:
+    """Data and a new model of a run as `assay train` was asked for them; `instead` says what a run from Python can use."""
+    names = spec["names"]
+    if "data" not in names:
+        raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
+    known = names["data_dir"]
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
+    return bundle, build(names["model"], names["circulant"], bundle, seed)
+
+
+def planned(
+    *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None, method: Method, **rest: Any
+) -> Plan:
+    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+    if noise_multiplier is None:
+        assert epsilon is not None
+        return Plan.calibrated(epsilon=epsilon, epochs=epochs, method=method, **rest)
+    if epsilon is not None and method.variant == "published":
+        raise ConfigError(
+            "epsilon",
+            epsilon,
+            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
+        )
+    start = Plan(steps=1, noise_multiplier=noise_multiplier, epsilon_limit=epsilon, method=method, **rest)
+    return replace(start, steps=steps_for(epochs, start.sampler))

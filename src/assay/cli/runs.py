@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -14,13 +13,14 @@ from assay import denoise as denoise_room
 from assay import encode as encode_room
 from assay import methods as methods_room
 from assay.cli import options
-from assay.cli.inputs import build, load
+from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.show import outcome, print_json, progress
-from assay.errors import BudgetSpentError, ConfigError
+from assay.errors import BudgetSpentError
+from assay.figures import at_most
 from assay.grads import clip as clipping
 from assay.grads.layers import trainable_layers
 from assay.optim import Optimizer
-from assay.plan import Plan, steps_for
+from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
 from assay.runs.directory import RunDirectory
@@ -119,7 +119,7 @@ def train(
     bundle = load(data, data_dir, records)
     network = build(model, circulant, bundle, seed)
     records = len(bundle.train_x)
-    plan = _plan(
+    plan = planned(
         records=records,
         epsilon=1.0 if epsilon is None and noise_multiplier is None else epsilon,
         delta=delta,
@@ -172,16 +172,9 @@ def resume(
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
     spec = directory.read_spec()
-    names = spec["names"]
-    if "data" not in names:
-        raise ConfigError(
-            "run",
-            str(run),
-            "a run started with `assay train`; resume one started from Python with assay.resume",
-        )
-    known = names["data_dir"]
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
-    network = build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
+    bundle, network = of_run(
+        spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
+    )
     with progress(spec["plan"]["epsilon_limit"]) as watch:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=watch)
     _end(result, json)
@@ -202,43 +195,9 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     console.print(
         f"{run} is unfinished: {ledger.total_steps} of {plan.steps} planned steps are charged, "
-        f"ε = {ledger.epsilon():.4g} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
+        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )
-
-
-def _plan(
-    *,
-    records: int,
-    epsilon: float | None,
-    epochs: float,
-    batch_size: float,
-    noise_multiplier: float | None,
-    method: methods_room.Method,
-    **rest: Any,
-) -> Plan:
-    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
-    if noise_multiplier is None:
-        assert epsilon is not None
-        return Plan.calibrated(
-            epsilon=epsilon, records=records, batch_size=batch_size, epochs=epochs, method=method, **rest
-        )
-    if epsilon is not None and method.variant == "published":
-        raise ConfigError(
-            "epsilon",
-            epsilon,
-            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
-        )
-    start = Plan(
-        records=records,
-        batch_size=batch_size,
-        steps=1,
-        noise_multiplier=noise_multiplier,
-        epsilon_limit=epsilon,
-        method=method,
-        **rest,
-    )
-    return replace(start, steps=steps_for(epochs, start.sampler))
 
 
 def _warn(plan: Plan) -> None:

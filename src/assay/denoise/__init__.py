@@ -31,5 +31,4 @@ def fresh(denoisers: Sequence[Denoiser]) -> tuple[Denoiser, ...]:
 
 def describe(denoiser: Denoiser) -> str:
     """The text that `parse` turns into this denoiser."""
-    name = next(name for name, kind in KINDS.items() if type(denoiser) is kind)
-    return spec.spec(name, denoiser)
+    return spec.describe(denoiser, KINDS)

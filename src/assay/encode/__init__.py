@@ -39,5 +39,4 @@ def parse_all(texts: Sequence[str]) -> tuple[Encoding, ...]:
 
 def describe(encoding: Encoding) -> str:
     """The text that `parse` turns into this encoding."""
-    name = next(name for name, kind in KINDS.items() if type(encoding) is kind)
-    return spec.spec(name, encoding)
+    return spec.describe(encoding, KINDS)

@@ -13,16 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, check_above_zero
 from assay.grads.uses import constant
 
 _LEAST = 1e-15  # an adaptive bound stays between this and its inverse, far from 0 and ∞ in float32
 _ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together
-
-
-def _positive(field: str, value: float) -> None:
-    if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
-        raise ConfigError(field, value, "a finite number above 0")
 
 
 _SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
@@ -55,7 +50,7 @@ class Flat:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("clip", self.bound)
+        check_above_zero("clip", self.bound)
 
     @property
     def l2(self) -> float:
@@ -81,7 +76,7 @@ class PerLayer:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("clip", self.bound)
+        check_above_zero("clip", self.bound)
 
     @property
     def l2(self) -> float:
@@ -108,8 +103,8 @@ class Automatic:
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        _positive("clip", self.bound)
-        _positive("clip gamma", self.gamma)
+        check_above_zero("clip", self.bound)
+        check_above_zero("clip gamma", self.gamma)
 
     @property
     def l2(self) -> float:
@@ -144,8 +139,8 @@ class AdaptiveQuantile:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        _positive("clip", self.bound)
-        _positive("clip rate", self.rate)
+        check_above_zero("clip", self.bound)
+        check_above_zero("clip rate", self.rate)
         for name in ("quantile", "share"):
             value = getattr(self, name)
             if not 0 < value < 1:
@@ -186,7 +181,7 @@ class AdaptiveQuantile:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up the bound."""
-        _positive("clip", state["bound"])
+        check_above_zero("clip", state["bound"])
         self.bound = float(state["bound"])
 
     def __str__(self) -> str:
@@ -203,7 +198,7 @@ class Assumed:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        _positive("clip", self.bound)
+        check_above_zero("clip", self.bound)
 
     @property
     def l2(self) -> float:

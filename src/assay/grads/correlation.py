@@ -13,11 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.grads.convolution import Convolved, ConvShape
+from assay.grads.convolution import Convolved
 from assay.grads.layers import ConvRule
 from assay.grads.spectra import Correlations, Torus, norms
 from assay.grads.uses import Use, rounding
@@ -44,13 +43,8 @@ class FullCorrelationRule(ConvRule):
             raise UnsupportedModelError(
                 f"{module} is dilated: its gradient is no corner of the full correlation map; use domain=kernel"
             )
-        padding = module.padding
-        if self.maps or module.padding_mode != "zeros" or isinstance(padding, str):
-            mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
-            x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
-            padding = (0,) * len(module.stride)
-        shape = ConvShape(module.weight.shape, module.stride, padding, module.dilation, module.groups)
-        torus = Torus(tuple(side + 2 * pad for side, pad in zip(x.shape[2:], padding, strict=True)))
+        x, shape = self._laid_out(module, x, pad=self.maps)
+        torus = Torus(tuple(side + 2 * pad for side, pad in zip(x.shape[2:], shape.padding, strict=True)))
         if not self.maps:
             return Cornered(Convolved(shape, x, g), torus)
         seen, given = torus.spectrum(x), torus.spectrum(_spread(g, shape.stride, torus))

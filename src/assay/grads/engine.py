@@ -29,7 +29,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.grads import proof
 from assay.grads.fallback import PerRecordCall
-from assay.grads.layers import RULES, ExpandRule, TapeRule, rule_for
+from assay.grads.layers import RULES, ExpandRule, TapeRule, layer_path, rule_for, trainable_layers
 from assay.grads.uses import Apart, Dense, LayerUse, Use, together
 from assay.models import compat
 
@@ -154,9 +154,9 @@ class Engine:
         self._taped: list[_Unit[TapeRule]] = []
         self._expanded: list[_Unit[ExpandRule]] = []
         self._split(model, "", rules)
-        self.layers = list(dict.fromkeys(self._layer_path(name) for name in self.parameters))
+        self.layers = trainable_layers(model)
         index = {path: i for i, path in enumerate(self.layers)}
-        self._layer_of = {name: index[self._layer_path(name)] for name in self.parameters}
+        self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
         self._replaced: list[tuple[nn.Module, Any]] = []
         self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self._records = 0
@@ -223,10 +223,6 @@ class Engine:
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
         return RecordGrads(0, [], self.parameters, self._layer_of, len(self.layers))
-
-    @staticmethod
-    def _layer_path(parameter: str) -> str:
-        return parameter.rpartition(".")[0]
 
     def _split(self, module: nn.Module, path: str, rules: Rules) -> None:
         """Cut the model into units: ruled modules, and the smallest subtrees that own a parameter without a rule."""

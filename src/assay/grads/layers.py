@@ -110,13 +110,20 @@ class ConvRule:
         return _found(wanted, lambda: self._weight(module, x, g), lambda: Dense(g.flatten(2).sum(2)))
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
+        x, shape = self._laid_out(module, x)
+        return convolved(shape, x, g)
+
+    @staticmethod
+    def _laid_out(
+        module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, *, pad: bool = False
+    ) -> tuple[Tensor, ConvShape]:
+        """The input and the geometry; padded already where that is not by zeros on both sides alike, or where asked for."""
         padding = module.padding
-        if module.padding_mode != "zeros" or isinstance(padding, str):
+        if pad or module.padding_mode != "zeros" or isinstance(padding, str):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
             x = F.pad(x, module._reversed_padding_repeated_twice, mode=mode)
             padding = (0,) * len(module.stride)
-        shape = ConvShape(module.weight.shape, module.stride, padding, module.dilation, module.groups)
-        return convolved(shape, x, g)
+        return x, ConvShape(module.weight.shape, module.stride, padding, module.dilation, module.groups)
 
 
 class EmbeddingRule:
@@ -243,7 +250,12 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
 
 def trainable_layers(model: nn.Module) -> list[str]:
     """The modules that own trainable parameters, by path, each once: what per-layer clipping calls a layer."""
-    return list(dict.fromkeys(name.rpartition(".")[0] for name, p in model.named_parameters() if p.requires_grad))
+    return list(dict.fromkeys(layer_path(name) for name, p in model.named_parameters() if p.requires_grad))
+
+
+def layer_path(parameter: str) -> str:
+    """The module that a parameter belongs to."""
+    return parameter.rpartition(".")[0]
 
 
 def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -10,6 +10,7 @@ from collections import OrderedDict
 
 from torch import nn
 
+from assay.models import mnist_cnn
 from assay.models.registry import ModelInfo
 from assay.models.shapes import flat_size
 
@@ -34,18 +35,7 @@ def afrrs_mnist(input_shape: tuple[int, ...], classes: int, *, activation: type[
     Without padding and with pools of stride 2 nothing would be left of 28×28 for the second pool. The table is that of
     tempered sigmoids (its reference [10]), whose network pads the first convolution by 3 and pools with stride 1.
     """
-    features = nn.Sequential(
-        OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 16, 8, stride=2, padding=3),
-            act1=activation(),
-            pool1=nn.MaxPool2d(2, stride=1),
-            conv2=nn.Conv2d(16, 32, 4, stride=2),
-            act2=activation(),
-            pool2=nn.MaxPool2d(2, stride=1),
-            flatten=nn.Flatten(),
-        )
-    )
-    return _with_head(features, input_shape, classes)
+    return _with_head(mnist_cnn.features(input_shape[0], activation), input_shape, classes)
 
 
 def afrrs_cifar10(

@@ -10,14 +10,11 @@ from assay.models.registry import ModelInfo
 from assay.models.shapes import flat_size
 
 
-def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """conv16 8×8/2, pool 2/1, conv32 4×4/2, pool 2/1, FC 32, FC classes.
-
-    Padding 3 on the first convolution is the tutorial's "same" padding for 28×28.
-    """
-    features = nn.Sequential(
+def features(channels: int, activation: type[nn.Module]) -> nn.Sequential:
+    """conv16 8×8/2, pool 2/1, conv32 4×4/2, pool 2/1. Padding 3 on the first convolution is "same" padding for 28×28."""
+    return nn.Sequential(
         OrderedDict(
-            conv1=nn.Conv2d(input_shape[0], 16, 8, stride=2, padding=3),
+            conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
             act1=activation(),
             pool1=nn.MaxPool2d(2, stride=1),
             conv2=nn.Conv2d(16, 32, 4, stride=2),
@@ -26,14 +23,19 @@ def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, activation: type[nn
             flatten=nn.Flatten(),
         )
     )
+
+
+def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """The convolutions, FC 32, FC classes."""
+    body = features(input_shape[0], activation)
     head = nn.Sequential(
         OrderedDict(
-            fc1=nn.Linear(flat_size(features, input_shape), 32),
+            fc1=nn.Linear(flat_size(body, input_shape), 32),
             act1=activation(),
             fc2=nn.Linear(32, classes),
         )
     )
-    return nn.Sequential(OrderedDict(features=features, head=head))
+    return nn.Sequential(OrderedDict(features=body, head=head))
 
 
 MODELS = (

@@ -18,7 +18,7 @@ import torch
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent, NoOpDpEvent
 from torch import Tensor
 
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, check_above_zero
 from assay.perturb.regions import Regions
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import Randomness, Stream
@@ -72,8 +72,8 @@ class InputNoise:
         cls, regions: Regions, *, epsilon: float, batch_size: float, first_units: int, outside: str = "refuse"
     ) -> Self:
         """Algorithm 2 at ε2 = `epsilon`: (1/|L|) Lap(Δ_f/ε_k) on the inputs, (1/|L|) Lap(Δ_f/ε2) on the bias."""
-        _check_above_zero("epsilon2", epsilon)
-        _check_above_zero("batch_size", batch_size)
+        check_above_zero("epsilon2", epsilon)
+        check_above_zero("batch_size", batch_size)
         if first_units < 1:
             raise ConfigError("first_units", first_units, "the number of neurons of the first layer, 1 or above")
         unit = input_sensitivity(first_units, regions.features) / batch_size
@@ -83,7 +83,7 @@ class InputNoise:
     @classmethod
     def for_epsilon(cls, regions: Regions, *, epsilon: float, outside: str = "refuse") -> Self:
         """The scales, in the regions' proportions, at which the features of a record cost ε in truth: Σ 1/b_j = ε."""
-        _check_above_zero("epsilon2", epsilon)
+        check_above_zero("epsilon2", epsilon)
         return cls(scales=regions.features / regions.of_features(regions.epsilons(epsilon)), outside=outside)
 
     @property
@@ -131,8 +131,3 @@ class InputNoise:
                 "scale the data to [0, 1], or declare outside = clamp"
             )
         return inputs
-
-
-def _check_above_zero(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(field, value, "a finite number above 0")

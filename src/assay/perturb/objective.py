@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
 
-from assay.errors import ConfigError, UnsupportedModelError
+from assay.errors import UnsupportedModelError, check_above_zero
 from assay.perturb.inputs import local_event
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import Stream
@@ -91,12 +91,12 @@ class StepNoise:
     scale: float
 
     def __post_init__(self) -> None:
-        _check_above_zero("scale", self.scale)
+        check_above_zero("scale", self.scale)
 
     @classmethod
     def published(cls, *, classes: int, hidden: int, epsilon: float) -> Self:
         """Eq. 21-22 at ε3 = `epsilon`."""
-        _check_above_zero("epsilon3", epsilon)
+        check_above_zero("epsilon3", epsilon)
         return cls(scale=objective_sensitivity(classes, hidden) / epsilon)
 
     def event(self, classes: int, hidden: int, *, trains_below: bool) -> DpEvent:
@@ -140,19 +140,19 @@ class LabelNoise:
     scale: float
 
     def __post_init__(self) -> None:
-        _check_above_zero("scale", self.scale)
+        check_above_zero("scale", self.scale)
 
     @classmethod
     def published(cls, *, classes: int, hidden: int, batch_size: float, epsilon: float) -> Self:
         """The scale of Eq. 21 at ε3 = `epsilon`, Δ_F/(|L| ε3), on the label coefficient alone."""
-        _check_above_zero("epsilon3", epsilon)
-        _check_above_zero("batch_size", batch_size)
+        check_above_zero("epsilon3", epsilon)
+        check_above_zero("batch_size", batch_size)
         return cls(scale=objective_sensitivity(classes, hidden) / (batch_size * epsilon))
 
     @classmethod
     def for_epsilon(cls, epsilon: float) -> Self:
         """The scale at which a label costs ε in truth."""
-        _check_above_zero("epsilon3", epsilon)
+        check_above_zero("epsilon3", epsilon)
         return cls(scale=2 / epsilon)
 
     @property
@@ -194,8 +194,3 @@ def _flat(module: nn.Module) -> list[nn.Module]:
 
 def _quadratic(first: Tensor, second: Tensor, weight: Tensor) -> Tensor:
     return (first * weight).sum() + torch.einsum("cp,cpq,cq->", weight, second, weight)
-
-
-def _check_above_zero(field: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError(field, value, "a finite number above 0")

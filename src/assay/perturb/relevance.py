@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.data.records import Records
-from assay.errors import ConfigError, UnsupportedModelError
+from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.privacy import events
 from assay.privacy.rng import Stream
 
@@ -129,7 +129,7 @@ def private_relevance(
     trained on them privately; a `NonPrivateDpEvent` makes the whole non-private. The event is relative to what one record
     contributes, as everywhere: where neighbours replace a record, the accountant doubles the shift.
     """
-    _check_epsilon(epsilon)
+    check_above_zero("epsilon1", epsilon)
     events.check(model_cost)
     total, records = _sum_of_maps(model, data, propagation or Propagation(), device, bounded=True)
     noisy = total + stream.laplace(total.shape, dtype=torch.float64, device="cpu") / epsilon
@@ -152,7 +152,7 @@ def published_relevance(
     device: torch.device | str = "cpu",
 ) -> Relevance:
     """Eq. 9-11: the average of unbounded maps, standardised, plus Lap(Δ_R/ε1) with Δ_R = 2d/|D|. Claims ε1, has no ε."""
-    _check_epsilon(epsilon)
+    check_above_zero("epsilon1", epsilon)
     total, records = _sum_of_maps(model, data, propagation or Propagation(), device, bounded=False)
     scale = 2 * total.numel() / records / epsilon
     noise = stream.laplace(total.shape, dtype=torch.float64, device="cpu")
@@ -173,11 +173,6 @@ def bounded_maps(maps: Tensor) -> Tensor:
     flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1.0)
     norms = flat.abs().sum(1, keepdim=True) * (1 + _ROUNDING)
     return (flat / norms.clamp(min=1.0)).view(maps.shape)
-
-
-def _check_epsilon(value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ConfigError("epsilon1", value, "a finite number above 0")
 
 
 def _sum_of_maps(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent
 
+from assay.figures import at_least, at_most
 from assay.privacy.accounting import Adjacency
 
 if TYPE_CHECKING:
@@ -23,11 +24,13 @@ _VARIANTS = {
 }
 
 
-def shown(value: float | str | None) -> str:
-    """A number as people read it."""
+def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
+    """A number as people read it: no smaller than it is, or for a lower bound no larger."""
     if value is None:
         return "not measured"
-    return "∞ (no privacy)" if value == "inf" else f"{float(value):.4g}"
+    if value == "inf":
+        return "∞ (no privacy)"
+    return at_least(float(value)) if lower_bound else at_most(float(value))
 
 
 def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
@@ -43,7 +46,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
         f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
-        f"| audited | {shown(eps['audited'])} | what an attack could show: a lower bound |",
+        f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",
         "",
         *_audit(record),
         "## What is protected",
