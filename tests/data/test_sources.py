@@ -98,7 +98,7 @@ def test_real_data_is_what_the_catalogue_says(name: str) -> None:
     assert data.input_shape == info.shape
     assert data.classes == info.classes == 1 + int(data.train_y.max())
     assert data.unit == info.unit
-    low = 0 if name == "adult" else -1
+    low = -1 if name.startswith("cifar") else 0
     for x in (data.train_x, data.test_x):
         assert (float(x.min()), float(x.max())) == (low, 1)
     if name == "adult":

@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from assay.audit.low_bits import low_bits
+from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen
 from assay.chain import Chain
@@ -25,7 +26,7 @@ SPECTRAL = {"multiplier": SIGMA, "reference": 1.0 / math.sqrt(LAYERS)}
 # name: (the bug, its correct twin)
 ZOO: dict[str, tuple[Chain, Chain]] = {
     "ghost clip ignoring C": (Chain(clip=mutants.IgnoresC(bound=1.0), noise=NOISE), RIGHT),
-    "wrong bias norm": (mutants.turned_into(mutants.ForgetsBias, RIGHT), RIGHT),
+    "wrong bias norm": (turned_into(mutants.ForgetsBias, RIGHT), RIGHT),
     "micro-batch charged at C": (
         mutants.MicroBatchAtC(clip=Flat(bound=1.0), noise=NOISE, micro=4),
         Chain(clip=Flat(bound=1.0), noise=NOISE, micro=4),
@@ -42,8 +43,8 @@ ZOO: dict[str, tuple[Chain, Chain]] = {
         Chain(clip=Flat(), noise=mutants.NoiseOnEveryRank(multiplier=SIGMA, share=0.5)),
     ),
     "each augmentation clipped separately": (
-        mutants.turned_into(mutants.Augmented, RIGHT, wrong=True),
-        mutants.turned_into(mutants.Augmented, RIGHT, wrong=False),
+        turned_into(mutants.Augmented, RIGHT, wrong=True),
+        turned_into(mutants.Augmented, RIGHT, wrong=False),
     ),
     "GReDP with real-valued frequency noise": (
         Chain(clip=PerLayer(), noise=mutants.ChargedAtSigma(**SPECTRAL, a=1.0, b=0.0)),

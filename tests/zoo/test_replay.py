@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Plan, PrivateStep
+from assay.audit.observe import turned_into
 from assay.audit.replay import Replay, replay
 from assay.errors import UnsupportedModelError
 from assay.train import cross_entropy
@@ -56,7 +57,7 @@ def run(others: int, make_step=None, model: nn.Module | None = None) -> Replay:
 BUGS = {
     "denominator from the private N": (
         1,
-        with_chain(lambda c: mutants.turned_into(mutants.PrivateDenominator, c, drawn=[])),
+        with_chain(lambda c: turned_into(mutants.PrivateDenominator, c, drawn=[])),
         None,
         "output",
     ),
@@ -76,7 +77,7 @@ BUGS = {
     ),
     "each augmentation clipped separately": (
         3,
-        with_chain(lambda c: mutants.turned_into(mutants.Augmented, c, wrong=True)),
+        with_chain(lambda c: turned_into(mutants.Augmented, c, wrong=True)),
         None,
         "sensitivity",
     ),
