@@ -6,7 +6,7 @@ collating the batch belongs to no contestant's step; all of them get theirs by t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -101,15 +101,33 @@ def plain(model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant
 
 
 class _Counted(OsSeeded):
-    """Assay's usual randomness, counting the streams it gave. The noise of several steps may come from one."""
+    """Assay's usual randomness, counting the draws of normal numbers. Those of several steps may come from one."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.streams = 0
+        self.draws = 0
 
     def stream(self, purpose: str, step: int) -> Stream:
-        self.streams += 1
-        return super().stream(purpose, step)
+        return _CountedStream(super().stream(purpose, step), self)
+
+
+@dataclass(slots=True)
+class _CountedStream:
+    inner: Stream
+    owner: _Counted
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        self.owner.draws += 1
+        return self.inner.normal(shape, dtype=dtype, device=device)
+
+    def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        return self.inner.laplace(shape, dtype=dtype, device=device)
+
+    def uniform(self, n: int) -> Tensor:
+        return self.inner.uniform(n)
+
+    def integers(self, high: int, n: int) -> Tensor:
+        return self.inner.integers(high, n)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +161,7 @@ class Private:
             private_step.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
 
-        return Contestant(model, private_step.batches(data), step, lambda: randomness.streams)
+        return Contestant(model, private_step.batches(data), step, lambda: randomness.draws)
 
 
 private = Private()

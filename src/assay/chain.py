@@ -17,7 +17,7 @@ from torch import Tensor
 from assay.errors import ConfigError
 from assay.grads.correlation import corner
 from assay.grads.engine import RecordGrads, Rules
-from assay.grads.uses import squares
+from assay.grads.uses import constant, squares
 from assay.privacy.rng import Stream
 from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private, Stateful
 
@@ -110,9 +110,8 @@ class Chain:
     def finish(self, released: Private, expected_size: float, shapes: Mapping[str, torch.Size] | None = None) -> Grads:
         """The average gradient, after post-processing; `shapes` are the parameters' own, where maps may be larger."""
         grads: Grads = released.value
-        factor = 1.0 / expected_size
         for value in grads.values():
-            value.mul_(factor)
+            value.mul_(constant(1.0 / expected_size, value.dtype, value.device))
         for step in self.decode:
             grads = step(grads, released.noise_std / expected_size)
         if self.rules and shapes is not None:

@@ -204,7 +204,8 @@ class PrivateStep:
 
         Until then `.grad` is None, so that an optimizer that steps anyway does nothing.
         """
-        if torch.is_autocast_enabled(losses.device.type):  # norms and sums in half precision would not keep the bound
+        # norms and sums in half precision would not keep the bound; the first question is quick, and enough where the answer is no
+        if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(losses.device.type):
             with torch.autocast(losses.device.type, enabled=False):
                 return self.backward(losses)
         if self.taken >= self._limit:
@@ -222,8 +223,9 @@ class PrivateStep:
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
         self._drawn = None
-        for parameter in self.engine.parameters.values():
-            parameter.grad = None
+        if self._pending > 1:
+            for parameter in self.engine.parameters.values():
+                parameter.grad = None
         # In a domain of maps, a batch without records must have noise of the same shape as any other: its one record of zeros
         # runs through the model like others, and counts for nothing.
         if not self._padded or self.chain.rules:

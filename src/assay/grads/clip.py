@@ -39,7 +39,7 @@ _NO_SMALL_WEIGHTS = 0.25
 def _at_most(bound: float, norms: Tensor) -> Tensor:
     """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
     shrunk = constant(bound * _SHRINK[norms.dtype], norms.dtype, norms.device)
-    weights = torch.div(shrunk, norms.clamp(min=bound))
+    weights = torch.div(shrunk, norms.clamp(bound))
     return weights if bound >= _NO_SMALL_WEIGHTS else _exact(weights)
 
 

@@ -302,8 +302,8 @@ class Affine:
         if max(inputs, outputs) > _LONG:
             return self.sq_norm().sqrt_().unsqueeze(1)
         raised, lost, one = _affine_constants(inputs, outputs, g.dtype, g.device)
-        g_norm: Tensor = torch.linalg.vector_norm(g, dim=1, keepdim=True)
-        x_norm: Tensor = torch.linalg.vector_norm(x, dim=1, keepdim=True)
+        g_norm: Tensor = torch.linalg.vector_norm(g, 2, 1, True)
+        x_norm: Tensor = torch.linalg.vector_norm(x, 2, 1, True)
         return x_norm.hypot_(one).mul_(lost.add(g_norm, alpha=raised))  # ‖x, 1‖ · (‖g‖ + lost), raised
 
     def sq_norm(self) -> Tensor:

@@ -1,21 +1,32 @@
 """Normal numbers for many steps drawn at once, handed out a step at a time.
 
-Seeding a generator and checking its tails costs as much as the numbers themselves when a model is small. A block serves up to 64 steps; which
-block and which row a step gets follows from its number alone, so that a resumed run with a fixed seed finds the same noise again. Every row is
-handed out for one step only.
+Seeding a generator and checking its tails costs as much as the numbers themselves when a model is small. So a stream serves a series of 64 steps,
+and its numbers are drawn in blocks of several steps. Which series, and which place in it, a step has follows from its number alone: a resumed run
+with a fixed seed finds the same noise again (the part of the series before it is drawn anew). Every row is handed out for one step only.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from assay.privacy.rng import Randomness, Stream
 
-_BLOCK_NUMBERS, _BLOCK_STEPS = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
+_BLOCK_NUMBERS, _SERIES = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
+
+
+@dataclass(slots=True)
+class _Block:
+    """The rows at hand: those of a series from place `first` on."""
+
+    series: int
+    stream: Stream
+    first: int
+    rows: tuple[Tensor, ...]
 
 
 class Blocks:
@@ -23,7 +34,7 @@ class Blocks:
 
     def __init__(self, randomness: Randomness, purpose: str) -> None:
         self._randomness, self._purpose = randomness, purpose
-        self._kept: dict[tuple[int, int, torch.dtype, torch.device | str], tuple[int, tuple[Tensor, ...]]] = {}
+        self._kept: dict[tuple[int, int, torch.dtype, torch.device | str], _Block] = {}
 
     def at(self, step: int) -> Stream:
         """The numbers for this step."""
@@ -36,19 +47,22 @@ class Blocks:
         self, step: int, call: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
         size = math.prod(shape)
-        steps = min(_BLOCK_STEPS, _BLOCK_NUMBERS // max(1, size))
-        if steps < 2:
+        if 2 * size > _BLOCK_NUMBERS:
             return self._randomness.stream(f"{self._purpose}, call {call}", step).normal(
                 shape, dtype=dtype, device=device
             )
-        block, row = divmod(step, steps)
+        series, place = divmod(step, _SERIES)
         kind = (call, size, dtype, device)
         kept = self._kept.get(kind)
-        if kept is None or kept[0] != block:
+        if kept is None or kept.series != series or kept.first > place:
             name = f"{self._purpose}, call {call}, {size} numbers, {dtype}, {device}"
-            drawn = self._randomness.stream(name, block).normal((steps, size), dtype=dtype, device=device)
-            kept = self._kept[kind] = (block, drawn.unbind(0))
-        numbers = kept[1][row]
+            kept = self._kept[kind] = _Block(series, self._randomness.stream(name, series), 0, ())
+        while place >= kept.first + len(kept.rows):
+            kept.first += len(kept.rows)
+            # a power of two, so that blocks fill a series
+            rows = min(_SERIES, 1 << (_BLOCK_NUMBERS // max(1, size)).bit_length() - 1)
+            kept.rows = kept.stream.normal((rows, size), dtype=dtype, device=device).unbind(0)
+        numbers = kept.rows[place - kept.first]
         return numbers if len(shape) == 1 else numbers.view(tuple(shape))
 
 
