@@ -15,11 +15,14 @@ from dp_accounting.dp_event import DpEvent
 from torch import Tensor
 
 from assay.errors import ConfigError
-from assay.grads.correlation import corner
+from assay.grads.correlation import Basis, restored
 from assay.grads.engine import RecordGrads, Rules
 from assay.grads.uses import constant, squares
 from assay.privacy.rng import Stream
 from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private, Stateful
+
+Form = torch.Size | Basis
+"""What a released gradient is: the parameter's shape (a map has it in its leading corner), or coordinates in a basis."""
 
 PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """A map of one record's gradient (or one micro-batch's), applied to all at once: {name: [B, *shape]} in and out."""
@@ -35,8 +38,8 @@ class Chain:
     displaces another.
 
     `rules` take the place of the engine's own for the layer types they name. A rule may hand over a map larger than its
-    parameter (the whole correlation of a convolution), of which the leading corner is the gradient: `decode` sees the map,
-    `after` the gradient.
+    parameter (the whole correlation of a convolution), of which the leading corner is the gradient, or coordinates of one: `decode`
+    sees these, `after` the gradient.
     """
 
     clip: ClipRule
@@ -107,15 +110,15 @@ class Chain:
             grads = encode(grads)
         return self.noise.release(grads, stream)
 
-    def finish(self, released: Private, expected_size: float, shapes: Mapping[str, torch.Size] | None = None) -> Grads:
-        """The average gradient, after post-processing; `shapes` are the parameters' own, where maps may be larger."""
+    def finish(self, released: Private, expected_size: float, forms: Mapping[str, Form] | None = None) -> Grads:
+        """The average gradient, after post-processing; `forms` say what each parameter's gradient is made of."""
         grads: Grads = released.value
         for value in grads.values():
             value.mul_(constant(1.0 / expected_size, value.dtype, value.device))
         for step in self.decode:
             grads = step(grads, released.noise_std / expected_size)
-        if self.rules and shapes is not None:
-            grads = {name: corner(value, shapes[name]).contiguous() for name, value in grads.items()}
+        if self.rules and forms is not None:
+            grads = {name: restored(value, forms[name]) for name, value in grads.items()}
         for step in self.after:
             grads = step(grads, released.noise_std / expected_size)
         return grads

@@ -24,6 +24,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay.chain import Form
 from assay.data.records import Records
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.figures import at_most
@@ -144,7 +145,7 @@ class PrivateStep:
         own = self.chain.clip
         self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
         self._groups = self.chain.clip.groups(self.engine.layers)
-        self._shapes = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
+        self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
         self._noise = Blocks(self.randomness, "noise")
         self._expected_size = plan.sampler.expected_size
         self._paid: list[DpEvent] = []
@@ -232,6 +233,8 @@ class PrivateStep:
             grads = self.engine.collect(losses)
             total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
+            if self.chain.rules:
+                self._forms |= grads.bases()
             measured = [query.measure(losses, norms) for query in self._side]
             if self._padded:
                 total = {name: torch.zeros_like(value) for name, value in total.items()}
@@ -262,7 +265,7 @@ class PrivateStep:
             _check_paid(events.joint(spent), self.plan.step_event)
             self._paid = spent
         self.taken += 1
-        grads = self.chain.finish(released, self._expected_size, self._shapes)
+        grads = self.chain.finish(released, self._expected_size, self._forms)
         for name, parameter in self.engine.parameters.items():
             parameter.grad = grads[name]
 

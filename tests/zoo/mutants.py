@@ -196,8 +196,8 @@ class PrivateDenominator(Chain):
         self.drawn[:] = [grads.records]
         return super().clipped_sum(grads, groups, slots)
 
-    def finish(self, released, expected_size, shapes=None):
-        return super().finish(released, float(self.drawn[0]), shapes)
+    def finish(self, released, expected_size, forms=None):
+        return super().finish(released, float(self.drawn[0]), forms)
 
 
 class SkipsEmptyBatches(PrivateStep):

@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-import torch
 from dp_accounting.dp_event import DpEvent
 from torch import Tensor
 
-from assay.chain import Chain
+from assay.chain import Chain, Form
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Grads, Private
 
@@ -49,10 +48,10 @@ class Observed(Chain):
         """As the chain observed."""
         return self.inner.clipped_sum(*args, **kwargs)  # type: ignore[arg-type]
 
-    def finish(self, released: Private, expected_size: float, shapes: Mapping[str, torch.Size] | None = None) -> Grads:
+    def finish(self, released: Private, expected_size: float, forms: Mapping[str, Form] | None = None) -> Grads:
         """As the chain observed."""
         self.denominators.append(expected_size)
-        return self.inner.finish(released, expected_size, shapes)
+        return self.inner.finish(released, expected_size, forms)
 
 
 def observed(chain: Chain) -> Observed:

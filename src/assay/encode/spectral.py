@@ -8,7 +8,7 @@ noised as it is; nothing is transformed here that need not be. What does change 
   and output gradient, as large as the (padded) input, of which the kernel's gradient is the leading corner (Eq. 15-16): its
   norm is larger, so clipping leaves less of the gradient.
 - the filter. Keeping a part ρ of the frequencies after the noise is `assay.denoise.lowpass`; in the full domain it acts on
-  the whole map, before the corner is cut out.
+  the whole map, before the corner is cut out (without a map where the noise is white: `assay.grads.correlation`).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 DOMAINS = ("kernel", "full")
 
 
-def rules(domain: str, *, maps: bool) -> Rules:
-    """The layer rules of a domain; with `maps` the sum keeps the whole correlation, else only its corner."""
+def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
+    """The layer rules of a domain; with `maps` the sum keeps the whole correlation, else only its corner, filtered where ρ < 1."""
     if domain not in DOMAINS:
         raise ConfigError("domain", domain, "one of " + ", ".join(DOMAINS))
     if domain == "kernel":
         return {}
-    rule = FullCorrelationRule(maps=maps)
+    rule = FullCorrelationRule(maps=maps, rho=rho if rho < 1 and not maps else None)
     return {nn.Conv1d: rule, nn.Conv2d: rule, nn.Conv3d: rule}
 
 
@@ -57,6 +57,6 @@ class SpectralDomain:
         filtered = self.rho < 1
         return replace(
             chain,
-            rules=rules(self.domain, maps=filtered or chain.micro > 1),
+            rules=rules(self.domain, maps=chain.micro > 1 or not chain.noise.white, rho=self.rho),
             decode=(LowPass(rho=self.rho),) if filtered else (),
         )

@@ -19,7 +19,7 @@ import math
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -28,6 +28,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.grads import proof
+from assay.grads.correlation import Basis, Filtered, corner
 from assay.grads.fallback import PerRecordCall
 from assay.grads.layers import RULES, ExpandRule, TapeRule, layer_path, rule_for, trainable_layers
 from assay.grads.uses import Apart, Dense, LayerUse, Use, together
@@ -106,6 +107,20 @@ class RecordGrads:
         for names, use in self.uses:
             out.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[names[0]]]]), strict=True))
         return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
+
+    def bases(self) -> dict[str, Basis]:
+        """Of the parameters whose weighted sum is in coordinates."""
+        parts = [(name, part) for names, use in self.uses for name, part in zip(names, use.apart(), strict=True)]
+        return {name: part.basis for name, part in parts if isinstance(part, Filtered)}
+
+    def total(self) -> dict[str, Tensor]:
+        """Σ of the gradients as they are, in the parameters' shapes."""
+        whole: Found = [
+            (n, Apart([p.whole() if isinstance(p, Filtered) else p for p in u.apart()])) for n, u in self.uses
+        ]
+        ones = next(iter(self.parameters.values())).new_ones(self.records, 1)
+        sums = replace(self, uses=whole).weighted_sum(ones, [0] * self.layers)
+        return {name: corner(value, self.parameters[name].shape) for name, value in sums.items()}
 
     def per_record(self) -> dict[str, Tensor]:
         """The gradients themselves, [B, *shape] a parameter (or a map that holds it in its leading corner); records with

@@ -168,7 +168,7 @@ class Correlations:
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.g * weights.view(-1, *[1] * (self.g.dim() - 1))
-        spectra = torch.bmm(_by_frequency(scaled).mH, _by_frequency(self.x))
+        spectra = torch.bmm(by_frequency(scaled).mH, by_frequency(self.x))
         spectra = spectra.view(self.x.shape[1], -1, *spectra.shape[1:]).permute(0, 2, 3, 1)
         return self._maps(spectra.reshape(*spectra.shape[:3], *self.x.shape[3:])).flatten(0, 1)
 
@@ -183,6 +183,6 @@ class Correlations:
         return Correlations(self.torus, _masked(self.x, bad), _masked(self.g, bad))
 
 
-def _by_frequency(spectra: Tensor) -> Tensor:
+def by_frequency(spectra: Tensor) -> Tensor:
     """[B, groups, C, ...] to [groups · frequencies, B, C], in memory: the backend multiplies strided complex matrices slowly."""
     return spectra.flatten(3).permute(1, 3, 0, 2).flatten(0, 1).contiguous()

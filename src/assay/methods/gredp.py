@@ -101,8 +101,8 @@ class FrequencyDomain:
             clip=plan.fresh_clip(),
             noise=noise,
             micro=plan.micro_batch,
-            # Only what acts on whole maps needs them: the filter, noise that is not white, averages of micro-batches.
-            rules=rules(self._domain(), maps=filtered or not noise.white or plan.micro_batch > 1),
+            # Only what acts on whole maps needs them: noise that is not white, averages of micro-batches.
+            rules=rules(self._domain(), maps=not noise.white or plan.micro_batch > 1, rho=self.rho),
             decode=(LowPass(rho=self.rho),) if filtered else (),
         )
 
