@@ -43,6 +43,9 @@ def test_a_run(assay, tmp_path):
     one_step = json.loads(assay("audit", run, "--releases", 3000, "--seed", 2, "--json")[1])
     assert one_step["verdict"] == "consistent"
     assert one_step["verified"] == pytest.approx(verified, rel=1e-6)
+    worlds = json.loads(assay("audit", run, "--worlds", 8, "--seed", 3, "--json")[1])
+    assert worlds["verdict"] == "consistent"
+    assert "Clopper-Pearson" in worlds["audit"]["estimator"]
     whole = json.loads(assay("audit", run, "--canaries", 400, "--seed", 3, "--json")[1])
     assert whole["verdict"] == "consistent"
     assert whole["audit"]["canaries"] == 400
@@ -80,6 +83,7 @@ def test_bad_usage_is_told(assay, tmp_path):
         ("audit", "--method", "nonesuch"),
         ("audit", "--method", "dpsgd", "--epsilon", 1, "--noise-multiplier", 1),
         ("audit", "--method", "dpsgd", "--canaries", 10),
+        ("audit", "--method", "dpsgd", "--worlds", 10),
         ("audit", "--method", "dpsgd", "--confidence", 1),
         ("audit", "--all", "--method", "dpsgd"),
         ("audit", "--method", "dpsgd", "--releases", 5),

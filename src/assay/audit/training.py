@@ -59,9 +59,9 @@ def white_box(
     coins = _coins(canaries, seed)
     included = torch.nonzero(coins).flatten()
     records = PlaceholderRecords(data, len(included), pick_device(training.device))
-    step = _step(model, _with_more(plan, len(records)), training)
+    step = private_step(model, with_more(plan, len(records)), training)
     chain = insert(step, records, included, canaries, seed)
-    _train(step, model, records, loss, training)
+    train(step, model, records, loss, training)
     return _audited(likelihood_scores(chain, plan.sampler.rate), coins, plan, confidence)
 
 
@@ -83,10 +83,10 @@ def black_box(
     joined = TensorDataset(*(torch.cat([t, c[coins]]) for t, c in zip(data.tensors, canaries.tensors, strict=True)))
     records = Records(joined, device)
     model.to(device)
-    before = _losses(model, canaries, loss, device)
-    step = _step(model, _with_more(plan, len(records)), training)
-    _train(step, model, records, loss, training)
-    return _audited(before - _losses(model, canaries, loss, device), coins, plan, confidence)
+    before = losses_of(model, canaries, loss, device)
+    step = private_step(model, with_more(plan, len(records)), training)
+    train(step, model, records, loss, training)
+    return _audited(before - losses_of(model, canaries, loss, device), coins, plan, confidence)
 
 
 def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
@@ -114,7 +114,7 @@ def _coins(canaries: int, seed: int) -> Tensor:
     return torch.rand(canaries, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)) < 0.5
 
 
-def _with_more(plan: Plan, records: int) -> Plan:
+def with_more(plan: Plan, records: int) -> Plan:
     """The plan for so many records at the same sampling rate: the same event, hence the same ε."""
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
@@ -122,23 +122,28 @@ def _with_more(plan: Plan, records: int) -> Plan:
     return replace(plan, records=records, batch_size=size, epsilon_limit=None)
 
 
-def _step(model: nn.Module, plan: Plan, training: Training) -> PrivateStep:
+def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateStep:
+    """The step of a run under these settings."""
     model.to(pick_device(training.device)).train()
     return PrivateStep(model, plan, randomness=training.randomness(), max_physical_batch=training.max_physical_batch)
 
 
-def _train(step: PrivateStep, model: nn.Module, records: Records, loss: Loss, training: Training) -> None:
+def train(
+    step: PrivateStep, model: nn.Module, records: Records, loss: Callable[..., Tensor], training: Training
+) -> None:
+    """All steps of the plan, with nothing written down: an audit's model is thrown away."""
     optimizer = training.optimizer.build(model)
     try:
-        for x, y in step.batches(records):
+        for x, *target in step.batches(records):
             training.optimizer.set_lr(optimizer, step.taken, step.plan.steps)
-            if step.backward(loss(model(x), y)):
+            if step.backward(loss(model(x), *target)):
                 optimizer.step()
     finally:
         step.close()
 
 
-def _losses(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:
+def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:
+    """The model's loss on each record; 0 where it is no number."""
     model.eval()
     with torch.no_grad():
         parts = [

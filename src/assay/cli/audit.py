@@ -14,7 +14,8 @@ from rich.table import Table
 from assay.audit import Audit, Verdict, sentence, verdict
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.survey import survey, with_layers
-from assay.audit.training import white_box
+from assay.audit.training import mislabelled, white_box
+from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
 from assay.cli.inputs import of_run, planned
 from assay.cli.show import print_json
@@ -59,6 +60,12 @@ def audit(
         int | None,
         typer.Option(help="With a run: train again with this many canaries, instead of auditing one step."),
     ] = None,
+    worlds: Annotated[
+        int | None,
+        typer.Option(
+            help="With a run: train it so often with a mislabelled record, and as often without, and compare."
+        ),
+    ] = None,
     releases: Annotated[
         int | None,
         typer.Option(help="Releases of one step to count, with and without the canary each. (default: enough)"),
@@ -79,10 +86,13 @@ def audit(
         )
     randomness = OsSeeded() if seed is None else Seeded(seed)
     if run is not None:
-        _audit_run(RunDirectory.open(run), canaries, releases, confidence, seed, randomness, data_dir, json)
+        if canaries is not None and worlds is not None:
+            raise ConfigError("worlds", worlds, "--canaries or --worlds, not both")
+        _audit_run(RunDirectory.open(run), canaries, worlds, releases, confidence, seed, randomness, data_dir, json)
         return
-    if canaries is not None:
-        raise ConfigError("canaries", canaries, "the directory of a run to train again with canaries")
+    for field, asked in (("canaries", canaries), ("worlds", worlds)):
+        if asked is not None:
+            raise ConfigError(field, asked, f"--{field} together with the directory of a run to train again")
     common: dict[str, Any] = {
         "records": records,
         "batch_size": batch_size,
@@ -121,6 +131,7 @@ def audit(
 def _audit_run(
     directory: RunDirectory,
     canaries: int | None,
+    worlds: int | None,
     releases: int | None,
     confidence: float,
     seed: int | None,
@@ -135,11 +146,11 @@ def _audit_run(
         verified, plan = float(record["epsilon"]["verified"]), replace(plan, steps=max(1, record["steps"]))
     else:
         verified = plan.epsilon()
-    if canaries is None:
+    if canaries is None and worlds is None:
         found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
-        result, said = _trained_again(spec, plan, canaries, confidence, seed, data_dir, verified)
+        result, said = _trained_again(spec, plan, canaries, worlds, confidence, seed, data_dir, verified)
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
         words = {"verdict": facts["verdict"], "sentence": facts["sentence"]}
@@ -150,16 +161,24 @@ def _audit_run(
 def _trained_again(
     spec: dict[str, Any],
     plan: Plan,
-    canaries: int,
+    canaries: int | None,
+    worlds: int | None,
     confidence: float,
     seed: int | None,
     data_dir: Path | None,
     verified: float,
 ) -> tuple[Audit, Verdict]:
-    """The run of this description once more, with canaries; the f-DP bound of its one run."""
+    """The run of this description once more with canaries, or many times in two worlds; the sharper of two bounds."""
     bundle, network = of_run(spec, data_dir, seed, instead="see assay.audit.training for others")
     training = training_from_json({**spec["training"], "seed": seed})
-    found = white_box(network, bundle.train, plan, canaries=canaries, training=training, confidence=confidence)
+    if worlds is None:
+        assert canaries is not None
+        found = white_box(network, bundle.train, plan, canaries=canaries, training=training, confidence=confidence)
+    else:
+        x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
+        found = trained_in_two_worlds(
+            network, bundle.train, plan, (x[0], y[0]), runs=worlds, training=training, confidence=confidence
+        )
     # only a bound that assumes nothing may speak of a bug: sampled steps are not exactly Gaussian
     if verdict(verified, verified, found.plain.epsilon) is Verdict.BUG:
         return found.plain, Verdict.BUG
