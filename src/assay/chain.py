@@ -7,7 +7,7 @@ per record, sensitive          │ released from here on, free to use
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from assay.grads.correlation import Basis, restored
 from assay.grads.engine import RecordGrads, Rules
 from assay.grads.uses import constant, squares
 from assay.privacy.rng import Stream
-from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, Private, Stateful
+from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, OnParameters, Private, Stateful
 
 Form = torch.Size | Basis
 """What a released gradient is: the parameter's shape (a map has it in its leading corner), or coordinates in a basis."""
@@ -75,6 +75,10 @@ class Chain:
     def l2(self) -> float:
         """What one record can move the clipped sum by."""
         return self.clip.l2 if self.micro == 1 else 2 * self.clip.l2
+
+    def on(self, parameters: Grads) -> Chain:
+        """The chain for a model with these parameters."""
+        return replace(self, noise=self.noise.on(parameters)) if isinstance(self.noise, OnParameters) else self
 
     def event(self) -> DpEvent:
         """What one release costs before sampling: read off a release of nothing, by the code that releases something."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent
+from torch import nn
 
 from assay import denoise, encode, methods
 from assay.chain import Chain
@@ -23,6 +24,7 @@ from assay.grads import clip as clipping
 from assay.methods import Method
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps, smallest_noise
+from assay.stage import Stage, event_of
 from assay.types import Denoiser
 
 
@@ -114,6 +116,10 @@ class Plan:
             chain = encoding.applied(chain)
         return replace(chain, after=(*chain.after, *denoise.fresh(self.denoise)))
 
+    def for_model(self, model: nn.Module) -> Plan:
+        """The plan for this model: methods may need to know its layers and their sizes."""
+        return replace(self, method=methods.for_model(self.method, model))
+
     def for_layers(self, layers: list[str]) -> Plan:
         """The plan for a model with these layers: methods that clip them one by one need to know how many there are."""
         return replace(self, method=methods.for_layers(self.method, layers))
@@ -123,9 +129,24 @@ class Plan:
         """What one step releases about its batch, before amplification."""
         return self.chain().event()
 
+    @cached_property
+    def stage(self) -> Stage | None:
+        """What the method releases before the first step, if anything."""
+        return methods.stage(self.method, self)
+
+    @cached_property
+    def stage_event(self) -> DpEvent:
+        """What that costs."""
+        return ComposedDpEvent([]) if self.stage is None else event_of(self.stage)
+
+    def steps_event(self, steps: int) -> DpEvent:
+        """What this many steps cost, without what comes before them."""
+        return self.sampler.compose(self.step_event, steps)
+
     def event(self, steps: int | None = None) -> DpEvent:
-        """What `steps` steps cost (all of them by default)."""
-        return self.sampler.compose(self.step_event, self.steps if steps is None else steps)
+        """What the run costs with `steps` steps (all of them by default)."""
+        steps_event = self.steps_event(self.steps if steps is None else steps)
+        return steps_event if self.stage is None else ComposedDpEvent([self.stage_event, steps_event])
 
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan."""

@@ -127,19 +127,26 @@ class PrivateStep:
             raise ConfigError("max_physical_batch", max_physical_batch, "a whole number, 1 or above")
         self.plan = plan = plan.for_layers(trainable_layers(model))
         asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        self.chain = plan.chain(1.0 - sum(query.share for query in asked))
-        self.engine = Engine(model, {**RULES, **self.chain.rules})
+        chain = plan.chain(1.0 - sum(query.share for query in asked))
+        self.engine = Engine(model, {**RULES, **chain.rules})
+        self.chain = chain.on(self.engine.parameters)
         self.randomness = OsSeeded() if randomness is None else randomness
         if not isinstance(ledger, Ledger):
             path = None if ledger is None else Path(ledger)
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        if plan.stage is not None and not ledger.paid(plan.stage_event):
+            raise ConfigError(
+                "method",
+                plan.method.name,
+                "a ledger that was charged for what this method releases before its first step; `assay.fit` does all of that",
+            )
         self.ledger = ledger
         # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh
         # randomness starts anew.
         seeded = self.randomness.reproducible
         self._origin = 0 if seeded else taken
         self.taken = taken
-        self._limit = self._origin + ledger.begin(plan.event, plan.steps - self._origin, repeat=seeded)
+        self._limit = self._origin + ledger.begin(plan.steps_event, plan.steps - self._origin, repeat=seeded)
         self.nonfinite = 0
         self._physical = max_physical_batch
         own = self.chain.clip

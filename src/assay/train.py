@@ -16,15 +16,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from dp_accounting.dp_event import NoOpDpEvent
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay import stage
 from assay.averaging import Average
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.files import replace_file, replace_json, replace_text
-from assay.grads.layers import trainable_layers
 from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
@@ -34,9 +35,9 @@ from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
 from assay.runs.stopping import stop_requests
+from assay.stage import Loss
 from assay.step import MeanLoss, PrivateStep
 
-Loss = Callable[[Any, Any], Tensor]
 _EVALUATION_BATCH = 1000
 
 
@@ -149,7 +150,9 @@ def fit(
     interrupted run, call `resume`.
     """
     training = training or Training()
-    plan = plan.for_layers(trainable_layers(model))
+    plan = plan.for_model(model)
+    if plan.stage is not None:
+        plan.stage.check(model, (names or {}).get("data"))
     plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
     directory = None
@@ -221,10 +224,7 @@ class _Run:
             names,
         )
         self.watch = watch or (lambda _: None)
-        self.train = Records(train, self.device)
         self.test = None if test is None else Records(test, self.device)
-        self.optimizer = training.optimizer.build(self.model)
-        self.average = Average(training.ema, self.model) if training.ema is not None else None
         self.meter = MeanLoss()
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
@@ -237,18 +237,39 @@ class _Run:
             adjacency=plan.adjacency,
             ceiling=plan.epsilon_limit,
         )
-        gaussian = plan.noise_multiplier > 0
+        randomness = training.randomness()
+        self._stage(train, ledger, randomness)
+        self.optimizer = training.optimizer.build(self.model)
+        self.average = Average(training.ema, self.model) if training.ema is not None else None
+        measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
         self.step = PrivateStep(
             self.model,
             plan,
             ledger=ledger,
-            randomness=training.randomness(),
+            randomness=randomness,
             max_physical_batch=training.max_physical_batch,
-            side=[self.meter] if gaussian else [],
+            side=[self.meter] if measured else [],
             taken=0 if saved is None else saved[1]["step"],
         )
         if saved is not None:
             self._restore(*saved)
+
+    def _stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
+        """What the method does before training, if anything; sets the records and the loss that training has."""
+        first = self.plan.stage
+        if first is not None:
+            released = stage.released(
+                first,
+                model=self.model,
+                records=Records(train, self.device),
+                ledger=ledger,
+                randomness=randomness,
+                device=self.device,
+                directory=self.directory,
+            )
+            first.install(self.model, released)
+            train, self.loss = first.records(train, released), first.loss(self.loss)
+        self.train = Records(train, self.device)
 
     def go(self) -> Result:
         """Run to the end of the plan or of the budget."""

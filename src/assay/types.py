@@ -80,6 +80,15 @@ class Mechanism(Protocol):
         ...
 
 
+@runtime_checkable
+class OnParameters(Protocol):
+    """A mechanism whose noise depends on the parameters as they are (which are released already)."""
+
+    def on(self, parameters: Grads) -> Mechanism:
+        """The mechanism for a model with these parameters."""
+        ...
+
+
 class Denoiser(Protocol):
     """Post-processing of a released gradient (already divided by the expected batch size). Costs no privacy."""
 

@@ -26,8 +26,9 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
+from assay.stage import Loss
 from assay.step import PrivateStep
-from assay.train import Loss, Training, cross_entropy, pick_device
+from assay.train import Training, cross_entropy, pick_device
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,9 @@ from assay.attacks.evaluation import NOT_PRIVATE, AttackResult
 from assay.cli import options
 from assay.cli.inputs import of_run
 from assay.cli.show import print_json
+from assay.plan import Plan
 from assay.runs.directory import RunDirectory
+from assay.stage import kept
 
 
 def register(app: typer.Typer) -> None:
@@ -40,9 +42,11 @@ def attack(
     """Tell training from test records by the trained model; half of them are known to the attacker, the others count."""
     directory = RunDirectory.open(run)
     directory.read_record()  # refuses an unfinished run, and says how to resume it
-    bundle, model = of_run(
-        directory.read_spec(), data_dir, seed, instead="attack one started from Python with assay.attacks.run"
-    )
+    spec = directory.read_spec()
+    bundle, model = of_run(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
+    before = Plan.from_json(spec["plan"]).stage
+    if before is not None:
+        before.install(model, kept(directory))
     model.load_state_dict(load_file(directory.model))
     draw = torch.Generator().manual_seed(seed)
     setting = attacks.Setting(

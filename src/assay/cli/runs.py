@@ -18,7 +18,6 @@ from assay.cli.show import outcome, print_json, progress
 from assay.errors import BudgetSpentError
 from assay.figures import at_most
 from assay.grads import clip as clipping
-from assay.grads.layers import trainable_layers
 from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
@@ -130,7 +129,7 @@ def train(
         micro_batch=micro_batch,
         sampling=sampling,
         adjacency=adjacency,
-        method=methods_room.for_layers(chosen, trainable_layers(network)),
+        method=methods_room.for_model(chosen, network),
         encode=encodings,
         denoise=denoisers,
     )

@@ -32,6 +32,15 @@ class Records:
     def __len__(self) -> int:
         return len(self._dataset)
 
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """What was given."""
+        return self._dataset
+
+    def all(self) -> Any:
+        """Every record, stacked."""
+        return self.gather(torch.arange(len(self)))
+
     def gather(self, index: Tensor) -> Any:
         """The records of these indices, stacked."""
         if self._tensors is not None:

@@ -125,7 +125,7 @@ class Proof:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._calls: list[Any] = []
-        self._states: list[Tensor] = []
+        self._begun: list[tuple[Any, Any, Tensor]] = []
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
@@ -141,25 +141,26 @@ class Proof:
 
     def forget(self) -> None:
         """Let go of the graph."""
-        self._seen, self._versions, self._calls, self._states = [], [], [], []
+        self._seen, self._versions, self._calls, self._begun = [], [], [], []
 
     def watch(self, model: nn.Module) -> list[Any]:
         """Remember the calls of the whole model, to be able to repeat them."""
 
-        def start(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        def start(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.is_grad_enabled():
-                self._states.append(torch.get_rng_state())
+                self._begun.append((args, kwargs, torch.get_rng_state()))
 
-        def end(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if torch.is_grad_enabled():
-                state = self._states.pop()
+                args, kwargs, state = self._begun.pop()
                 random = not torch.equal(state, torch.get_rng_state())
                 self._calls.append(
                     (args, kwargs, [t.detach().clone() for t in _tensors(output)], output, state, random)
                 )
 
         return [
-            model.register_forward_pre_hook(start, with_kwargs=True),
+            # before the model's own hooks, which may change the arguments and will do so again
+            model.register_forward_pre_hook(start, with_kwargs=True, prepend=True),
             model.register_forward_hook(end, with_kwargs=True),
         ]
 

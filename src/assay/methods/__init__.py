@@ -12,14 +12,21 @@ from assay import spec
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from assay.chain import Chain
     from assay.plan import Plan
+    from assay.stage import Stage
 
 VARIANTS = ("sound", "published")
 
 
 class Method(Protocol):
-    """How one step works, and what its paper would claim for a run of such steps. A frozen dataclass."""
+    """How one step works, and what its paper would claim for a run of such steps. A frozen dataclass.
+
+    Two more functions are optional: `stage(plan)` gives what is released before the first step (`assay.stage`), `of_model(model)`
+    the method with what it must know of a model.
+    """
 
     OPTIONS: ClassVar[tuple[str, ...]]
     """Which of its fields a user may set."""
@@ -106,6 +113,23 @@ def for_layers(method: Method, layers: list[str]) -> Method:
     if given is not None and given != len(layers):
         raise ConfigError("groups", given, f"{len(layers)}: the model has {len(layers)} layers with parameters")
     return get(method.name, **{**options(method), "groups": len(layers)})
+
+
+def for_model(method: Method, model: nn.Module) -> Method:
+    """The method with all that it must know of the model."""
+    from assay.grads.layers import trainable_layers  # the list of methods should not need the engine
+
+    known = for_layers(method, trainable_layers(model))
+    of_model = getattr(known, "of_model", None)
+    adapted: Method = known if of_model is None else of_model(model)
+    return adapted
+
+
+def stage(method: Method, plan: Plan) -> Stage | None:
+    """What the method releases before the first step, if anything."""
+    make = getattr(method, "stage", None)
+    made: Stage | None = None if make is None else make(plan)
+    return made
 
 
 def check_variant(value: str) -> None:

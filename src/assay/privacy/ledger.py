@@ -4,12 +4,14 @@ An entry is appended and flushed to disk before the step it pays for moves a par
 never shows less than it spent. Steps are charged ahead in blocks (the flush costs more than a small step); a run that
 ends or pauses in an orderly way settles the last block to what was really taken, and a killed one keeps it.
 
+A release made once, before the steps, is a segment of its own, marked `once`; making it again costs another one.
+
 A *segment* is a stretch of steps drawn from one source of randomness. A process that resumes with fresh randomness
 begins a new segment: the steps of the old one that were lost stay charged. A resumed run with a fixed seed repeats the
 very same steps with the very same noise and goes on in its segment: repeating an answer releases nothing new.
 
-The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …}; the last entry of a segment
-counts. A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error,
+The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so);
+the last entry of a segment counts. A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error,
 never a smaller ε.
 """
 
@@ -41,6 +43,7 @@ class LedgerError(AssayError):
 class _Segment:
     steps: int
     event: DpEvent
+    once: bool = False
 
 
 class Ledger:
@@ -63,7 +66,7 @@ class Ledger:
 
         `repeat` goes on in the last segment instead: for a run that repeats the very same draws.
         """
-        if not (repeat and self._segments):
+        if not (repeat and self._segments and not self._segments[-1].once):
             self._segments.append(_Segment(0, ComposedDpEvent([])))
         self._floor = self.charged  # a killed process may have taken every step that it had paid for
         self._cost = cost
@@ -71,6 +74,26 @@ class Ledger:
         if self._cleared and self.ceiling is not None and self._with(cost(wanted)) > self.ceiling:
             self._cleared = most_steps(lambda n: self._with(cost(n)), self.ceiling, limit=wanted)
         return self._cleared
+
+    def pay(self, event: DpEvent, *, repeat: bool = False) -> None:
+        """Charge a release that is made once, before any step; durable when this returns. Refuses to pass the ceiling.
+
+        `repeat` is for a release with the very same draws as one that was charged: it is not charged again.
+        """
+        if repeat and self.paid(event):
+            return
+        spent = epsilon(ComposedDpEvent([self.event(), event]), self.delta, self.adjacency)
+        if self.ceiling is not None and spent > self.ceiling:
+            raise BudgetSpentError(
+                f"the budget is spent: a release before training would make it ε = {spent:.4g} of {self.ceiling} (δ = {self.delta:g})"
+            )
+        line = {"segment": len(self._segments), "steps": 0, "event": events.to_json(event), "once": True}
+        self._append(line)
+        self._segments.append(_Segment(0, event, once=True))
+
+    def paid(self, event: DpEvent) -> bool:
+        """Whether a release of this cost was charged."""
+        return any(s.once and s.event == event for s in self._segments)
 
     @property
     def charged(self) -> int:
@@ -163,7 +186,9 @@ class Ledger:
             segment, steps, event = self._entry(path, entry)
             while len(self._segments) <= segment:
                 self._segments.append(_Segment(0, ComposedDpEvent([])))
-            self._segments[segment] = _Segment(steps, event)
+            if self._segments[segment].once:
+                raise LedgerError(f"{path} is damaged: segment {segment} was charged once and for all, and again")
+            self._segments[segment] = _Segment(steps, event, once=entry.get("once") is True)
 
     def _entry(self, path: Path, entry: dict[str, Any]) -> tuple[int, int, DpEvent]:
         try:

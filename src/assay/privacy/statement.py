@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay.figures import at_least, at_most
 from assay.privacy.accounting import Adjacency
@@ -48,6 +48,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
         f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",
         "",
+        *_parts(record),
         *_audit(record),
         "## What is protected",
         "",
@@ -60,9 +61,10 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"- Method: {plan.method.summary}. As published it is: {plan.method.soundness}.",
         *([f"- Variant: {_VARIANTS[record['variant']]}."] if record["variant"] == "published" else []),
         *_options(record),
+        *([] if plan.stage is None else [f"- Before training: {line}." for line in plan.stage.describe()]),
         *([f"- Encoded before clipping: {', '.join(record['encode'])}."] if record["encode"] else []),
         _bound(record, plan),
-        f"- Noise of a step: {_noise(plan)}, drawn once a step.",
+        f"- Noise of a step: {_noise(plan)}.",
         *([f"- After the noise, at no cost: {', '.join(record['denoise'])}."] if record["denoise"] else []),
         f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
@@ -78,7 +80,9 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "",
         "## What is covered by ε, and what is public",
         "",
-        "- Covered: the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
+        "- Covered: "
+        + ("what was released before training, " if plan.stage is not None else "")
+        + "the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
         " (released with noise of their own; their share is part of ε).",
         "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
         "- Not protected: the test records. Test accuracy and loss are computed from them without noise.",
@@ -115,10 +119,12 @@ def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
 def _noise(plan: Plan) -> str:
     event = plan.step_event
     if isinstance(event, GaussianDpEvent):
-        return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together"
+        return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together, drawn once a step"
+    if isinstance(event, NoOpDpEvent):
+        return "none: the records were released before training, and what is made of them costs nothing more"
     if isinstance(event, NonPrivateDpEvent):
         return "not enough for any ε: something of the gradient leaves without noise"
-    return str(event)
+    return f"{event}, drawn once a step"
 
 
 def _audit(record: Mapping[str, Any]) -> list[str]:
@@ -127,6 +133,17 @@ def _audit(record: Mapping[str, Any]) -> list[str]:
         return []
     assumed = f", assuming that {audit['assumption']}" if audit["assumption"] else ""
     return [f"Audit: **{audit['sentence']}** ({audit['estimator']}: {audit['how']}{assumed}).", ""]
+
+
+def _parts(record: Mapping[str, Any]) -> list[str]:
+    if not record.get("parts"):  # not in records of earlier versions
+        return []
+    lines = ["| part | what is protected | claimed ε | verified ε |", "|---|---|---|---|"]
+    for part in record["parts"]:
+        claimed = "–" if part["claimed"] is None else shown(part["claimed"])
+        lines.append(f"| {part['name']} | {part['unit']} | {claimed} | {shown(part['verified'])} |")
+    reasons = [f"- {part['name']}: {part['reason']}." for part in record["parts"] if part["reason"]]
+    return [*lines, "", *reasons, *([""] if reasons else [])]
 
 
 def _options(record: Mapping[str, Any]) -> list[str]:
@@ -139,6 +156,8 @@ def _variant(record: Mapping[str, Any]) -> str:
 
 
 def _bound(record: Mapping[str, Any], plan: Plan) -> str:
+    if math.isinf(plan.clip.l2) and plan.stage is not None:
+        return "- Gradients are not clipped."
     if math.isinf(plan.clip.l2):
         return f"- Gradients are assumed to have norm at most {plan.clip.bound:g}; nothing is clipped, so nothing bounds what one record moves."
     averaged = f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else ""

@@ -2,6 +2,8 @@
 
     run.json            what was asked for; enough to resume
     ledger.jsonl        what has been spent; written first, never taken away
+    stage.safetensors   what was released before training, if the method does that (and relevance.png, a picture of it)
+    records.safetensors while unfinished: what of it only going on needs, such as noisy records
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
     model.safetensors, statement.md, record.json   when finished
@@ -38,6 +40,16 @@ class RunDirectory:
     def ledger(self) -> Path:
         """What has been spent."""
         return self.path / "ledger.jsonl"
+
+    @property
+    def stage(self) -> Path:
+        """What the method's stage released before training, if it has one."""
+        return self.path / "stage.safetensors"
+
+    @property
+    def records(self) -> Path:
+        """What of that release only an unfinished run needs."""
+        return self.path / "records.safetensors"
 
     @property
     def checkpoint(self) -> Path:
@@ -122,6 +134,7 @@ class RunDirectory:
         """Everything is there: take away what said otherwise."""
         self.notice.unlink(missing_ok=True)
         self.checkpoint.unlink(missing_ok=True)
+        self.records.unlink(missing_ok=True)
 
 
 def _read(path: Path, schema: str) -> dict[str, Any]:

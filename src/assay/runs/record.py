@@ -15,8 +15,10 @@ import torch
 
 from assay import denoise, encode, methods
 from assay.plan import Plan
+from assay.privacy.accounting import epsilon as epsilon_of
 from assay.privacy.accounting import epsilon_curve, gdp_mu, rdp_epsilon
 from assay.privacy.ledger import Ledger
+from assay.stage import rows
 
 SCHEMA = "assay.record/1"
 
@@ -81,6 +83,9 @@ def finished_record(
             "gdp_mu": number(gdp_mu(verified, plan.delta)),
             "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
         },
+        "parts": []
+        if plan.stage is None
+        else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),
         "audit": None,
         "noise_multiplier": plan.noise_multiplier,
         "clip": str(plan.clip),

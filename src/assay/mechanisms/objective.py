@@ -1,0 +1,64 @@
+"""Gradients without noise of their own: of records that were released before, or of a loss with noisy coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
+from torch import Tensor
+
+from assay.privacy.rng import Stream
+from assay.types import Bounded, Grads, Private
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlreadyReleased:
+    """Adds nothing and costs nothing: for records that a stage has released whole, features and labels.
+
+    True only under such a stage; `PrivateStep` refuses a plan with a stage that its ledger was not charged for.
+    """
+
+    @property
+    def white(self) -> bool:
+        """There is no noise."""
+        return False
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:  # noqa: ARG002
+        """The sum as it is."""
+        event: DpEvent = NoOpDpEvent()
+        return Private(grads.total, event, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyCoefficients:
+    """The gradient of a batch's quadratic loss with Laplace noise of `scale` on its coefficients (afrrs.txt, Eq. 21).
+
+    With noise n¹ and n² on the coefficients φ¹ and φ², the gradient of the last weight W gains n¹ + (n² + n²ᵀ)W, and no other
+    parameter's gradient gains anything: all else leaves as it is, and there is no ε.
+    """
+
+    scale: float
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def white(self) -> bool:
+        """No: only the last weight has any."""
+        return False
+
+    def on(self, parameters: Mapping[str, Tensor]) -> NoisyCoefficients:
+        """The mechanism for a model with these parameters, whose current values it reads."""
+        return replace(self, parameters=parameters)
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """The gradient of the noisy loss. Not private."""
+        total: Grads = grads.total
+        if self.parameters and total:
+            name = list(self.parameters)[-1]
+            weight = self.parameters[name].detach().double()
+            first = stream.laplace(weight.shape, dtype=torch.float64, device=weight.device)
+            second = stream.laplace((*weight.shape, weight.shape[1]), dtype=torch.float64, device=weight.device)
+            noise = first + torch.einsum("cpq,cq->cp", second + second.mT, weight)
+            total = {**total, name: total[name] + (self.scale * noise).to(total[name])}
+        return Private(total, NonPrivateDpEvent(), 0.0)

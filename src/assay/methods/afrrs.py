@@ -1,0 +1,178 @@
+"""AFRRS: noise by the relevance of input regions (afrrs.txt: Wang, Xie, Tan, Li and Wang).
+
+Published (Algorithms 1 and 2): relevance of the input features by layer-wise propagation, with Laplace noise (ε1); regions of
+similar relevance; Laplace noise on every record's features, less where relevance is high (ε2); the cross-entropy expanded to a
+quadratic whose coefficients get Laplace noise (ε3). Claimed: ε1 + ε2 + ε3, whatever the number of steps (Theorem 4).
+
+What is true of it, part by part (`assay.perturb` has the arguments):
+- relevance: the network that explains is trained on the private records without noise (`explain=records`), maps are not bounded,
+  standardisation uses the data's extremes. No ε. With another source (`private`, `data:NAME`, `file:PATH`) maps are clipped, and ε1
+  holds beside what the network cost.
+- features: local ε of Σ_j 1/b_j = |L| ε2/(2|h_0|), paid once.
+- labels, `objective=step` (the paper's): the noise does not reach the gradients of the layers below the last. No ε.
+  `objective=record`: the same scale on the label coefficient once a record, local ε of 2|L| ε3/Δ_F, and training is post-processing.
+
+A published run's noise multiplier z scales all three: ε_i = w_i/(z Σw) with `split` = w1/w2/w3, so that 1/z is claimed. The paper names
+neither batch size nor split.
+
+Sound: relevance with bounded maps and a network that is public or private, charged with the rest; the model's inputs scaled by their
+region's share of it; DP-SGD. `share` of the target ε goes to the maps (of ε = 1, where noise is given and no target is), and with
+`explain=private` the network takes that share of the steps at the run's own noise. What is claimed: Rényi composition of the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from torch import nn
+
+from assay.chain import Chain
+from assay.errors import ConfigError
+from assay.grads.clip import Assumed, Flat
+from assay.mechanisms.gaussian import Gaussian
+from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
+from assay.methods import check_variant, get
+from assay.perturb.explain import FORMS, Explainer
+from assay.perturb.inputs import OUTSIDE
+from assay.perturb.objective import StepNoise
+from assay.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
+from assay.privacy.accounting import rdp_epsilon
+from assay.types import Mechanism
+
+if TYPE_CHECKING:
+    from assay.plan import Plan
+    from assay.stage import Stage
+
+
+@dataclass(frozen=True)
+class AFRRS:
+    """Relevance regions; then noise on records and objective (published), or scaled inputs and DP-SGD (sound)."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        *("variant", "explain", "gamma", "share"),
+        *("split", "objective", "outside", "units", "hidden", "classes"),
+    )
+
+    name: str = "afrrs"
+    summary: str = "AFRRS: input regions by private relevance; published: noise on inputs and objective; sound: scaled inputs, DP-SGD"
+    soundness: str = (
+        "not sound: relevance comes from a network trained without noise, and the labels of all layers but the last leave bare (ε = ∞); "
+        "feature noise is local, with ε = |L| ε2/(2|h0|)"
+    )
+    optimizer: str = "sgd"
+    variant: str = "sound"
+    explain: str | None = None
+    gamma: float = 0.05
+    share: float = 0.1
+    split: str = "1/1/1"
+    objective: str = "step"
+    outside: str = "refuse"
+    units: int = 16
+    hidden: int = 32
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        check_variant(self.variant)
+        Segmentation(explainer=Explainer(source=self._source), epsilon=1.0, gamma=self.gamma)
+        if self._source == "records" and self.variant == "sound":
+            raise ConfigError("explain", self.explain, FORMS)
+        if not 0 < self.share < 1:
+            raise ConfigError("share", self.share, "a number between 0 and 1, both excluded")
+        if self.objective not in OBJECTIVES:
+            raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
+        if self.outside not in OUTSIDE:
+            raise ConfigError("outside", self.outside, "one of " + ", ".join(OUTSIDE))
+        for name in ("units", "hidden", "classes"):
+            if getattr(self, name) < 1:
+                raise ConfigError(name, getattr(self, name), "a whole number, 1 or above")
+        self._weights()
+
+    @property
+    def clip(self) -> str:
+        """As published nothing is clipped."""
+        return "assumed:1.0" if self.variant == "published" else "flat:0.5"
+
+    def of_model(self, model: nn.Module) -> AFRRS:
+        """With the sizes of this model, which the published noise depends on."""
+        if self.variant == "sound":
+            return self
+        found = sizes(model)
+        return replace(self, units=found.units, hidden=found.hidden, classes=found.classes)
+
+    def stage(self, plan: Plan) -> Stage:
+        """What is released before training."""
+        if self.variant == "sound":
+            target = 1.0 if plan.epsilon_limit is None else plan.epsilon_limit
+            return ScaledByRelevance(segmentation=self._segmentation(plan, self.share * target))
+        epsilon1, epsilon2, epsilon3 = self._epsilons(plan)
+        return NoisyRecords(
+            segmentation=self._segmentation(plan, epsilon1),
+            epsilon2=epsilon2,
+            epsilon3=epsilon3,
+            objective=self.objective,
+            outside=self.outside,
+            batch_size=plan.batch_size,
+            units=self.units,
+            hidden=self.hidden,
+            classes=self.classes,
+            adjacency=plan.adjacency,
+        )
+
+    def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
+        """Sound: as DP-SGD. Published: plain sums, of records released before or with noise on the loss's coefficients."""
+        noise: Mechanism = Gaussian(multiplier=noise_multiplier)
+        if self.variant == "published":
+            if not isinstance(plan.clip, Assumed):
+                raise ConfigError("clip", str(plan.clip), "assumed:1.0 with variant published: the paper clips nothing")
+            noise = AlreadyReleased()
+            if self.objective == "step":
+                epsilon3 = self._epsilons(plan)[2]
+                scale = StepNoise.published(classes=self.classes, hidden=self.hidden, epsilon=epsilon3).scale
+                noise = NoisyCoefficients(scale=scale)
+        return Chain(clip=plan.fresh_clip(), micro=plan.micro_batch, noise=noise)
+
+    def claimed(self, plan: Plan) -> float:
+        """Theorem 4, or for the sound variant Rényi composition."""
+        if self.variant == "published":
+            return sum(self._epsilons(plan))
+        return rdp_epsilon(plan.event(), plan.delta, plan.adjacency)
+
+    @property
+    def _source(self) -> str:
+        return self.explain or ("records" if self.variant == "published" else "private")
+
+    def _segmentation(self, plan: Plan, epsilon: float) -> Segmentation:
+        steps = None
+        if self._source == "private":
+            steps = replace(
+                plan,
+                steps=max(1, round(self.share * plan.steps)),
+                method=get("dpsgd"),
+                clip=Flat(bound=0.5),
+                micro_batch=1,
+                encode=(),
+                denoise=(),
+                epsilon_limit=None,
+                epsilon_claimed=None,
+            )
+        return Segmentation(explainer=Explainer(source=self._source, steps=steps), epsilon=epsilon, gamma=self.gamma)
+
+    def _weights(self) -> tuple[float, float, float]:
+        try:
+            first, second, third = (float(part) for part in self.split.split("/"))
+        except ValueError:
+            first = second = third = -1.0
+        if not all(0 < weight < float("inf") for weight in (first, second, third)):
+            raise ConfigError("split", self.split, "three numbers above 0 such as 1/1/1: the parts of ε1, ε2 and ε3")
+        return first, second, third
+
+    def _epsilons(self, plan: Plan) -> tuple[float, float, float]:
+        if plan.noise_multiplier == 0:
+            raise ConfigError("noise_multiplier", 0.0, "a number above 0 with variant published: 1/ε is claimed")
+        first, second, third = self._weights()
+        unit = 1 / (plan.noise_multiplier * (first + second + third))
+        return first * unit, second * unit, third * unit
+
+
+METHOD = AFRRS()

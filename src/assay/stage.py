@@ -1,0 +1,180 @@
+"""A stage: what a method does with the records before the first step of training.
+
+A stage releases something about the records, once. Its cost is known beforehand, belongs to the plan's ε, and stands in the
+ledger as a segment of its own, on disk, before the stage sees a record. What it released is kept with the run, so that a run
+that goes on after a crash uses the same answer; a crash between charge and answer makes it pay again.
+
+What follows from the release is post-processing: the records that training sees, their loss, what the model does first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from assay.data.records import Records
+from assay.errors import AssayError
+from assay.privacy.ledger import Ledger
+from assay.privacy.rng import Randomness, Stream
+from assay.runs import checkpoint
+from assay.runs.directory import RunDirectory
+
+Released = dict[str, Tensor]
+"""What a stage released, by name."""
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Something that has noise of its own: a row of the statement.
+
+    `unit` says what the noise protects, `claimed` is the paper's ε for it, `event` its verified cost over the whole run, and
+    `reason` why there is no ε, if there is none. `each_step` marks what is released by the steps and not by the stage.
+    """
+
+    name: str
+    unit: str
+    claimed: float | None
+    event: DpEvent
+    reason: str = ""
+    each_step: bool = False
+
+
+class Stage(Protocol):
+    """What happens to the records before training. All that `release` returns is covered by the parts' events."""
+
+    @property
+    def kept(self) -> tuple[str, ...]:
+        """What of the release stays in the directory of a finished run; the rest is for going on after a crash only."""
+        ...
+
+    def parts(self) -> Sequence[Part]:
+        """What is protected, one by one."""
+        ...
+
+    def check(self, model: nn.Module, data: str | None) -> None:
+        """Refuse what does not go together with this model, or with private data of this name; before anything is written."""
+        ...
+
+    def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:
+        """The answers. Called only after `event_of` the stage was charged."""
+        ...
+
+    def install(self, model: nn.Module, released: Released) -> None:
+        """What the model needs in order to work on plain records: scaled inputs, initial values."""
+        ...
+
+    def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
+        """The records to train on."""
+        ...
+
+    def loss(self, own: Loss) -> Loss:
+        """The loss to train with, in place of the run's own."""
+        ...
+
+    def draw(self, released: Released, folder: Path) -> None:
+        """Pictures of what was released."""
+        ...
+
+    def describe(self) -> list[str]:
+        """For the statement: what is done, a line each."""
+        ...
+
+
+def event_of(stage: Stage) -> DpEvent:
+    """What the stage itself costs."""
+    return ComposedDpEvent([part.event for part in stage.parts() if not part.each_step])
+
+
+class Within:
+    """Randomness of a stage's own: no stream of it is one of the run's, whatever the purpose is called."""
+
+    def __init__(self, base: Randomness, name: str) -> None:
+        self._base, self._name = base, name
+
+    @property
+    def reproducible(self) -> bool:
+        """As the run's."""
+        return self._base.reproducible
+
+    def stream(self, purpose: str, step: int) -> Stream:
+        """The stream of this purpose within the stage."""
+        return self._base.stream(f"{self._name}: {purpose}", step)
+
+    def describe(self) -> str:
+        """As the run's."""
+        return self._base.describe()
+
+
+def released(
+    stage: Stage,
+    *,
+    model: nn.Module,
+    records: Records,
+    ledger: Ledger,
+    randomness: Randomness,
+    device: torch.device,
+    directory: RunDirectory | None,
+) -> Released:
+    """What the stage released: charged first and kept with the run, or what a run before a crash has kept.
+
+    With a fixed seed the very same draws are made again, and a charge that is there covers them. Otherwise a charge without an
+    answer on disk is lost: somebody may have seen that answer.
+    """
+    event = event_of(stage)
+    if directory is not None and directory.stage.exists():
+        if not ledger.paid(event):
+            raise AssayError(
+                f"{directory.stage} was never charged in {directory.ledger}: the ε of this run is not known"
+            )
+        return kept(directory)
+    ledger.pay(event, repeat=randomness.reproducible)
+    found = stage.release(model, records, Within(randomness, "stage"), device)
+    if directory is not None:
+        rest = {name: value for name, value in found.items() if name not in stage.kept}
+        if rest:
+            checkpoint.save(directory.records, rest, {})
+        stage.draw(found, directory.path)
+        # last: where this file is, the release is whole
+        checkpoint.save(directory.stage, {name: found[name] for name in stage.kept}, {})
+    return found
+
+
+def kept(directory: RunDirectory) -> Released:
+    """What the directory of a run holds of its release."""
+    there = [path for path in (directory.stage, directory.records) if path.exists()]
+    return {name: value for path in there for name, value in checkpoint.load(path)[0].items()}
+
+
+def scale_inputs(model: nn.Module, scale: Tensor) -> None:
+    """From now on the model multiplies its inputs by `scale`, which is saved and loaded with its parameters."""
+    device = next(model.parameters()).device
+    model.register_buffer("input_scale", scale.to(device=device, dtype=torch.float32))
+    model.register_forward_pre_hook(_scaled)
+
+
+def _scaled(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (inputs[0] * model.input_scale, *inputs[1:])
+
+
+def rows(
+    parts: Sequence[Part], epsilon: Callable[[DpEvent], float], number: Callable[[float | None], Any]
+) -> list[Mapping[str, Any]]:
+    """The parts as the record holds them."""
+    return [
+        {
+            "name": part.name,
+            "unit": part.unit,
+            "claimed": number(part.claimed),
+            "verified": number(epsilon(part.event)),
+            "reason": part.reason,
+        }
+        for part in parts
+    ]
