@@ -97,7 +97,7 @@ ENTRIES = st.one_of(
 )
 
 
-@pytest.mark.parametrize("form", [f for f in FORMS if f.clip is None], ids=str)
+@pytest.mark.parametrize("form", [f for f in FORMS if math.isfinite(f.rule.l2)], ids=str)
 @settings(max_examples=25)
 @given(data=st.data())
 def test_one_record_moves_the_sum_by_at_most_the_bound(form: Form, data: st.DataObject):

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.models.circulant import BlockCirculantLinear
+from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Seeded
 from battery.forms import FORMS, SOUND, Form
 
@@ -19,12 +20,15 @@ from battery.forms import FORMS, SOUND, Form
 def records() -> TensorDataset:
     generator = torch.Generator().manual_seed(5)
     y = torch.arange(120) % 3
-    return TensorDataset(torch.randn(120, 1, 6, 6, generator=generator) + y.view(-1, 1, 1, 1), y)
+    return TensorDataset((torch.randn(120, 1, 6, 6, generator=generator) + y.view(-1, 1, 1, 1)).sigmoid(), y)
 
 
-def make_model() -> nn.Module:
+def make_model(form: Form) -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten(), BlockCirculantLinear(32, 3, 4))
+    features = [nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten()]
+    if form.method.name == "afrrs" and form.method.variant == "published":  # its objective needs such a head
+        return nn.Sequential(*features, nn.Linear(32, 4), nn.Sigmoid(), nn.Linear(4, 3, bias=False))
+    return nn.Sequential(*features, BlockCirculantLinear(32, 3, 4))
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -38,7 +42,9 @@ class CutOffError(Exception):
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
     training = Training(optimizer=Optimizer(lr=0.3, momentum=0.5), seed=11)
-    whole = fit(make_model(), records(), plan=form.plan(), training=training, out=tmp_path / "whole", test=records())
+    whole = fit(
+        make_model(form), records(), plan=form.plan(), training=training, out=tmp_path / "whole", test=records()
+    )
 
     def cut(now):
         if now.step == 8:
@@ -46,7 +52,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
 
     with pytest.raises(CutOffError):
         fit(
-            make_model(),
+            make_model(form),
             records(),
             plan=form.plan(),
             training=training,
@@ -54,7 +60,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
             watch=cut,
             test=records(),
         )
-    again = resume(make_model(), records(), tmp_path / "cut", test=records())
+    again = resume(make_model(form), records(), tmp_path / "cut", test=records())
     assert torch.equal(weights(whole.model), weights(again.model))
     for key in ("epsilon", "history", "steps", "steps_charged", "method", "variant", "options"):
         assert again.record[key] == whole.record[key], key
@@ -64,9 +70,12 @@ def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_an_empty_batch_is_a_step_with_noise_and_is_charged(form: Form):
-    plan = form.plan(batch_size=0.01, steps=3)
-    model = make_model()
-    step = PrivateStep(model, plan, randomness=Seeded(1))
+    model = make_model(form)
+    plan = form.plan(batch_size=0.01, steps=3).for_model(model)
+    ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
+    if plan.stage is not None:
+        ledger.pay(plan.stage_event)
+    step = PrivateStep(model, plan, ledger=ledger, randomness=Seeded(1))
     for x, y in step.batches(records()):
         assert step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
         noise = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
@@ -74,7 +83,7 @@ def test_an_empty_batch_is_a_step_with_noise_and_is_charged(form: Form):
         assert noise.isfinite().all()
         assert (noise != 0).any()
     assert step.taken == 3
-    assert step.epsilon() == pytest.approx(plan.for_layers(step.engine.layers).epsilon())
+    assert step.epsilon() == pytest.approx(plan.epsilon())
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -91,7 +100,9 @@ def test_more_steps_cost_more_and_more_noise_costs_less(form: Form):
 
     usual, longer, noisier = both(), both(steps=40), both(noise_multiplier=3.0)
     for before, more, less in zip(usual, longer, noisier, strict=True):
-        assert (math.isinf(before) and math.isinf(more)) or before < more
+        # AFRRS claims the same ε whatever the number of steps; nothing verified does
+        same = before is usual[1] and form.method.name == "afrrs" and form.method.variant == "published"
+        assert (math.isinf(before) and math.isinf(more)) or before < more or (same and before == more)
         assert (math.isinf(before) and math.isinf(less)) or less < before
 
 
