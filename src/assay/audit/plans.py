@@ -10,15 +10,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
+from assay.audit.local import ReleasesRecords, audit_records
 from assay.audit.result import Audit, Verdict, verdict
 from assay.audit.single_step import StepAudit, audit_step
 from assay.audit.specimen import Specimen
 from assay.errors import ConfigError
 from assay.plan import Plan
 from assay.privacy.accounting import epsilon
-from assay.privacy.rng import Randomness
+from assay.privacy.rng import OsSeeded, Randomness
 
 _ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
 
@@ -53,6 +54,23 @@ def audit_plan(
     """
     specimen = Specimen.for_plan(plan)
     plan = plan.for_layers(specimen.names)
+    if isinstance(plan.step_event, NoOpDpEvent) and isinstance(plan.stage, ReleasesRecords):
+        step = audit_records(
+            plan.stage,
+            delta=plan.delta,
+            confidence=confidence,
+            releases=releases,
+            randomness=randomness or OsSeeded(),
+        )
+        audit = Audit(
+            epsilon=step.epsilon,
+            delta=plan.delta,
+            confidence=confidence,
+            estimator="releases of single records, Clopper-Pearson",
+            canaries=1,
+            how=f"{step.releases} releases of {step.canary}",
+        )
+        return _side_by_side(plan, audit, step, verified)
     if not isinstance(plan.step_event, GaussianDpEvent | NonPrivateDpEvent):
         raise ConfigError(
             "method",
@@ -60,7 +78,12 @@ def audit_plan(
             "one with Gaussian noise: the audit of one step is composed as Gaussian noise is",
         )
     step = audit_step(
-        plan.chain(), specimen, delta=plan.delta, confidence=confidence, releases=releases, randomness=randomness
+        plan.chain().on(specimen.parameters),
+        specimen,
+        delta=plan.delta,
+        confidence=confidence,
+        releases=releases,
+        randomness=randomness,
     )
     audit = Audit(
         epsilon=composed(plan, step.mu),
@@ -71,6 +94,10 @@ def audit_plan(
         how=f"{step.releases} releases of one step with and without a canary ({step.canary}): μ ≥ {step.mu:.4g}",
         assumption="" if step.mu == math.inf else "the noise is Gaussian in the direction tested",
     )
+    return _side_by_side(plan, audit, step, verified)
+
+
+def _side_by_side(plan: Plan, audit: Audit, step: StepAudit, verified: float | None) -> PlanAudit:
     return PlanAudit(
         claimed=plan.claimed(),
         verified=plan.epsilon() if verified is None else verified,

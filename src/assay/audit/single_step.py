@@ -83,12 +83,12 @@ def audit_step(
     bounds.check_significance(significance)
     noise = _Noise(chain, randomness or OsSeeded())
     cases = list(_plain(chain, specimen))
-    if _unbounded(chain, specimen):
-        return _no_privacy(delta, confidence, "a gradient of any size: nothing bounds it", math.inf, 0)
     pilot = noise.draw(cases[0].without, max(_PILOT, 30 * specimen.size))
     covariance = torch.cov(pilot.T.double())
     cases += _worst(chain, specimen, covariance)
     case, test, expected = max((_test(case, covariance) for case in cases), key=lambda found: found[2])
+    if expected < math.inf and _unbounded(chain, specimen):
+        return _no_privacy(delta, confidence, "a gradient of any size: nothing bounds it", math.inf, 0)
     moved = float(case.moved.norm())
     fresh = releases or (_BARE_RELEASES if expected == math.inf else _enough(expected))
     scores = [(noise.draw(total, fresh).double() @ test).numpy() for total in (case.without, case.with_canary)]

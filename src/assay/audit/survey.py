@@ -20,6 +20,7 @@ _MORE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("spectral", {"variant": "published", "noise_form": "real"}, {}),
     ("discrete", {"variant": "published"}, {"micro_batch": 4}),
     ("discrete", {}, {"micro_batch": 4}),
+    ("afrrs", {"variant": "published", "objective": "record"}, {}),
     ("lssgd", {"variant": "published"}, {"clip": clip.Assumed(bound=1.0)}),
 )
 

@@ -56,9 +56,9 @@ class NoisyCoefficients:
         total: Grads = grads.total
         if self.parameters and total:
             name = list(self.parameters)[-1]
-            weight = self.parameters[name].detach().double()
+            weight = self.parameters[name].detach().double().flatten(1)
             first = stream.laplace(weight.shape, dtype=torch.float64, device=weight.device)
             second = stream.laplace((*weight.shape, weight.shape[1]), dtype=torch.float64, device=weight.device)
             noise = first + torch.einsum("cpq,cq->cp", second + second.mT, weight)
-            total = {**total, name: total[name] + (self.scale * noise).to(total[name])}
+            total = {**total, name: total[name] + (self.scale * noise).to(total[name]).view_as(total[name])}
         return Private(total, NonPrivateDpEvent(), 0.0)

@@ -37,7 +37,7 @@ from assay.perturb.regions import Regions, segment
 from assay.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE, private_relevance, published_relevance
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import Randomness
-from assay.stage import Loss, Part, Released, scale_inputs
+from assay.stage import Loss, Part, Released, Within, scale_inputs
 
 OBJECTIVES = ("step", "record")
 _PICTURE = "relevance.png"
@@ -271,6 +271,15 @@ class NoisyRecords:
     def loss(self, own: Loss) -> Loss:  # noqa: ARG002
         """Eq. 20, from noisy coefficients or from labels."""
         return _expanded
+
+    def rivals(self, releases: int, randomness: Randomness) -> tuple[Tensor, Tensor, float]:
+        """Noisy records of zeros and of ones where one feature of two has all the relevance, hence all of Σ 1/b_j."""
+        noise = self.input_noise(segment(torch.tensor([0.0, 1.0]), 0.0))
+        zeros, ones = (
+            noise.perturbed(torch.full((releases, 2), value), Within(randomness, f"audit {value}"))[:, 1]
+            for value in (0.0, 1.0)
+        )
+        return zeros, ones, 1.0  # beyond 1 the likelihood ratio is e^ε everywhere
 
     def draw(self, released: Released, folder: Path) -> None:
         """Fig. 2 and 3."""
