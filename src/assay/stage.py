@@ -9,6 +9,7 @@ What follows from the release is post-processing: the records that training sees
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +37,8 @@ class Part:
     """Something that has noise of its own: a row of the statement.
 
     `unit` says what the noise protects, `claimed` is the paper's ε for it, `event` its verified cost over the whole run, and
-    `reason` why there is no ε, if there is none. `each_step` marks what is released by the steps and not by the stage.
+    `reason` why there is no ε, if there is none. `pure` is the part's ε at δ = 0, where it has one: the accountant takes an ε beyond
+    1000 for none. `each_step` marks what is released by the steps and not by the stage.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Part:
     claimed: float | None
     event: DpEvent
     reason: str = ""
+    pure: float = math.inf
     each_step: bool = False
 
 
@@ -173,7 +176,7 @@ def rows(
             "name": part.name,
             "unit": part.unit,
             "claimed": number(part.claimed),
-            "verified": number(epsilon(part.event)),
+            "verified": number(min(part.pure, epsilon(part.event))),
             "reason": part.reason,
         }
         for part in parts

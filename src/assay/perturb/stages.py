@@ -11,6 +11,7 @@ which all of training is post-processing.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,6 +217,7 @@ class NoisyRecords:
                 unit=_FEATURES,
                 claimed=self.epsilon2,
                 event=local_event(self.feature_epsilon, self.adjacency),
+                pure=self.feature_epsilon,
             ),
             Part(
                 name="labels",
@@ -223,6 +225,7 @@ class NoisyRecords:
                 claimed=self.epsilon3,
                 event=NonPrivateDpEvent() if by_step else self.label_noise.event(self.adjacency),
                 reason=BELOW_IS_NOT_PRIVATE if by_step else "",
+                pure=math.inf if by_step else self.label_noise.epsilon,
                 each_step=by_step,
             ),
         )
