@@ -62,8 +62,10 @@ class Stage(Protocol):
         """What is protected, one by one."""
         ...
 
-    def check(self, model: nn.Module, data: str | None) -> None:
-        """Refuse what does not go together with this model, or with private data of this name; before anything is written."""
+    def check(self, model: nn.Module, records: Records, data: str | None) -> None:
+        """Refuse what does not go together with this model and these records, or with private data of this name (None if they have
+        none); before anything is written.
+        """
         ...
 
     def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:

@@ -152,7 +152,7 @@ def fit(
     training = training or Training()
     plan = plan.for_model(model)
     if plan.stage is not None:
-        plan.stage.check(model, (names or {}).get("data"))
+        plan.stage.check(model, Records(train), (names or {}).get("data"))
     plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
     directory = None

@@ -4,7 +4,13 @@ import json
 import math
 
 import pytest
-from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 
 from assay import Adjacency, BudgetSpentError
 from assay.privacy.accounting import epsilon
@@ -152,3 +158,57 @@ def test_a_full_disk_stops_the_charge(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         ledger.charge(1)
     assert ledger.charged == 0, "what could not be written down was not charged, and its step is not taken"
+
+
+BEFORE = LaplaceDpEvent(10.0)  # ε = 0.1
+
+
+def with_before(steps, times=1):
+    whole = ComposedDpEvent([*[BEFORE] * times, cost(steps)])
+    return epsilon(whole, DELTA, Adjacency.ADD_OR_REMOVE_ONE)
+
+
+def test_a_release_before_the_steps_is_on_disk_when_pay_returns_and_counts_for_good(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ledger = book(path)
+    ledger.pay(BEFORE)
+    assert book(path).epsilon() == pytest.approx(0.1, rel=1e-3)
+    ledger.begin(cost, 1000)
+    ledger.charge(40)
+    ledger.settle(30)
+    for seen in (ledger, book(path)):
+        assert seen.total_steps == 30
+        assert seen.epsilon() == pytest.approx(with_before(30), rel=0.01)
+
+
+@pytest.mark.parametrize("repeat", [True, False])
+def test_steps_never_take_the_place_of_what_was_paid_before_them(tmp_path, repeat):
+    path = tmp_path / "ledger.jsonl"
+    book(path).pay(BEFORE)  # and the process is killed
+    again = book(path)
+    again.pay(BEFORE, repeat=repeat)
+    again.begin(cost, 100, repeat=repeat)
+    again.charge(10)
+    assert book(path).epsilon() == pytest.approx(with_before(10, times=1 if repeat else 2), rel=0.01)
+
+
+def test_a_release_before_the_steps_counts_against_the_ceiling(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    ceiling = with_before(100)
+    ledger = book(path, ceiling=ceiling)
+    ledger.pay(BEFORE)
+    assert 97 <= ledger.begin(cost, 1000) <= 100
+    lost = book(tmp_path / "other.jsonl", ceiling=0.15)
+    lost.pay(BEFORE)
+    with pytest.raises(BudgetSpentError, match="a release before training"):
+        lost.pay(BEFORE)
+    assert lost.epsilon() == pytest.approx(0.1, rel=1e-3)
+
+
+def test_a_release_that_was_charged_twice_in_one_segment_is_damage(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    book(path).pay(BEFORE)
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([*lines, lines[-1]]) + "\n")
+    with pytest.raises(LedgerError, match="once and for all"):
+        book(path)

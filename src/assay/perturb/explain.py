@@ -7,6 +7,8 @@
 | `file:PATH` | a checkpoint (safetensors) that the user declares public | none |
 | `records` | trained on the private records without noise, as in the paper | no ε at all |
 
+A run that is started from Python without `names` has no name to compare with: what is public is then the caller's word.
+
 LeNet-5 for images, as in the paper; a perceptron for flat records.
 """
 

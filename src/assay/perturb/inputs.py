@@ -101,7 +101,7 @@ class InputNoise:
             raise ConfigError(
                 "inputs", tuple(inputs.shape[1:]), f"records of shape {tuple(self.scales.shape)}, like the scales"
             )
-        inputs = self._within(inputs)
+        inputs = self.within(inputs)
         scales = self.scales.to(device="cpu", dtype=torch.float64)
         kept = scales.isfinite()
         noisy = torch.empty_like(inputs)
@@ -119,7 +119,7 @@ class InputNoise:
         noise = stream.laplace(bias.shape, dtype=torch.float64, device="cpu") * self.bias_scale
         return bias.detach() + noise.to(bias)
 
-    def _within(self, inputs: Tensor) -> Tensor:
+    def within(self, inputs: Tensor) -> Tensor:
         """The features within [0, 1]; where they are clamped, not-a-number counts as 0."""
         if self.outside == "clamp":
             return inputs.nan_to_num(nan=0.0).clamp(0.0, 1.0)

@@ -123,7 +123,7 @@ class ScaledByRelevance:
         """The relevance; the paper has no word for it."""
         return (self.segmentation.part(None),)
 
-    def check(self, model: nn.Module, data: str | None) -> None:  # noqa: ARG002
+    def check(self, model: nn.Module, records: Records, data: str | None) -> None:  # noqa: ARG002
         """The network that explains must not be public and private at once."""
         self.segmentation.explainer.check(data)
 
@@ -230,8 +230,8 @@ class NoisyRecords:
             ),
         )
 
-    def check(self, model: nn.Module, data: str | None) -> None:
-        """The expanded objective needs a last layer without bias on a hidden layer within [0, 1]."""
+    def check(self, model: nn.Module, records: Records, data: str | None) -> None:
+        """The expanded objective needs a last layer without bias on a hidden layer within [0, 1], the noise features within [0, 1]."""
         self.segmentation.explainer.check(data)
         below, _ = split_last(model)
         if not isinstance(below[-1], nn.Sigmoid | nn.Hardsigmoid):
@@ -240,6 +240,7 @@ class NoisyRecords:
                 type(below[-1]).__name__ + " as the last activation",
                 "a sigmoid: the last hidden layer must lie in [0, 1] for the objective's sensitivity (afrrs-mnist, afrrs-cifar10)",
             )
+        self.input_noise(segment(torch.zeros(1), 0.0)).within(records.all()[0])
 
     def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:
         """Relevance, noisy features, the first bias (Eq. 18), and with `record` noisy labels."""
