@@ -117,6 +117,7 @@ def write_results(table: Table, folder: Path) -> None:
                 "test_accuracy": record["result"]["test_accuracy"],
                 "claimed": record["epsilon"]["claimed"],
                 "verified": record["epsilon"]["verified"],
+                "parts": {part["name"]: part["verified"] for part in record.get("parts", [])},
                 "noise_multiplier": record["noise_multiplier"],
                 "steps": record["steps"],
                 "seconds": record["timing"]["seconds"],
