@@ -125,6 +125,12 @@ def with_more(plan: Plan, records: int) -> Plan:
 
 def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateStep:
     """The step of a run under these settings."""
+    if plan.stage is not None:
+        raise ConfigError(
+            "method",
+            plan.method.name,
+            "one that releases nothing before training, to train again in an audit; audit one step instead (without --canaries or --worlds)",
+        )
     model.to(pick_device(training.device)).train()
     return PrivateStep(model, plan, randomness=training.randomness(), max_physical_batch=training.max_physical_batch)
 

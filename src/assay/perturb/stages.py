@@ -65,6 +65,13 @@ class Segmentation:
             return cost
         return ComposedDpEvent([cost, LaplaceDpEvent(1 / self.epsilon)])
 
+    def check(self, records: Records, data: str | None) -> None:
+        """Refuse what relevance has no features of, and a public network that is private."""
+        shape = getattr(records.zeros()[0], "shape", ())
+        if len(shape) < 2:
+            raise ConfigError("dataset", type(records.dataset).__name__, "pairs of a tensor of features and a label")
+        self.explainer.check(data)
+
     def part(self, claimed: float | None) -> Part:
         """The row of the statement."""
         event = self.event()
@@ -124,8 +131,8 @@ class ScaledByRelevance:
         return (self.segmentation.part(None),)
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:  # noqa: ARG002
-        """The network that explains must not be public and private at once."""
-        self.segmentation.explainer.check(data)
+        """The network that explains must not be public and private at once; records are tensors."""
+        self.segmentation.check(records, data)
 
     def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:
         """The relevance."""
@@ -232,7 +239,7 @@ class NoisyRecords:
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
         """The expanded objective needs a last layer without bias on a hidden layer within [0, 1], the noise features within [0, 1]."""
-        self.segmentation.explainer.check(data)
+        self.segmentation.check(records, data)
         below, _ = split_last(model)
         if not isinstance(below[-1], nn.Sigmoid | nn.Hardsigmoid):
             raise ConfigError(
