@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 from assay.audit.observe import Observed, observed
 from assay.errors import ConfigError
 from assay.plan import Plan
+from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Seeded, Stream
 from assay.step import PrivateStep
 
@@ -117,10 +118,18 @@ class _Taken:
     draws: list[tuple[str, int, int]]
 
 
+def _own(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
+    """The step of the plan; what the method would have released before it is taken as paid."""
+    ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
+    if plan.stage is not None:
+        ledger.pay(plan.stage_event)
+    return PrivateStep(model, plan, ledger=ledger, randomness=randomness)
+
+
 def _one_step(
     model: nn.Module, plan: Plan, data: TensorDataset, randomness: Frozen, loss: Loss, make_step: MakeStep | None
 ) -> _Taken:
-    step = make_step(model, plan, randomness) if make_step else PrivateStep(model, plan, randomness=randomness)
+    step = (make_step or _own)(model, plan, randomness)
     step.chain = watched = observed(step.chain)
     try:
         for x, y in step.batches(data, 1):

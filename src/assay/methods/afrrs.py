@@ -57,7 +57,7 @@ class AFRRS:
     name: str = "afrrs"
     summary: str = "AFRRS: input regions by private relevance; published: noise on inputs and objective; sound: scaled inputs, DP-SGD"
     soundness: str = (
-        "not sound: relevance comes from a network trained without noise, and the labels of all layers but the last leave bare (ε = ∞); "
+        "not sound: relevance comes from a network trained without noise, and gradients below the last layer show the labels bare (ε = ∞); "
         "feature noise is local, with ε = |L| ε2/(2|h0|)"
     )
     optimizer: str = "sgd"
