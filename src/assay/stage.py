@@ -159,10 +159,15 @@ def kept(directory: RunDirectory) -> Released:
 
 
 def scale_inputs(model: nn.Module, scale: Tensor) -> None:
-    """From now on the model multiplies its inputs by `scale`, which is saved and loaded with its parameters."""
+    """From now on the model multiplies its inputs by `scale`, which is saved and loaded with its parameters.
+
+    A model that was trained so before takes the new scale in place of the old one.
+    """
     device = next(model.parameters()).device
+    again = "input_scale" in dict(model.named_buffers(recurse=False))
     model.register_buffer("input_scale", scale.to(device=device, dtype=torch.float32))
-    model.register_forward_pre_hook(_scaled)
+    if not again:
+        model.register_forward_pre_hook(_scaled)
 
 
 def _scaled(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

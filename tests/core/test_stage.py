@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any
 
@@ -181,8 +182,10 @@ def test_scaled_inputs_are_part_of_the_model_and_of_its_parameters_file():
     model, scale = make_model(), torch.linspace(0, 2, 36).view(1, 6, 6)
     x = records().tensors[0][:5]
     expected = model(x * scale)
-    scale_inputs(model, scale)
+    scale_inputs(model, torch.ones(1, 6, 6))
+    scale_inputs(model, scale)  # in place of the first, not on top of it
     assert torch.equal(model(x), expected)
+    assert torch.equal(copy.deepcopy(model)(x), expected)
     with pytest.raises(RuntimeError, match="input_scale"):
         make_model().load_state_dict(model.state_dict())
 
