@@ -299,6 +299,14 @@ def test_the_statement_of_a_published_run_separates_what_is_protected(tmp_path):
     assert BELOW_IS_NOT_PRIVATE in result.statement
 
 
+def test_an_epsilon_beyond_1000_is_said_to_be_that():
+    made = small(variant="published", objective="record", explain="data:digits", split="0.01/1/1", noise=1e-4)
+    result = fit(small_model(), records(), plan=made, training=Training(seed=1, optimizer=Optimizer(lr=0.01)))
+    assert {row["name"]: row["verified"] for row in result.record["parts"]}["features"] == pytest.approx(20e4 / 20.1)
+    assert result.record["epsilon"]["verified"] == "inf"
+    assert "ε is beyond 1000" in result.statement
+
+
 def test_a_given_checkpoint_explains(tmp_path):
     network = models.build("lenet5", input_shape=(1, 6, 6), classes=3)
     path = tmp_path / "public.safetensors"

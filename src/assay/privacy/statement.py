@@ -109,7 +109,13 @@ def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
             f"> **Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed.",
             "",
         ]
-    if record["epsilon"]["verified"] == "inf":
+    parts = record.get("parts") or []
+    if record["epsilon"]["verified"] == "inf" and parts and all(part["verified"] != "inf" for part in parts):
+        lines += [
+            "> **No privacy.** All that leaves has noise, but ε is beyond 1000, which is not told apart from ∞.",
+            "",
+        ]
+    elif record["epsilon"]["verified"] == "inf":
         lines += ["> **No privacy.** Something in this run leaves without noise; no finite ε holds.", ""]
     if record["status"] == "budget-spent":
         lines += ["> The budget ended this run before its planned last step.", ""]
