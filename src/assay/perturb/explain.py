@@ -14,6 +14,7 @@ LeNet-5 for images, as in the paper; a perceptron for flat records.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 FORMS = "private, data:NAME (a public data set), file:PATH (a public checkpoint), or with variant published records"
 
-_EPOCHS, _BATCH, _LR = 3, 128, 1e-3  # without noise: Adam
+_STEPS, _BATCH, _LR = 400, 128, 1e-3  # without noise: Adam, whatever the number of records
 _PRIVATE_LR, _MOMENTUM = 0.5, 0.9  # DP-SGD: the command line's own are made for longer runs
 
 
@@ -130,9 +131,8 @@ def _of_shape(x: Tensor, shape: tuple[int, ...], source: str) -> Tensor:
 
 
 def _orders(n: int, randomness: Randomness) -> Iterator[Tensor]:
-    for epoch in range(_EPOCHS):
-        order = randomness.stream("explain order", epoch).uniform(n).argsort()
-        yield from order.split(_BATCH)
+    epochs = (randomness.stream("explain order", e).uniform(n).argsort().split(_BATCH) for e in itertools.count())
+    yield from itertools.islice(itertools.chain.from_iterable(epochs), _STEPS)
 
 
 def _record_batches(records: Records, randomness: Randomness) -> Iterator[tuple[Tensor, Tensor]]:
