@@ -322,7 +322,7 @@ class _Run:
                 "epsilon": number(self.step.epsilon_taken()),
                 "train_loss": self.meter.value,
                 "test_accuracy": accuracy,
-                "test_loss": test_loss,
+                "test_loss": number(test_loss),  # published noise can make it infinite
             }
         )
         self.meter.reset()
@@ -390,7 +390,8 @@ class _Run:
     def _last_result(self) -> tuple[float | None, float | None]:
         if not self.history:
             return self._evaluate()
-        return self.history[-1]["test_accuracy"], self.history[-1]["test_loss"]
+        loss = self.history[-1]["test_loss"]
+        return self.history[-1]["test_accuracy"], None if loss is None else float(loss)
 
     def _finish(self) -> Result:
         self.step.settle()

@@ -307,6 +307,14 @@ def test_an_epsilon_beyond_1000_is_said_to_be_that():
     assert "ε is beyond 1000" in result.statement
 
 
+def test_a_run_that_diverges_still_ends_with_a_record(tmp_path):
+    made = small(variant="published", noise=1e3)
+    training = Training(seed=1, optimizer=Optimizer(lr=10.0, momentum=0.9))
+    result = fit(small_model(), records(), plan=made, training=training, test=records(), out=tmp_path / "run")
+    assert result.record["status"] == "done"
+    assert result.record["result"]["test_loss"] in (None, "inf") or result.record["result"]["test_loss"] > 1e6
+
+
 def test_a_given_checkpoint_explains(tmp_path):
     network = models.build("lenet5", input_shape=(1, 6, 6), classes=3)
     path = tmp_path / "public.safetensors"
