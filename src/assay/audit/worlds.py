@@ -20,7 +20,8 @@ from assay.audit.training import TrainingAudit, losses_of, private_step, train, 
 from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.plan import Plan
-from assay.train import Loss, Training, cross_entropy, pick_device
+from assay.stage import Loss
+from assay.train import Training, cross_entropy, pick_device
 
 
 def two_worlds(
