@@ -1,0 +1,1 @@
+"""Federated training: the server's rounds, the clients' sites, and what carries bytes between them."""

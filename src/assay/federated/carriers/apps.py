@@ -1,0 +1,258 @@
+"""What runs inside Flower: a ClientApp that asks the site, and a ServerApp that relays. Imported by Flower's own processes only.
+
+The server's rounds are not here. They run in the `assay federate` process; the ServerApp takes its tasks from a Unix socket, hands them to the
+nodes that hold the clients, and gives back what comes. So one process that we control owns the ledger and the checkpoints, and
+whichever of Flower's processes dies takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from multiprocessing.connection import Client, Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from assay.federated.carriers.frames import (
+    FrameError,
+    pack,
+    pack_answers,
+    pack_tasks,
+    unpack,
+    unpack_answers,
+    unpack_tasks,
+    whole,
+)
+from assay.federated.carriers.names import DEFAULT_SITE, SETTINGS_VARIABLE, SITE_VARIABLE
+
+_HELLO, _TASKS = "query", "train"
+_ASK_AGAIN = 60.0  # seconds after which a node that did not say which clients it holds is asked again
+
+
+class _Site(Protocol):
+    def answer(self, client: int, task: bytes) -> bytes: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------- the node's side
+def hello(message: Message, context: Context) -> Message:
+    """Say which clients this node holds."""
+    share = Share.of(context.node_config)
+    return Message(_content(pack({"node": [share.index, share.of_how_many]})), reply_to=message)
+
+
+def work(message: Message, context: Context) -> Message:
+    """Answer the tasks of this node's clients, each on its own: one that fails leaves the others' answers whole.
+
+    Why it failed stays on the node: the text of an exception may hold data.
+    """
+    share, answers = Share.of(context.node_config), []
+    header, blobs = unpack(_frame(message))
+    for client, task in unpack_tasks(header, blobs).items():
+        try:
+            if not share.holds(client):
+                raise PermissionError(f"client {client} is not among those this node holds")
+            answers.append((client, _site(json.dumps(header["settings"], sort_keys=True)).answer(client, task)))
+        except Exception:
+            traceback.print_exc()
+    return Message(_content(pack_answers(answers)), reply_to=message)
+
+
+client_app = ClientApp()
+client_app.query()(hello)
+client_app.train()(work)
+
+
+@lru_cache(maxsize=1)
+def _site(settings: str) -> _Site:
+    """The site of this process. Its code is the node's choice, by environment variable, never the server's."""
+    module, _, function = os.environ.get(SITE_VARIABLE, DEFAULT_SITE).partition(":")
+    own = os.environ.get(SETTINGS_VARIABLE)
+    wanted = json.loads(settings) | (json.loads(Path(own).read_text()) if own else {})
+    site: _Site = getattr(import_module(module), function)(wanted)
+    return site
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Node `index` of `of_how_many` holds the clients that leave the remainder `index`: each client is held once."""
+
+    index: int
+    of_how_many: int
+
+    def __post_init__(self) -> None:
+        if whole(self.index) >= whole(self.of_how_many):
+            raise FrameError(f"node {self.index} of {self.of_how_many}")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Share:
+        return cls(config["partition-id"], config["num-partitions"])
+
+    def holds(self, client: int) -> bool:
+        return client % self.of_how_many == self.index
+
+    def overlaps(self, other: Share, clients: int) -> bool:
+        return any(self.holds(client) and other.holds(client) for client in range(clients))
+
+
+# -------------------------------------------------------------------------------------------------------------- the server's side
+def serve(grid: Grid, context: Context) -> None:
+    """Relay for the process that listens at the socket named in the run's configuration."""
+    relay(grid, str(context.run_config["relay"]))
+
+
+server_app = ServerApp()
+server_app.main()(serve)
+
+
+def relay(grid: Grid, socket: str) -> None:
+    """Carry tasks and answers between the socket and the grid until the other side hangs up, for whatever reason it does."""
+    with Client(socket, family="AF_UNIX") as line:
+        try:
+            _Relay(grid, line).run()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+@dataclass(slots=True)
+class _Relay:
+    grid: Grid
+    line: Connection
+    shares: dict[int, Share] = field(default_factory=dict)
+    asked: dict[int, float] = field(default_factory=dict)
+    hellos: dict[str, int] = field(default_factory=dict)
+    clients: int = 0
+
+    def run(self) -> None:
+        start, _ = unpack(self.line.recv_bytes())
+        self.clients = start["clients"]
+        self._gather(start["wait"])
+        while True:
+            header, blobs = unpack(self.line.recv_bytes())
+            self._exchange(unpack_tasks(header, blobs), start["settings"], start["patience"])
+
+    def _gather(self, wait: float) -> None:
+        """Wait until every client is held by a node, or as long as was asked, and tell who is missing."""
+        deadline = time.monotonic() + wait
+        while True:
+            online = self._meet()
+            missing = [client for client in range(self.clients) if self._holder(client, online) is None]
+            if not missing or time.monotonic() > deadline:
+                self.line.send_bytes(pack({"ready": len(online), "missing": missing}))
+                return
+            self._pause(0.5)
+
+    def _exchange(self, tasks: Mapping[int, bytes], settings: Mapping[str, Any], patience: float) -> None:
+        deadline = time.monotonic() + patience
+        online = self._meet()
+        work: dict[int, dict[int, bytes]] = {}
+        for client, task in tasks.items():
+            if (node := self._holder(client, online)) is not None:
+                work.setdefault(node, {})[client] = task
+        pending = {}
+        for node, its_tasks in work.items():
+            frame = pack_tasks(its_tasks, {"settings": dict(settings)})
+            for identity in self._push(frame, node, _TASKS, patience):
+                pending[identity] = node
+        absent = set(tasks) - {client for its_tasks in work.values() for client in its_tasks}
+        pause = 0.1
+        while pending and time.monotonic() < deadline:
+            for identity, reply in self._pull(pending):
+                node = pending.pop(identity)
+                absent |= self._hand_over(reply, work.pop(node))
+            online = self._meet()
+            for identity, node in list(pending.items()):
+                if node not in online:
+                    del pending[identity]
+            self._pause(pause)
+            pause = min(1.5 * pause, 1.0)
+        absent |= {client for its_tasks in work.values() for client in its_tasks}
+        self.line.send_bytes(pack({"done": True, "missing": sorted(absent)}))
+
+    def _hand_over(self, reply: Message, asked: Mapping[int, bytes]) -> set[int]:
+        """Send a node's answers on; say which of its clients gave none. A node speaks for the clients it was asked about only."""
+        silent = set(asked)
+        if not reply.has_error():
+            try:
+                answers = unpack_answers(_frame(reply))
+            except FrameError:
+                answers = []
+            for client, answer in answers:
+                if client in asked:
+                    self.line.send_bytes(pack({"answer": client}, [answer]))
+                    silent.discard(client)
+        return silent
+
+    def _meet(self) -> set[int]:
+        """Nodes that are online and have said what they hold. New ones are asked; their word is taken when it comes."""
+        online, now = set(self.grid.get_node_ids()), time.monotonic()
+        self.shares = {node: share for node, share in self.shares.items() if node in online}
+        for node in sorted(online - set(self.shares)):
+            if now - self.asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN:
+                self.asked[node] = now
+                self.hellos |= dict.fromkeys(self._push(pack({}), node, _HELLO, _ASK_AGAIN), node)
+        for identity, reply in self._pull(self.hellos):
+            node = self.hellos.pop(identity)
+            if (share := _share(reply)) is not None:
+                self._welcome(node, share, online)
+        return online & set(self.shares)
+
+    def _welcome(self, node: int, share: Share, online: Iterable[int]) -> None:
+        """Take a node in, unless another one that is online holds one of its clients: nobody's records take part twice."""
+        for other in online:
+            if other in self.shares and share.overlaps(self.shares[other], self.clients):
+                text = f"a second node says it is node {share.index} of {share.of_how_many}, whose clients another one holds: it is left out"
+                self.line.send_bytes(pack({"warning": text}))
+                return
+        self.shares[node] = share
+
+    def _holder(self, client: int, online: Iterable[int]) -> int | None:
+        return next((node for node in online if self.shares[node].holds(client)), None)
+
+    def _push(self, frame: bytes, node: int, kind: str, ttl: float) -> Iterable[str]:
+        return [name for name in self.grid.push_messages([Message(_content(frame), node, kind, ttl=ttl)]) if name]
+
+    def _pull(self, identities: Iterable[str]) -> Iterator[tuple[str, Message]]:
+        names = list(identities)
+        for reply in self.grid.pull_messages(names) if names else ():
+            if reply.metadata.reply_to_message_id in names:
+                yield reply.metadata.reply_to_message_id, reply
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; the other side speaks during an exchange only to hang up."""
+        if self.line.poll(seconds):
+            raise EOFError
+
+
+def _share(reply: Message) -> Share | None:
+    try:
+        header, _ = unpack(_frame(reply))
+        index, of_how_many = header["node"]
+        return Share(index, of_how_many)
+    except (FrameError, KeyError, TypeError, ValueError):
+        return None
+
+
+# -------------------------------------------------------------------------------------------------------- bytes in Flower's messages
+def _content(frame: bytes) -> RecordDict:
+    """Bytes as an array: Flower sends those in chunks, of any total size, and content once for equal chunks."""
+    return RecordDict({"frame": ArrayRecord({"bytes": Array(np.frombuffer(frame, dtype=np.uint8))})})
+
+
+def _frame(message: Message) -> bytes:
+    try:
+        record = message.content["frame"]
+        assert isinstance(record, ArrayRecord)
+        return bytes(record["bytes"].numpy())
+    except Exception as error:  # untrusted content: whatever is wrong with it, it is no frame
+        raise FrameError("a message without a frame") from error
