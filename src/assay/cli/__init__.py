@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from assay.cli import attack, audit, catalogue, privacy, runs
+from assay.cli import attack, audit, catalogue, federation, privacy, runs
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -22,6 +22,7 @@ runs.register(app)
 privacy.register(app)
 audit.register(app)
 attack.register(app)
+federation.register(app)
 catalogue.register(app)
 
 
