@@ -7,14 +7,17 @@
 Everything else is in the modules named in docs/architecture.md.
 """
 
+from importlib import import_module
 from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
 
-from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
-from assay.optim import Optimizer
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency
-from assay.step import PrivateStep
-from assay.train import Result, Training, fit, resume
+if TYPE_CHECKING:
+    from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
+    from assay.optim import Optimizer
+    from assay.plan import Plan
+    from assay.privacy.accounting import Adjacency
+    from assay.step import PrivateStep
+    from assay.train import Result, Training, fit, resume
 
 __version__ = version("assay-dp")
 
@@ -33,3 +36,25 @@ __all__ = [
     "fit",
     "resume",
 ]
+
+_HOMES = {
+    "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
+    "assay.optim": ("Optimizer",),
+    "assay.plan": ("Plan",),
+    "assay.privacy.accounting": ("Adjacency",),
+    "assay.step": ("PrivateStep",),
+    "assay.train": ("Result", "Training", "fit", "resume"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name, or a room, when it is first used: processes that only carry bytes (`federated`) start without torch."""
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    try:
+        return import_module(f"assay.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"assay.{name}":
+            raise
+        raise AttributeError(f"module 'assay' has no attribute {name!r}") from None

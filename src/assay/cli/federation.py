@@ -46,7 +46,7 @@ def key(path: Annotated[Path, typer.Argument(help="Where to write the key, for e
 def serve(
     certificates: _Certificates,
     address: Annotated[
-        str, typer.Option(help="Where nodes connect to, host:port; 0.0.0.0 is every interface.")
+        str, typer.Option(help="0.0.0.0:port to be reached on every interface, 127.0.0.1:port on this machine only.")
     ] = "0.0.0.0:9092",
 ) -> None:
     """On the server: run the superlink, with TLS and node authentication, until interrupted."""

@@ -15,16 +15,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
-from assay.federated.carriers.deploy import CONNECTION, authority, split_address, write_connection
+from assay.federated.carriers.deploy import authority, split_address
 from assay.federated.carriers.flower import Processes, quiet_environment, require
 from assay.federated.carriers.names import SETTINGS_VARIABLE
+from assay.federated.carriers.superlink import read_public_key
 
 _DAYS = 365
+_INTERFACES = ("0.0.0.0", "127.0.0.1")
 _START_SECONDS = 90.0
 _RESTARTS, _PAUSE, _STEADY = (
     6,
@@ -157,6 +158,10 @@ def serve(certificates: Path, address: str, say: Callable[[str], None]) -> None:
     """
     require("flwr")
     host, port = split_address("address", address)
+    if host not in _INTERFACES:
+        raise ConfigError(
+            "address", address, f"one of {', '.join(_INTERFACES)} and a port: this machine must reach it as 127.0.0.1"
+        )
     ca = authority(certificates)
     keys = sorted((certificates / "nodes").glob("*.pub"))
     if not keys:
@@ -165,29 +170,22 @@ def serve(certificates: Path, address: str, say: Callable[[str], None]) -> None:
             str(certificates),
             "a directory with a nodes/NAME.pub for each node that may join: see assay federation key",
         )
-    home = write_connection(certificates.absolute() / "flower", f"127.0.0.1:{port}", ca)
-    environment = quiet_environment(home)
-    command = [sys.executable, "-m", "assay.federated.carriers.superlink", "--host", host, "--port", str(port)]
-    command += [
-        "--ssl-ca-certfile",
-        str(ca),
-        "--ssl-certfile",
-        str(certificates / "server.crt"),
-        "--ssl-keyfile",
-        str(certificates / "server.key"),
-    ]
+    for key in keys:
+        read_public_key(key)
+    environment = quiet_environment(_private(certificates.absolute() / "flower"))
+    command = [sys.executable, "-m", "assay.federated.carriers.superlink", str(certificates / "nodes")]
+    command += ["--host", host, "--port", str(port), "--ssl-ca-certfile", str(ca)]
+    command += ["--ssl-certfile", str(certificates / "server.crt"), "--ssl-keyfile", str(certificates / "server.key")]
     command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
     processes = Processes()
     try:
         superlink = processes.start(command, environment, sys.stderr.buffer)
         _await_port(port, superlink)
-        with ThreadPoolExecutor(os.cpu_count()) as workers:
-            list(workers.map(lambda key: _register(key, environment), keys))
-        say(f"superlink at {address}, {len(keys)} keys registered; interrupt to stop it")
+        say(f"superlink at {address} for {len(keys)} nodes; interrupt to stop it")
         superlink.wait()
         raise AssayError("the superlink has ended")
     finally:
-        processes.stop(seconds=3.0)
+        processes.stop(by_itself=0.0)
 
 
 def _await_port(port: int, superlink: subprocess.Popen[bytes]) -> None:
@@ -197,18 +195,6 @@ def _await_port(port: int, superlink: subprocess.Popen[bytes]) -> None:
             return
         time.sleep(0.5)
     raise AssayError("the superlink did not start; what it printed says why")
-
-
-def _register(key: Path, environment: dict[str, str]) -> None:
-    """Have the superlink accept a node's key."""
-    command = ["flwr", "supernode", "register", str(key), CONNECTION, "--format", "json"]
-    told = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    try:
-        accepted = json.loads(told.stdout)["success"] is True  # the exit code is 0 either way
-    except (ValueError, KeyError, TypeError):
-        accepted = False
-    if not accepted:
-        raise AssayError(f"the superlink does not take {key.name}: {told.stdout[-500:]} {told.stderr[-500:]}".strip())
 
 
 def join(
@@ -234,11 +220,10 @@ def join(
         raise ConfigError("key", str(key), "the file that assay federation key wrote")
     if key.stat().st_mode & 0o077:
         raise ConfigError("key", str(key), "a file that only its owner can read: chmod 600")
-    environment = quiet_environment(key.absolute().with_suffix(".flower"))
+    environment = quiet_environment(_private(key.absolute().with_suffix(".flower")))
     if settings is not None:
         _check_settings(settings)
         environment[SETTINGS_VARIABLE] = str(settings.absolute())
-    Path(environment["FLWR_HOME"]).mkdir(mode=0o700, exist_ok=True)
     command = [
         sys.executable,
         "-m",
@@ -272,7 +257,12 @@ def join(
             "the node ends as soon as it starts; what it printed says why (a key that is not registered is turned away)"
         )
     finally:
-        processes.stop(seconds=3.0)
+        processes.stop(by_itself=0.0)
+
+
+def _private(directory: Path) -> Path:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    return directory
 
 
 def _free_port() -> int:

@@ -73,20 +73,23 @@ class Processes:
         self._running.append(process)
         return process
 
-    def stop(self, seconds: float = 10.0) -> None:
-        """Wait for each to end by itself, then ask its group to, then make it."""
-        for number in (None, signal.SIGTERM):
-            deadline = time.monotonic() + seconds
-            for process in self._running:
-                if number is not None and process.poll() is None:
-                    _signal_group(process, number)
-            for process in self._running:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.1, deadline - time.monotonic()))
+    def stop(self, by_itself: float = 10.0) -> None:
+        """Wait so many seconds for each to end by itself, then ask its group to, then make it."""
+        self._wait(by_itself)
+        for process in self._running:
+            if process.poll() is None:
+                _signal_group(process, signal.SIGTERM)
+        self._wait(10.0)
         for process in self._running:
             _signal_group(process, signal.SIGKILL)  # also what the process left behind in its group
             process.wait()
         self._running.clear()
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        for process in self._running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, deadline - time.monotonic()))
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

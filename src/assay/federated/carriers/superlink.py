@@ -1,4 +1,4 @@
-"""`flower-superlink`, open to other machines for the nodes' own calls only. Run as a module with flower-superlink's options.
+"""`flower-superlink`, open to other machines for the nodes' own calls only. Run as a module: directory of public keys, flower-superlink's options.
 
 Flower serves three interfaces on one port. Nodes need `/v1/fleet`, where each call is signed with the node's key. `/v1/control` (submit an
 app, register a node's key) and `/v1/runtime` ask for no credentials at all: whoever reaches the port could register a key of their own or have
@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import ipaddress
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from assay.errors import ConfigError
 
 _Scope = MutableMapping[str, Any]
 _Receive = Callable[[], Awaitable[_Scope]]
@@ -49,21 +53,50 @@ def _is_local(scope: _Scope) -> bool:
     return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
-def main() -> None:
-    """Start Flower's superlink with the gate in front of everything else it serves."""
-    from flwr.supercore.app_utils import start_parent_process_monitor
-    from flwr.superlink import extensions, main
-    from flwr.superlink.cli.flower_superlink import flower_superlink
-    from starlette.middleware import Middleware
+def read_public_key(path: Path) -> bytes:
+    """A node's public key, as Flower keeps it."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
 
-    theirs = extensions.get_middleware
-    extensions.get_middleware = lambda: (Middleware(NodesOnlyFromAfar), *theirs())
-    outermost: Any = main._get_middleware()[0].cls
-    if outermost is not NodesOnlyFromAfar:
-        raise SystemExit("this version of Flower does not let the superlink's interfaces be guarded")
+    try:
+        key = serialization.load_ssh_public_key(path.read_bytes())
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ConfigError("key", str(path), "the public half of a key that assay federation key wrote")
+    return bytes(key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
+
+
+def guard(create_app: Callable[..., Any], keys: Sequence[bytes]) -> Callable[..., Any]:
+    """Flower's application with these nodes registered and the gate in front. Without the one it would not have the other."""
+
+    def create(*arguments: Any, **options: Any) -> Any:
+        from flwr.proto.control_pb2 import RegisterNodeRequest
+        from flwr.superlink.auth_plugin.noop_auth_plugin import _create_noop_account_info
+        from flwr.superlink.servicer.control.control_handlers import register_node
+
+        app = create_app(*arguments, **options)
+        app.add_middleware(NodesOnlyFromAfar)  # the last one added is the outermost
+        for key in keys:
+            register_node(
+                RegisterNodeRequest(public_key=key), _create_noop_account_info(), app.state.linkstate_factory.state()
+            )
+        return app
+
+    return create
+
+
+def main(keys: Path) -> None:
+    """Start Flower's superlink for the nodes whose public keys are in this directory."""
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.superlink import main as superlink
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    superlink.create_app = guard(superlink.create_app, [read_public_key(path) for path in sorted(keys.glob("*.pub"))])
     start_parent_process_monitor(os.getppid())  # end with `assay federation serve`, even if that is killed
     flower_superlink()
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv.pop(1)))

@@ -1,0 +1,20 @@
+"""Without Flower nothing breaks until an engine is asked for that needs it, and then the extra is named."""
+
+import subprocess
+import sys
+
+import pytest
+
+CALLS = {
+    "simulation": "SimulationCarrier({}, 1, log=Path('unused'))",
+    "deploy": "DeployCarrier({}, 1, log=Path('unused'), superlink='127.0.0.1:1', certificates=Path('unused'))",
+}
+
+
+@pytest.mark.parametrize("engine", CALLS)
+def test_the_extra_is_named(engine, tmp_path):
+    carrier = f"from assay.federated.carriers.{engine} import *"
+    program = f"import sys; sys.modules['flwr'] = None\n{carrier}\nfrom pathlib import Path\n{CALLS[engine]}"
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "assay-dp[federated]" in ended.stderr
+    assert not list(tmp_path.iterdir())
