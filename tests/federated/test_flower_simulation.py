@@ -10,6 +10,7 @@ from assay.errors import ConfigError
 from assay.federated.carriers.flower import CarrierError
 from assay.federated.carriers.simulation import SimulationCarrier
 
+from .loopback import until
 from .toy_site import SALT, serially
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
@@ -17,6 +18,11 @@ pytest.importorskip("ray", reason="needs Ray: pip install 'assay-dp[federated]'"
 
 CLIENTS, FAILING = 10, (3,)
 SITE = "tests.federated.toy_site:open_site"
+
+
+def running_in_group(group):
+    listed = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.split()[0] == str(group) and line.split()[1][0] != "Z"]
 
 
 def test_ten_clients_answer_as_they_do_serially_and_nothing_is_left_behind(tmp_path, caplog):
@@ -44,7 +50,6 @@ def test_ten_clients_answer_as_they_do_serially_and_nothing_is_left_behind(tmp_p
         carrier.close()
     carrier.close()
     assert not carrier._directory.exists()
-    groups = subprocess.run(["ps", "-eo", "pgid="], capture_output=True, text=True, check=True).stdout.split()
-    assert str(simulation.pid) not in groups
+    until(lambda: not running_in_group(simulation.pid), 20, "all processes gone")
     with pytest.raises(CarrierError, match="closed"):
         next(carrier.exchange({0: b""}))
