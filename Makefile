@@ -12,7 +12,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.base requirements-dev.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --requirement requirements-dev.txt
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[federated]" --requirement requirements-dev.txt
 	touch $@
 
 $(VENV)/.peers: $(VENV)/.dev

@@ -39,6 +39,12 @@ def test_ten_clients_answer_as_they_do_serially_and_nothing_is_left_behind(tmp_p
         # Some clients, tasks of any size, none at all, and again.
         for tasks in ({7: b"", 2: bytes(3_000_000), 5: b"x"}, {}, {9: b"again"}):
             assert dict(carrier.exchange(tasks)) == serially(tasks)
+
+        # An exchange that is left early does not reach into the next one.
+        next(carrier.exchange(dict.fromkeys(range(CLIENTS), bytes(5_000_000))))
+        assert dict(carrier.exchange(dict.fromkeys((0, 9), b"new" * 1_000_000))) == serially(
+            dict.fromkeys((0, 9), b"new" * 1_000_000)
+        )
         with pytest.raises(ConfigError, match="0 to 9"):
             next(carrier.exchange({10: b""}))
 

@@ -132,6 +132,7 @@ class _Relay:
     asked: dict[int, float] = field(default_factory=dict)
     hellos: dict[str, int] = field(default_factory=dict)
     clients: int = 0
+    number: int = 0
 
     def run(self) -> None:
         start, _ = unpack(self.line.recv_bytes())
@@ -139,6 +140,7 @@ class _Relay:
         self._gather(start["wait"])
         while True:
             header, blobs = unpack(self.line.recv_bytes())
+            self.number = header["exchange"]
             self._exchange(unpack_tasks(header, blobs), start["settings"], start["patience"])
 
     def _gather(self, wait: float) -> None:
@@ -150,7 +152,8 @@ class _Relay:
             if not missing or time.monotonic() > deadline:
                 self.line.send_bytes(pack({"ready": len(online), "missing": missing}))
                 return
-            self._pause(0.5)
+            if self._spoken_to(0.5):
+                return
 
     def _exchange(self, tasks: Mapping[int, bytes], settings: Mapping[str, Any], patience: float) -> None:
         deadline = time.monotonic() + patience
@@ -174,10 +177,11 @@ class _Relay:
             for identity, node in list(pending.items()):
                 if node not in online:
                     del pending[identity]
-            self._pause(pause)
+            if self._spoken_to(pause):
+                return
             pause = min(1.5 * pause, 1.0)
         absent |= {client for its_tasks in work.values() for client in its_tasks}
-        self.line.send_bytes(pack({"done": True, "missing": sorted(absent)}))
+        self.line.send_bytes(pack({"exchange": self.number, "missing": sorted(absent)}))
 
     def _hand_over(self, reply: Message, asked: Mapping[int, bytes]) -> set[int]:
         """Send a node's answers on; say which of its clients gave none. A node speaks for the clients it was asked about only."""
@@ -189,7 +193,7 @@ class _Relay:
                 answers = []
             for client, answer in answers:
                 if client in asked:
-                    self.line.send_bytes(pack({"answer": client}, [answer]))
+                    self.line.send_bytes(pack({"exchange": self.number, "answer": client}, [answer]))
                     silent.discard(client)
         return silent
 
@@ -228,10 +232,9 @@ class _Relay:
             if reply.metadata.reply_to_message_id in names:
                 yield reply.metadata.reply_to_message_id, reply
 
-    def _pause(self, seconds: float) -> None:
-        """Wait; the other side speaks during an exchange only to hang up."""
-        if self.line.poll(seconds):
-            raise EOFError
+    def _spoken_to(self, seconds: float) -> bool:
+        """Wait, unless the other side has something to say: that it hangs up, or that it wants no more of this exchange but the next."""
+        return self.line.poll(seconds)
 
 
 def _share(reply: Message) -> Share | None:

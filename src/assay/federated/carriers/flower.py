@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -116,6 +117,7 @@ class FlowerCarrier:
         self._directory = Path(tempfile.mkdtemp(prefix="assay-"))  # mode 0700: what is in it is for this user only
         self._processes = Processes()
         self._line: Connection | None = None
+        self._exchanges = 0
         self._log_path = log
         atexit.register(self.close)
         try:
@@ -154,12 +156,15 @@ class FlowerCarrier:
         strangers = [client for client in tasks if not 0 <= client < self._clients]
         if strangers:
             raise ConfigError("clients", strangers, f"numbers from 0 to {self._clients - 1}")
-        try:
-            self._open_line().send_bytes(pack_tasks(tasks))
-        except OSError as error:
-            raise self._gone() from error
+        self._exchanges += 1
+        number = self._exchanges
+        frame = pack_tasks(tasks, {"exchange": number})
+        # Beside receiving: the relay may still be sending answers of an exchange that was left early, and would wait for us as we for it.
+        threading.Thread(target=_send, args=(self._open_line(), frame), daemon=True).start()
         while True:
             header = self._receive(self._patience + _GRACE)
+            if header["exchange"] != number:
+                continue  # of an exchange whose end was not waited for
             if "answer" in header:
                 yield header["answer"], header["blob"]
             else:
@@ -212,6 +217,11 @@ class FlowerCarrier:
         return CarrierError(
             f"Flower's part of the run has ended; see {self._log_path}. Nothing that was checkpointed is lost: resume the run"
         )
+
+
+def _send(line: Connection, frame: bytes) -> None:
+    with contextlib.suppress(OSError):  # whoever receives finds out
+        line.send_bytes(frame)
 
 
 def _few(clients: Sequence[int], most: int = 10) -> str:
