@@ -101,9 +101,6 @@ class Share:
     def holds(self, client: int) -> bool:
         return client % self.of_how_many == self.index
 
-    def overlaps(self, other: Share, clients: int) -> bool:
-        return any(self.holds(client) and other.holds(client) for client in range(clients))
-
 
 # -------------------------------------------------------------------------------------------------------------- the server's side
 def serve(grid: Grid, context: Context) -> None:
@@ -128,7 +125,8 @@ def relay(grid: Grid, socket: str) -> None:
 class _Relay:
     grid: Grid
     line: Connection
-    shares: dict[int, Share] = field(default_factory=dict)
+    nodes: set[int] = field(default_factory=set)  # online, and known for what they hold
+    holder: dict[int, int] = field(default_factory=dict)  # the node of each client
     asked: dict[int, float] = field(default_factory=dict)
     hellos: dict[str, int] = field(default_factory=dict)
     clients: int = 0
@@ -147,21 +145,21 @@ class _Relay:
         """Wait until every client is held by a node, or as long as was asked, and tell who is missing."""
         deadline = time.monotonic() + wait
         while True:
-            online = self._meet()
-            missing = [client for client in range(self.clients) if self._holder(client, online) is None]
+            self._meet()
+            missing = [client for client in range(self.clients) if client not in self.holder]
             if not missing or time.monotonic() > deadline:
-                self.line.send_bytes(pack({"ready": len(online), "missing": missing}))
+                self.line.send_bytes(pack({"ready": len(self.nodes), "missing": missing}))
                 return
             if self._spoken_to(0.5):
                 return
 
     def _exchange(self, tasks: Mapping[int, bytes], settings: Mapping[str, Any], patience: float) -> None:
         deadline = time.monotonic() + patience
-        online = self._meet()
+        self._meet()
         work: dict[int, dict[int, bytes]] = {}
         for client, task in tasks.items():
-            if (node := self._holder(client, online)) is not None:
-                work.setdefault(node, {})[client] = task
+            if client in self.holder:
+                work.setdefault(self.holder[client], {})[client] = task
         pending = {}
         for node, its_tasks in work.items():
             frame = pack_tasks(its_tasks, {"settings": dict(settings)})
@@ -173,10 +171,8 @@ class _Relay:
             for identity, reply in self._pull(pending):
                 node = pending.pop(identity)
                 absent |= self._hand_over(reply, work.pop(node))
-            online = self._meet()
-            for identity, node in list(pending.items()):
-                if node not in online:
-                    del pending[identity]
+            self._meet()
+            pending = {identity: node for identity, node in pending.items() if node in self.nodes}
             if self._spoken_to(pause):
                 return
             pause = min(1.5 * pause, 1.0)
@@ -197,31 +193,30 @@ class _Relay:
                     silent.discard(client)
         return silent
 
-    def _meet(self) -> set[int]:
-        """Nodes that are online and have said what they hold. New ones are asked; their word is taken when it comes."""
+    def _meet(self) -> None:
+        """Forget nodes that have gone; ask new ones what they hold, and take their word when it comes."""
         online, now = set(self.grid.get_node_ids()), time.monotonic()
-        self.shares = {node: share for node, share in self.shares.items() if node in online}
-        for node in sorted(online - set(self.shares)):
+        if self.nodes - online:
+            self.nodes &= online
+            self.holder = {client: node for client, node in self.holder.items() if node in online}
+        for node in sorted(online - self.nodes):
             if now - self.asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN:
                 self.asked[node] = now
                 self.hellos |= dict.fromkeys(self._push(pack({}), node, _HELLO, _ASK_AGAIN), node)
         for identity, reply in self._pull(self.hellos):
             node = self.hellos.pop(identity)
-            if (share := _share(reply)) is not None:
-                self._welcome(node, share, online)
-        return online & set(self.shares)
+            if node in online and (share := _share(reply)) is not None:
+                self._welcome(node, share)
 
-    def _welcome(self, node: int, share: Share, online: Iterable[int]) -> None:
+    def _welcome(self, node: int, share: Share) -> None:
         """Take a node in, unless another one that is online holds one of its clients: nobody's records take part twice."""
-        for other in online:
-            if other in self.shares and share.overlaps(self.shares[other], self.clients):
-                text = f"a second node says it is node {share.index} of {share.of_how_many}, whose clients another one holds: it is left out"
-                self.line.send_bytes(pack({"warning": text}))
-                return
-        self.shares[node] = share
-
-    def _holder(self, client: int, online: Iterable[int]) -> int | None:
-        return next((node for node in online if self.shares[node].holds(client)), None)
+        clients = range(share.index, self.clients, share.of_how_many)
+        if any(self.holder.get(client, node) != node for client in clients):
+            text = f"a second node says it is node {share.index} of {share.of_how_many}, whose clients another one holds: it is left out"
+            self.line.send_bytes(pack({"warning": text}))
+            return
+        self.nodes.add(node)
+        self.holder |= dict.fromkeys(clients, node)
 
     def _push(self, frame: bytes, node: int, kind: str, ttl: float) -> Iterable[str]:
         return [name for name in self.grid.push_messages([Message(_content(frame), node, kind, ttl=ttl)]) if name]
