@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from assay.cli import attack, audit, catalogue, federation, privacy, runs
+from assay.cli import attack, audit, catalogue, compare, federation, privacy, reproduce, runs
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -23,6 +23,8 @@ privacy.register(app)
 audit.register(app)
 attack.register(app)
 federation.register(app)
+compare.register(app)
+reproduce.register(app)
 catalogue.register(app)
 
 

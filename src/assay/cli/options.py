@@ -26,6 +26,9 @@ MicroBatch = Annotated[
     int,
     typer.Option("--micro-batch", help="Records averaged before clipping; above 1 a record counts for 2C."),
 ]
+Workers = Annotated[
+    int | None, typer.Option(min=1, help="Runs at a time, one thread each. (default: as many as there are cores)")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")]
 Clip = Annotated[

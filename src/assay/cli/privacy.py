@@ -61,7 +61,7 @@ def epsilon(
         clip=clipping.parse(clip or chosen.clip),
         micro_batch=micro_batch,
     )
-    _report(plan, json)
+    report_plan(plan, json)
 
 
 def calibrate(
@@ -100,10 +100,11 @@ def calibrate(
         clip=clipping.parse(clip or chosen.clip),
         micro_batch=micro_batch,
     )
-    _report(plan, json)
+    report_plan(plan, json)
 
 
-def _report(plan: Plan, as_json: bool) -> None:
+def report_plan(plan: Plan, as_json: bool) -> None:
+    """What a plan would spend."""
     facts = {
         "claimed": number(plan.claimed()),
         "verified": number(plan.epsilon()),

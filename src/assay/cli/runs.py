@@ -14,6 +14,7 @@ from assay import encode as encode_room
 from assay import methods as methods_room
 from assay.cli import options
 from assay.cli.inputs import build, load, of_run, planned
+from assay.cli.privacy import report_plan
 from assay.cli.show import outcome, print_json, progress
 from assay.errors import BudgetSpentError
 from assay.figures import at_most
@@ -23,7 +24,7 @@ from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
 from assay.runs.directory import RunDirectory
-from assay.train import Result, Training, fit
+from assay.train import Result, Training, fit, pick_device
 from assay.train import resume as resume_run
 
 _DEFAULT_BATCH = 1024
@@ -93,6 +94,9 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the settings, say what they would spend, and train nothing.")
+    ] = False,
     json: options.Json = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement."""
@@ -142,6 +146,10 @@ def train(
         "notes": bundle.notes,
     }
     _warn(plan)
+    if dry_run:
+        pick_device(device)
+        report_plan(plan, json)
+        return
     with progress(plan.epsilon_limit) as watch:
         result = fit(
             network,

@@ -1,0 +1,72 @@
+"""Options of `assay train` given to other commands: parsed by the command itself, so that none is listed twice."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import typer
+import typer.main
+
+from assay.cli import runs
+from assay.errors import AssayError, ConfigError
+from assay.studies.grid import Grid, flags
+
+
+def _command() -> Any:
+    app = typer.Typer(add_completion=False)
+    app.command()(runs.train)
+    return typer.main.get_command(app)
+
+
+def options() -> dict[str, Any]:
+    """`assay train`'s options by name."""
+    return {parameter.name: parameter for parameter in _command().params}
+
+
+def settings(words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, Any]:
+    """What these words ask of `assay train`, checked and converted by its own parser; only what was really given.
+
+    `decided` names options that the caller decides, with what to use instead.
+    """
+    words = list(words)
+    context = _command().make_context("train", [*words, "--out", "."])
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if name != "out" and context.get_parameter_source(name).name == "COMMANDLINE"
+    }
+    for name in given.keys() & decided.keys():
+        raise ConfigError(name, given[name], decided[name])
+    if "--out" in words:  # parsed, and then overridden above
+        raise ConfigError("out", words, decided["out"])
+    return {name: _plain(value) for name, value in given.items()}
+
+
+def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str], rest: Collection[str] = ()) -> None:
+    """Ask `assay train` whether it takes the settings of every label, without training or writing anything."""
+    for run in grid.rehearsals():
+        words = [*flags(run.settings), "--seed", str(run.seed), "--out", "rehearsal", "--dry-run", *rest]
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                _command().main(words, standalone_mode=False)
+        except ConfigError as error:
+            raise ConfigError("run", named(run.labels), f"{error}") from error
+        except (AssayError, OSError):
+            raise
+        except Exception as error:
+            # the parser's own complaint: an option that `assay train` does not have, or a value that is no number
+            if not hasattr(error, "format_message"):
+                raise
+            raise ConfigError("run", named(run.labels), error.format_message()) from error
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it."""
+    if isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, list | tuple):
+        return [str(one) for one in value]
+    return str(value)

@@ -1,0 +1,87 @@
+"""How a study goes on, for people: live bars on a terminal, plain lines elsewhere; its table at the end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+from assay.privacy.statement import shown
+from assay.studies.directory import Study
+from assay.studies.grid import Run
+from assay.studies.running import Listener
+
+
+@contextmanager
+def listening(study: Study) -> Iterator[Listener]:
+    """Bars on a terminal; a line when a run starts and one when it ends elsewhere. Both go to standard error."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    total = len(list(study.grid.runs()))
+    done = total - len(study.unfinished())
+    if not console.is_terminal:
+        yield _Lines(study, console, done, total)
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as runs:
+        yield _Bars(study, runs, done, total)
+
+
+class _Lines:
+    def __init__(self, study: Study, console: Console, done: int, total: int) -> None:
+        self.study, self.console, self.done, self.total = study, console, done, total
+        console.print(f"{total} runs, {done} done")
+
+    def started(self, run: Run) -> None:
+        again = ", resumed" if self.study.of(run).spec.exists() else ""
+        self.console.print(f"started: {run.name}{again}", markup=False)
+
+    def said(self, run: Run, line: str) -> None:
+        """A line an epoch and run would be many lines."""
+
+    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+        self.done += failure is None
+        told = _told(self.study, run) if failure is None else f"failed: {failure}"
+        self.console.print(f"[{self.done}/{self.total}] {run.name}: {told} ({seconds:.0f} s)", markup=False)
+
+
+class _Bars:
+    def __init__(self, study: Study, bars: Progress, done: int, total: int) -> None:
+        self.study, self.bars, self.done, self.total = study, bars, done, total
+        self.tasks: dict[Run, TaskID] = {}
+        self.lock = threading.Lock()
+        self.whole = bars.add_task("[bold]study", total=total, completed=done, facts=self._count())
+
+    def _count(self) -> str:
+        return f"{self.done} of {self.total} runs"
+
+    def started(self, run: Run) -> None:
+        with self.lock:
+            self.tasks[run] = self.bars.add_task(escape(run.name), total=None, facts="")
+
+    def said(self, run: Run, line: str) -> None:
+        words = line.split()
+        with self.lock:
+            if len(words) > 1 and words[0] == "step" and words[1].replace("/", "").isdigit():
+                step, _, steps = words[1].partition("/")
+                facts = escape(" ".join(words[2:]))
+                self.bars.update(self.tasks[run], completed=int(step), total=int(steps), facts=facts)
+
+    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+        with self.lock:
+            self.bars.remove_task(self.tasks.pop(run))
+            self.done += failure is None
+            self.bars.update(self.whole, completed=self.done, facts=self._count())
+        told = _told(self.study, run) if failure is None else f"[red]failed:[/] {escape(failure)}"
+        self.bars.console.print(f"{escape(run.name)}: {told} ({seconds:.0f} s)", highlight=False)
+
+
+def _told(study: Study, run: Run) -> str:
+    record = study.of(run).read_record()
+    accuracy = record["result"]["test_accuracy"]
+    found = "" if accuracy is None else f"accuracy {accuracy:.2%}, "
+    spent = ", the budget ended it early" if record["status"] == "budget-spent" else ""
+    return f"{found}ε verified {shown(record['epsilon']['verified'])}{spent}"

@@ -1,0 +1,133 @@
+"""The directory of a study: `study.json` says what is to be run, and below it every run has its own directory.
+
+`study.json` is written whole before the first run starts and never changes. The state of a study is that of its runs: nothing
+else is kept, so nothing can disagree after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError, ConfigError
+from assay.files import replace_json
+from assay.runs.directory import RunDirectory
+from assay.studies.grid import Grid, Run
+
+try:
+    import fcntl
+except ImportError:  # a system without file locks of this kind: nobody is kept from starting the same study twice
+    fcntl = None  # type: ignore[assignment]
+
+SCHEMA = "assay.study/1"
+_PATIENCE = 20.0  # seconds; what a killed study leaves behind writes its checkpoints and ends within a step
+
+
+@dataclass(frozen=True)
+class Study:
+    """A grid and where its runs are."""
+
+    path: Path
+    grid: Grid
+
+    @classmethod
+    def at(cls, path: Path, grid: Grid) -> Study:
+        """The study of this grid in this directory, begun or gone on with. A directory that holds something else is refused, a
+        study with other settings too, with the difference named.
+        """
+        study = cls(path, grid)
+        wanted = json.loads(json.dumps({"schema": SCHEMA, **grid.to_json()}))  # numbers and lists as they come back
+        if study.file.exists():
+            there = read(study.file)
+            if there != wanted:
+                raise ConfigError(
+                    "out",
+                    str(path),
+                    f"another directory, or the settings that its study was begun with; {'; '.join(differences(there, wanted))}",
+                )
+            return study
+        if path.is_file():
+            raise ConfigError("out", str(path), "a directory; there is a file of that name")
+        if path.exists() and any(path.iterdir()):
+            raise ConfigError("out", str(path), "a new or empty directory, or a study; this one holds other files")
+        path.mkdir(parents=True, exist_ok=True)
+        replace_json(study.file, wanted)
+        return study
+
+    @classmethod
+    def open(cls, path: Path) -> Study:
+        """An existing study."""
+        study_file = path / "study.json"
+        if not study_file.exists():
+            raise ConfigError("study", str(path), "the directory of a study (it holds a study.json)")
+        return cls(path, Grid.from_json(read(study_file)))
+
+    @property
+    def file(self) -> Path:
+        """What is to be run."""
+        return self.path / "study.json"
+
+    def of(self, run: Run) -> RunDirectory:
+        """A run's directory."""
+        return RunDirectory(run.directory(self.path))
+
+    def unfinished(self) -> list[Run]:
+        """The runs that have no record yet, in order."""
+        return [run for run in self.grid.runs() if not self.of(run).finished]
+
+    @contextmanager
+    def claimed(self) -> Iterator[int | None]:
+        """One process at a time works on a study. The lock goes with a file that the runs inherit, so that runs which outlive a
+        killed study are waited for instead of being started twice.
+        """
+        if fcntl is None:
+            yield None
+            return
+        with (self.path / ".lock").open("w") as lock:
+            end = time.monotonic() + _PATIENCE
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except OSError:
+                    if time.monotonic() > end:
+                        raise AssayError(
+                            f"another process is at work on the study {self.path}; wait for it or stop it first"
+                        ) from None
+                    time.sleep(0.1)
+            yield lock.fileno()
+
+
+def read(path: Path) -> dict[str, Any]:
+    """`study.json`, of the version that this code knows."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise AssayError(f"{path} is damaged: {error}") from error
+    schema = data.get("schema") if isinstance(data, dict) else None
+    if schema != SCHEMA:
+        raise AssayError(f"{path} has schema {schema!r}; this version of Assay reads {SCHEMA!r}")
+    return dict(data)
+
+
+def differences(there: Any, wanted: Any, at: str = "") -> list[str]:
+    """What differs between two JSON values, in words, place by place."""
+    if isinstance(there, dict) and isinstance(wanted, dict):
+        keys = [*there, *(key for key in wanted if key not in there)]
+        return [
+            line
+            for key in keys
+            for line in differences(there.get(key), wanted.get(key), f"{at}.{key}" if at else str(key))
+        ]
+    if there == wanted:
+        return []
+    return [f"{at} was {_said(there)} and now is {_said(wanted)}"]
+
+
+def _said(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,134 @@
+"""A grid of ordinary `assay train` runs: settings that all share, axes whose labels each stand for a few settings, and seeds.
+
+A run is one label of each axis and one seed. Settings are the names and values of `assay train`'s own options.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell of the grid with one seed."""
+
+    labels: tuple[str, ...]
+    seed: int
+    settings: Settings
+
+    @property
+    def name(self) -> str:
+        """What a person calls it."""
+        return f"{', '.join(self.labels)}, seed {self.seed}"
+
+    def directory(self, root: Path) -> Path:
+        """Where it is under the study's directory."""
+        return root.joinpath(*map(_folder, self.labels), f"seed{self.seed}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """The runs of a study. `where` gives settings to some cells only, `last` has the last word everywhere."""
+
+    title: str
+    train: Settings
+    axes: Mapping[str, Mapping[str, Settings]]
+    seeds: Sequence[int]
+    where: Sequence[Settings] = ()
+    last: Settings = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError("seeds", list(self.seeds), "at least one seed, each once")
+        for axis, labels in self.axes.items():
+            if not labels:
+                raise ConfigError(f"axis {axis}", [], "at least one label")
+            if len({_folder(label).casefold() for label in labels}) < len(labels):
+                raise ConfigError(f"axis {axis}", list(labels), "labels that differ in their letters and digits")
+        for rule in self.where:
+            for axis in rule.keys() - {"train"}:
+                if not set(label_list(rule[axis])) <= self.axes.get(axis, {}).keys():
+                    raise ConfigError("where", dict(rule), "labels of the table's axes, and `train`")
+
+    def cells(self) -> Iterator[tuple[str, ...]]:
+        """Every combination of labels, the last axis running fastest."""
+        return itertools.product(*self.axes.values())
+
+    def runs(self) -> Iterator[Run]:
+        """Every run, all cells with the first seed before any with the second."""
+        for seed in self.seeds:
+            for labels in self.cells():
+                yield Run(labels, seed, self.settings(labels))
+
+    def settings(self, labels: tuple[str, ...]) -> dict[str, Any]:
+        """What `assay train` is asked for in this cell. Lists of an axis add to lists that are there; an empty text takes a
+        setting away.
+        """
+        settings = dict(self.train)
+        here = dict(zip(self.axes, labels, strict=True))
+        for axis, label in here.items():
+            for key, value in self.axes[axis][label].items():
+                both = isinstance(value, list) and isinstance(settings.get(key), list)
+                settings[key] = [*settings[key], *value] if both else value
+        for rule in self.where:
+            if all(here[axis] in label_list(rule[axis]) for axis in rule if axis != "train"):
+                settings |= rule["train"]
+        return {key: value for key, value in (settings | dict(self.last)).items() if value != ""}
+
+    def rehearsals(self) -> Iterator[Run]:
+        """As few runs as name every label once: what is wrong with a label's settings shows in one of them."""
+        axes = [list(labels) for labels in self.axes.values()]
+        for i in range(max(map(len, axes), default=1)):
+            labels = tuple(axis[i % len(axis)] for axis in axes)
+            yield Run(labels, self.seeds[0], self.settings(labels))
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that decides what is run."""
+        axes = {
+            axis: {label: dict(settings) for label, settings in labels.items()} for axis, labels in self.axes.items()
+        }
+        return {
+            "title": self.title,
+            "train": dict(self.train),
+            "axes": axes,
+            "where": [dict(rule) for rule in self.where],
+            "last": dict(self.last),
+            "seeds": list(self.seeds),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Grid:
+        """The grid that `to_json` described."""
+        return cls(**{key: data[key] for key in ("title", "train", "axes", "where", "last", "seeds")})
+
+
+def flags(settings: Settings) -> list[str]:
+    """Settings as the words of a command line; a list is an option given several times."""
+    words: list[str] = []
+    for name, value in settings.items():
+        option = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if one is True:
+                words.append(option)
+            elif one is not None and one is not False:
+                words += [option, str(one)]
+    return words
+
+
+def label_list(value: Any) -> list[Any]:
+    """One label or several."""
+    return value if isinstance(value, list) else [value]
+
+
+def _folder(label: str) -> str:
+    """A label as the name of a folder on any system."""
+    return re.sub(r'[<>:"/\\|?*\x00-\x1f]', "-", label).strip(" .") or "-"

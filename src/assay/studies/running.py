@@ -1,0 +1,160 @@
+"""Doing what is not yet done: each run a process of its own with one thread, several at a time.
+
+A run is started with the `assay train` command, an unfinished one is gone on with by `assay resume`, a finished one is never
+touched. One thread a run: results do not depend on how many run beside each other.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import IO, Protocol
+
+from assay.errors import AssayError, ConfigError
+from assay.runs.stopping import stop_requests
+from assay.studies.directory import Study
+from assay.studies.grid import Run, flags
+
+_REFUSED, _BUDGET_SPENT = 2, 3  # exit codes of the command line
+_KEPT_LINES = 12
+
+
+class Listener(Protocol):
+    """Is told how a study goes on."""
+
+    def started(self, run: Run) -> None:
+        """A run begins, or goes on."""
+
+    def said(self, run: Run, line: str) -> None:
+        """A run's progress, a line an epoch."""
+
+    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+        """A run is finished, or has failed with this message."""
+
+
+class UnfinishedStudyError(AssayError):
+    """Runs failed, or the study was asked to stop; the same command goes on with it."""
+
+
+class RefusedRunError(AssayError):
+    """A run's settings were refused: more runs would be too."""
+
+    exit_code = 2
+
+
+@dataclass
+class _Child:
+    run: Run
+    process: subprocess.Popen[str]
+    begun: float
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    reader: threading.Thread | None = None
+
+
+def complete(study: Study, workers: int, listener: Listener) -> None:
+    """Do all that is not done. Raises after the others have ended if some runs failed, and on request (SIGTERM, SIGINT) after
+    every run at work has written its checkpoint.
+    """
+    if workers < 1:
+        raise ConfigError("workers", workers, "a whole number, 1 or above")
+    with study.claimed() as lock, stop_requests() as stop:
+        waiting = deque(study.unfinished())
+        at_work: list[_Child] = []
+        failed: list[str] = []
+        refused = False
+        try:
+            while waiting or at_work:
+                if stop():
+                    break
+                while waiting and len(at_work) < workers and not refused:
+                    at_work.append(_start(study, waiting.popleft(), lock, listener))
+                time.sleep(0.05)
+                for child in [c for c in at_work if c.process.poll() is not None]:
+                    at_work.remove(child)
+                    failure = _end(child, listener)
+                    if failure is not None:
+                        failed.append(f"{child.run.name}: {failure}")
+                        refused = refused or child.process.returncode == _REFUSED
+                if refused and not at_work:
+                    break
+        finally:
+            _stop(at_work)
+        if at_work or (waiting and not refused):
+            raise UnfinishedStudyError(f"stopped as asked; the same command goes on with the study in {study.path}")
+        if refused:
+            raise RefusedRunError(f"no further run was started: {failed[-1]}")
+        if failed:
+            raise UnfinishedStudyError(
+                f"{len(failed)} of {len(list(study.grid.runs()))} runs failed; the same command tries them again\n"
+                + "\n".join(failed)
+            )
+
+
+def _start(study: Study, run: Run, lock: int | None, listener: Listener) -> _Child:
+    directory = study.of(run)
+    if directory.spec.exists():
+        words = ["resume", str(directory.path)]
+    else:
+        for part in directory.path.glob(".run.json.*.part"):  # killed before it had begun
+            part.unlink()
+        words = ["train", *flags(run.settings), "--seed", str(run.seed), "--out", str(directory.path)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "assay.studies.worker", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        errors="replace",
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
+        pass_fds=() if lock is None else (lock,),
+        start_new_session=True,  # an interrupt at the keyboard reaches the study, which stops its runs in order
+    )
+    child = _Child(run, process, time.monotonic())
+    assert process.stderr is not None
+    child.reader = threading.Thread(target=_listen, args=(child, process.stderr, listener), daemon=True)
+    listener.started(run)
+    child.reader.start()
+    return child
+
+
+def _listen(child: _Child, stream: IO[str], listener: Listener) -> None:
+    for line in stream:
+        child.lines.append(line.rstrip())
+        listener.said(child.run, line.rstrip())
+
+
+def _end(child: _Child, listener: Listener) -> str | None:
+    """Take leave of a process that has ended; its message if it failed."""
+    assert child.reader is not None
+    child.reader.join()
+    for pipe in (child.process.stdin, child.process.stderr):
+        if pipe is not None:
+            pipe.close()
+    code = child.process.returncode
+    failure = None if code in (0, _BUDGET_SPENT) else _message(child.lines, code)
+    listener.ended(child.run, time.monotonic() - child.begun, failure)
+    return failure
+
+
+def _message(lines: Iterable[str], code: int) -> str:
+    if code < 0:
+        return f"killed by signal {-code}"
+    told = list(lines)
+    errors = [i for i, line in enumerate(told) if line.startswith("error:")]
+    return " ".join(told[errors[-1] :]).removeprefix("error: ") if errors else "\n".join(told) or f"ended with {code}"
+
+
+def _stop(children: list[_Child]) -> None:
+    for child in children:
+        child.process.terminate()
+    for child in children:
+        child.process.wait()
+        if child.reader is not None:
+            child.reader.join()

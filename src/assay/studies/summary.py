@@ -1,0 +1,115 @@
+"""What a study has measured: one cell of its grid at a time, over the seeds that are finished."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from assay.privacy.statement import shown
+from assay.runs.record import number
+from assay.studies.directory import Study
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """One finished run, as far as a table needs it."""
+
+    labels: tuple[str, ...]
+    seed: int
+    test_accuracy: float | None
+    claimed: float | None
+    verified: float
+    audited: float | None
+    noise_multiplier: float | None
+    steps: int
+    seconds: float
+    status: str = "done"
+
+    @classmethod
+    def of_record(cls, labels: tuple[str, ...], seed: int, record: Mapping[str, Any]) -> Measured:
+        """From `record.json`."""
+        eps = record["epsilon"]
+        return cls(
+            labels=labels,
+            seed=seed,
+            test_accuracy=_float(record["result"]["test_accuracy"]),
+            claimed=_float(eps["claimed"]),
+            verified=float(eps["verified"]),
+            audited=_float(eps["audited"]),
+            noise_multiplier=record["noise_multiplier"],
+            steps=record["steps"],
+            seconds=record["timing"]["seconds"],
+            status=record["status"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON can hold it."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        eps = {name: number(data[name]) for name in ("claimed", "verified", "audited")}
+        return data | {"labels": list(self.labels)} | eps
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        """What `to_json` gave; results from before audits and statuses were kept have neither."""
+        eps = {name: _float(data.get(name)) for name in ("claimed", "verified", "audited")}
+        return cls(**{**data, "labels": tuple(data["labels"]), **eps})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """The finished runs of one cell. ε over several seeds is the largest, an audited one the smallest: no seed did worse."""
+
+    labels: tuple[str, ...]
+    runs: tuple[Measured, ...]
+
+    @property
+    def accuracy(self) -> str:
+        """In percent, mean ± standard deviation over seeds."""
+        return spread([100 * run.test_accuracy for run in self.runs if run.test_accuracy is not None])
+
+    @property
+    def claimed(self) -> float | None:
+        """ε by the paper."""
+        return max((run.claimed for run in self.runs if run.claimed is not None), default=None)
+
+    @property
+    def verified(self) -> float | None:
+        """ε by the ledger."""
+        return max((run.verified for run in self.runs), default=None)
+
+    @property
+    def audited(self) -> float | None:
+        """ε by attack."""
+        return min((run.audited for run in self.runs if run.audited is not None), default=None)
+
+
+def measured(study: Study) -> list[Measured]:
+    """Every finished run."""
+    done = [run for run in study.grid.runs() if study.of(run).finished]
+    return [Measured.of_record(run.labels, run.seed, study.of(run).read_record()) for run in done]
+
+
+def cells(runs: Sequence[Measured], order: Sequence[tuple[str, ...]]) -> list[Cell]:
+    """The runs by cell, in this order; cells without a finished run are empty, not left out."""
+    return [Cell(labels=labels, runs=tuple(run for run in runs if run.labels == labels)) for labels in order]
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean ± standard deviation."""
+    if not values:
+        return "–"
+    return f"{statistics.mean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
+
+
+def epsilon(value: float | None, *, lower_bound: bool = False) -> str:
+    """An ε in a column: rounded to the side that is true."""
+    if value is None:
+        return "–"
+    text = shown(number(value), lower_bound=lower_bound).removesuffix(" (no privacy)")
+    return f"≥ {text}" if lower_bound and text != "∞" else text
+
+
+def _float(value: float | str | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,152 @@
+"""A table of a paper: a TOML under `experiments/<paper>/` that says what to run, and what the paper reports.
+
+`[train]` holds the options of `assay train` that all runs share, `[axis.NAME.LABEL]` what a label stands for, `[[where]]` options for some
+cells only (labels by axis, and `train`), `seeds` the seeds, `[theirs]` the paper's numbers by label, `note` what a reader must know. `[small]` says what is reduced for a table that can be run in minutes: `seeds`, `[small.train]`
+(options that then have the last word) and `[small.labels]` (the labels that are kept of an axis).
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError, ConfigError
+from assay.studies.grid import Grid, label_list
+
+SCALES = ("full", "small")
+_KEYS = {"title", "seeds", "train", "axis", "theirs", "small", "note", "where"}
+_SMALL_KEYS = {"seeds", "train", "labels"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """What is run at this scale, what the paper reports, and what was reduced."""
+
+    name: str
+    scale: str
+    folder: Path
+    grid: Grid
+    theirs: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+    reduced: tuple[str, ...] = ()
+
+    @property
+    def stem(self) -> Path:
+        """Where its results are, without the ending: small ones never take the place of full ones."""
+        return self.folder / (self.name if self.scale == "full" else f"{self.name}.small")
+
+    def reported(self, labels: tuple[str, ...]) -> str:
+        """The paper's number for a cell. It may be given for fewer axes than there are: then it is the same along the others."""
+        found: Any = self.theirs
+        for label in labels:
+            if not isinstance(found, Mapping):
+                break
+            if label not in found:
+                return "–"
+            found = found[label]
+        return "–" if isinstance(found, Mapping) else str(found)
+
+
+def folder(given: Path | None) -> Path:
+    """The experiments of a checkout: the folder that was named, or `experiments` here or above."""
+    if given is not None:
+        if not given.is_dir():
+            raise ConfigError("experiments", str(given), "a folder with a folder for each paper")
+        return given
+    here = Path.cwd()
+    for place in (here, *here.parents):
+        if any((place / "experiments").glob("*/*.toml")):
+            return place / "experiments"
+    raise ConfigError(
+        "experiments",
+        str(here),
+        "a checkout of Assay as the working directory, or --experiments DIR to name the folder",
+    )
+
+
+def names(where: Path) -> list[str]:
+    """The tables there are."""
+    return sorted(path.relative_to(where).with_suffix("").as_posix() for path in where.glob("*/*.toml"))
+
+
+def read(where: Path, name: str, scale: str = "full") -> Table:
+    """The table `paper/name` at this scale."""
+    if scale not in SCALES:
+        raise ConfigError("scale", scale, "one of " + ", ".join(SCALES))
+    if name not in names(where):
+        raise ConfigError("table", name, "one of " + ", ".join(names(where)))
+    path = where / f"{name}.toml"
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise AssayError(f"{path} is not valid TOML: {error}") from error
+    _known(path, data, _KEYS, {"title", "seeds", "train", "axis"})
+    full = Grid(
+        title=data["title"], train=data["train"], axes=data["axis"], where=data.get("where", []), seeds=data["seeds"]
+    )
+    small = data.get("small")
+    grid = full
+    if scale == "small":
+        if small is None:
+            raise ConfigError("scale", scale, f"full for {name}: its TOML has no [small] section")
+        _known(path, small, _SMALL_KEYS, set())
+        grid = _smaller(path, full, small)
+    return Table(
+        name=name,
+        scale=scale,
+        folder=where,
+        grid=grid,
+        theirs=data.get("theirs", {}),
+        note=data.get("note", ""),
+        reduced=tuple(_reductions(full, grid)),
+    )
+
+
+def _known(path: Path, data: Mapping[str, Any], keys: set[str], needed: set[str]) -> None:
+    if data.keys() - keys:
+        raise AssayError(
+            f"{path} has {', '.join(sorted(data.keys() - keys))}, which is none of {', '.join(sorted(keys))}"
+        )
+    if needed - data.keys():
+        raise AssayError(f"{path} lacks {', '.join(sorted(needed - data.keys()))}")
+
+
+def _smaller(path: Path, full: Grid, small: Mapping[str, Any]) -> Grid:
+    axes = {axis: dict(labels) for axis, labels in full.axes.items()}
+    for axis, kept in small.get("labels", {}).items():
+        for label in kept:
+            if label not in axes.get(axis, {}):
+                raise AssayError(f"{path}: [small.labels] names {axis} {label!r}, which the table does not have")
+        axes[axis] = {label: axes[axis][label] for label in kept}
+    where = [
+        {
+            key: value if key == "train" else [label for label in label_list(value) if label in axes[key]]
+            for key, value in rule.items()
+        }
+        for rule in full.where
+    ]
+    return Grid(
+        title=full.title,
+        train=full.train,
+        axes=axes,
+        where=where,
+        seeds=small.get("seeds", full.seeds),
+        last=small.get("train", {}),
+    )
+
+
+def _reductions(full: Grid, small: Grid) -> list[str]:
+    """What was reduced, in words."""
+    said = []
+    if list(small.seeds) != list(full.seeds):
+        said.append(f"{len(small.seeds)} of {len(full.seeds)} seeds")
+    for axis, labels in small.axes.items():
+        if len(labels) < len(full.axes[axis]):
+            said.append(f"{axis}: only {', '.join(labels)} of {len(full.axes[axis])}")
+    for key, value in small.last.items():
+        before = {str(full.settings(labels).get(key, "the default")) for labels in full.cells()}
+        said.append(f"{key.replace('_', ' ')} {value} instead of {', '.join(sorted(before))}")
+    return said

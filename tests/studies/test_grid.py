@@ -1,0 +1,221 @@
+"""Grids, tables of papers and their results, without training anything."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.cli import passing
+from assay.cli.compare import method_axis
+from assay.errors import ConfigError
+from assay.studies import results, summary, tables
+from assay.studies.directory import Study, differences
+from assay.studies.grid import Grid, flags
+from assay.studies.summary import Measured
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+
+
+def grid(**changed):
+    axes = {
+        "epsilon": {"1": {"epsilon": 1.0}, "2": {"epsilon": 2.0}},
+        "method": {"a": {"method": "dpsgd"}, "b/c": {"option": ["x=1"]}},
+    }
+    return Grid(**({"title": "t", "train": {"epochs": 3, "option": ["y=2"]}, "axes": axes, "seeds": [0, 1]} | changed))
+
+
+def test_runs_are_every_combination_all_cells_of_a_seed_first():
+    runs = list(grid().runs())
+    assert [(run.labels, run.seed) for run in runs[:5]] == [
+        (("1", "a"), 0),
+        (("1", "b/c"), 0),
+        (("2", "a"), 0),
+        (("2", "b/c"), 0),
+        (("1", "a"), 1),
+    ]
+    assert runs[1].settings == {"epochs": 3, "option": ["y=2", "x=1"], "epsilon": 1.0}
+    assert len({run.directory(Path("s")) for run in runs}) == len(runs)
+    assert runs[1].directory(Path("s")) == Path("s/1/b-c/seed0"), "a label is one folder, never a way out"
+
+
+def test_what_has_the_last_word_has_it():
+    assert all(run.settings["epochs"] == 1 for run in grid(last={"epochs": 1}).runs())
+
+
+def test_rehearsals_name_every_label():
+    seen = [run.labels for run in grid().rehearsals()]
+    assert {labels[0] for labels in seen} == {"1", "2"}
+    assert {labels[1] for labels in seen} == {"a", "b/c"}
+
+
+@pytest.mark.parametrize(
+    "changed", [{"seeds": []}, {"seeds": [1, 1]}, {"axes": {"a": {}}}, {"axes": {"a": {"x/y": {}, "x:y": {}}}}]
+)
+def test_grids_that_cannot_be_run_are_refused(changed):
+    with pytest.raises(ConfigError):
+        grid(**changed)
+
+
+def test_flags():
+    said = flags({"batch_size": 5, "option": ["a=1", "b=2"], "secure_rng": True, "force": False, "clip": None})
+    assert said == ["--batch-size", "5", "--option", "a=1", "--option", "b=2", "--secure-rng"]
+
+
+def test_settings_are_those_of_assay_train_and_only_what_was_given():
+    asked = [
+        "--epochs",
+        "3",
+        "--clip",
+        "flat:1",
+        "--denoise",
+        "laplacian",
+        "--adjacency",
+        "replace-one",
+        "--secure-rng",
+    ]
+    found = passing.settings(asked, decided={})
+    assert found == {
+        "epochs": 3.0,
+        "clip": "flat:1",
+        "denoise": ["laplacian"],
+        "adjacency": "replace-one",
+        "secure_rng": True,
+    }
+    assert passing.settings(flags(found), decided={}) == found
+
+
+def test_a_study_is_written_once_and_other_settings_are_refused_by_name(tmp_path):
+    Study.at(tmp_path / "s", grid())
+    before = (tmp_path / "s/study.json").read_bytes()
+    assert Study.at(tmp_path / "s", grid()).grid.to_json() == Study.open(tmp_path / "s").grid.to_json()
+    with pytest.raises(ConfigError, match=r"train\.epochs was 3 and now is 4.*seeds was \[0, 1\] and now is \[0\]"):
+        Study.at(tmp_path / "s", grid(train={"epochs": 4, "option": ["y=2"]}, seeds=[0]))
+    assert (tmp_path / "s/study.json").read_bytes() == before
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/letter.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="other files"):
+        Study.at(tmp_path / "other", grid())
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(json_values, json_values)
+def test_differences_are_named_exactly_where_there_are_any(a, b):
+    assert differences(a, a) == []
+    told = differences(a, b)
+    if not isinstance(a, dict) or not isinstance(b, dict):
+        assert bool(told) == (a != b)
+
+
+def test_method_entries():
+    axis = method_axis("dpsgd,lssgd:sigma=2,over=tensor,gredp:clip=per-layer:1.0,lr=0.2", "verified")
+    assert axis == {
+        "dpsgd": {"method": "dpsgd"},
+        "lssgd:sigma=2,over=tensor": {"method": "lssgd", "option": ["sigma=2", "over=tensor"]},
+        "gredp:clip=per-layer:1.0,lr=0.2": {"method": "gredp", "clip": "per-layer:1.0", "lr": "0.2"},
+    }
+    claimed = method_axis("dpsgd,gredp,discrete:variant=sound", "claimed")
+    assert "option" not in claimed["dpsgd"], "nothing published differs from it"
+    assert claimed["gredp"]["option"] == ["variant=published"]
+    assert claimed["discrete:variant=sound"]["option"] == ["variant=sound"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "dpsgd,dpsgd", "nonesuch", "lssgd:sigma", "lssgd:colour=red", "lssgd:sigma=-1", "dpsgd:seed=4"]
+)
+def test_bad_method_entries_are_refused(text):
+    with pytest.raises(ConfigError):
+        method_axis(text, "verified")
+
+
+@pytest.mark.parametrize("name", tables.names(EXPERIMENTS))
+def test_every_table_of_the_checkout_is_a_grid_whose_numbers_belong_to_its_cells(name):
+    table = tables.read(EXPERIMENTS, name)
+    known = set(passing.options())
+    for labels in table.grid.cells():
+        assert set(table.grid.settings(labels)) <= known
+
+    def count(theirs):
+        return sum(map(count, theirs.values())) if isinstance(theirs, dict) else 1
+
+    reported = [labels for labels in table.grid.cells() if table.reported(labels) != "–"]
+    assert len(reported) >= count(table.theirs), "a number of the paper that no cell shows"
+    small = tables.read(EXPERIMENTS, name, "small")
+    assert small.reduced, "and every table has a form that takes minutes"
+    assert small.stem != table.stem
+
+
+@pytest.mark.parametrize("name", ["dp-lssgd/table2", "dp-lssgd/verified"])
+def test_results_from_before_there_was_a_schema_are_read(name):
+    table = tables.read(EXPERIMENTS, name)
+    found = results.read(table)
+    cells = summary.cells(found.runs, list(table.grid.cells()))
+    assert all(len(cell.runs) == 3 for cell in cells)
+    text = results.render(table, found)
+    for cell in cells:
+        assert f"| {' | '.join(cell.labels)} | {cell.accuracy} |" in text
+
+
+def measured(**changed):
+    given = {"labels": ("x",), "seed": 0, "test_accuracy": 0.5, "claimed": 1.0, "verified": 1.00049, "audited": None}
+    return Measured(**(given | {"noise_multiplier": 1.0, "steps": 3, "seconds": 1.0} | changed))
+
+
+def test_results_come_back_as_they_were_and_say_what_was_reduced(tmp_path):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/t.toml").write_text(
+        'title = "T"\nseeds = [0, 1]\n[train]\nepochs = 9\n[axis.method.x]\nmethod = "dpsgd"\n[axis.method.y]\n'
+        '[theirs]\nx = 97.2\n[small]\nseeds = [0]\n[small.train]\nepochs = 1\n[small.labels]\nmethod = ["x"]\n'
+    )
+    table = tables.read(tmp_path, "p/t", "small")
+    assert table.reduced == ("1 of 2 seeds", "method: only x of 2", "epochs 1 instead of 9")
+    runs = [measured(verified=math.inf, audited=2.0), measured(seed=1, audited=1.0)]
+    made = {"platform": "Linux x86_64", "python": "3.11.1", "torch": "2.13.0", "threads": 1}
+    found = results.Results(title="T", runs=runs, environment=made, date="2026-01-02", cores=2, reduced=table.reduced)
+    as_json, as_text = results.write(table, found)
+    assert as_json == tmp_path / "p/t.small.json"
+    assert results.read(table) == results.Results(**{**vars(found), "reduced": list(table.reduced)})
+    assert json.loads(as_json.read_text())["cells"][0]["verified"] == "inf"
+    text = as_text.read_text()
+    assert "Reduced, not the paper's setting:** 1 of 2 seeds; method: only x of 2; epochs 1 instead of 9." in text
+    assert "| x | 50.00 ± 0.00 | 97.2 | 1 | ∞ | ≥ 1 | 2 |" in text
+    assert "2 cores, Linux x86_64, Python 3.11.1, torch 2.13.0" in text
+    assert "2026-01-02" in text
+
+
+def test_epsilon_is_rounded_to_the_side_that_is_true():
+    assert summary.epsilon(1.00001) == "1.001"
+    assert summary.epsilon(1.99999, lower_bound=True) == "≥ 1.999"
+    assert summary.epsilon(math.inf) == "∞"
+    assert summary.epsilon(None) == "–"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("seeds = [0", "not valid TOML"), ('title = "T"\n', "lacks axis, seeds, train"), ("colour = 1\n", "colour")],
+)
+def test_a_bad_toml_is_told(tmp_path, text, told):
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p/t.toml").write_text(text)
+    with pytest.raises(Exception, match=told):
+        tables.read(tmp_path, "p/t")
+
+
+def test_unknown_names_are_refused_with_what_there_is(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="dp-lssgd/table2"):
+        tables.read(EXPERIMENTS, "gredp/table99")
+    with pytest.raises(ConfigError, match="full, small"):
+        tables.read(EXPERIMENTS, "dp-lssgd/table2", "huge")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="--experiments"):
+        tables.folder(None)
+    monkeypatch.chdir(EXPERIMENTS / "gredp")
+    assert tables.folder(None) == EXPERIMENTS

@@ -1,0 +1,173 @@
+"""Studies from the command line, killed and gone on with."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from assay.cli import main
+
+GRID = (
+    "compare",
+    "--methods",
+    "dpsgd,lssgd:sigma=2",
+    "--epsilon",
+    "3",
+    "--seeds",
+    "1",
+    "--data",
+    "digits",
+    "--model",
+    "logistic",
+)
+
+
+@pytest.fixture
+def assay(monkeypatch, capsys):
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return call
+
+
+def files(study):
+    return {path: path.stat().st_mtime_ns for path in study.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished study and what the command said, made once."""
+    study = tmp_path_factory.mktemp("studies") / "s"
+    command = [sys.executable, "-m", "assay", *GRID, "--epochs", "2", "--out", str(study), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return study, done
+
+
+def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
+    study, done = finished
+    assert "[2/2]" in done.stderr
+    cells = json.loads(done.stdout)["cells"]
+    assert [(cell["method"], cell["epsilon"], cell["finished"]) for cell in cells] == [
+        ("dpsgd", "3", 1),
+        ("lssgd:sigma=2", "3", 1),
+    ]
+    assert all(2.9 < cell["verified"] <= 3 for cell in cells), "equal verified ε"
+    run = study / "lssgd-sigma=2/3/seed0"
+    record = json.loads((run / "record.json").read_text())
+    assert (record["method"], record["options"], record["seed"]) == ("lssgd", {"sigma": 2.0}, 0)
+    assert assay("show", run)[1].startswith("# Privacy statement: lssgd on digits")
+    by_hand = ("train", "--method", "dpsgd", "--epsilon", 3, "--data", "digits", "--model", "logistic", "--epochs", 2)
+    assert assay(*by_hand, "--seed", 0, "--out", tmp_path / "hand")[0] == 0
+    one = (study / "dpsgd/3/seed0/model.safetensors").read_bytes()
+    assert one == (tmp_path / "hand/model.safetensors").read_bytes(), "the very same run"
+
+
+def test_finished_runs_are_never_repeated_and_other_settings_refused(assay, finished):
+    study, _ = finished
+    before = files(study)
+    code, out, err = assay(*GRID, "--epochs", 2, "--out", study)
+    assert code == 0
+    assert "2 runs, 2 done" in err
+    assert "started" not in err
+    assert "lssgd:sigma=2" in out
+    code, _, err = assay(*GRID, "--epochs", 3, "--out", study)
+    assert code == 2
+    assert "train.epochs was 2.0 and now is 3.0" in err
+    assert files(study) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--methods", "dpsgd,nonesuch"), "method = 'nonesuch'"),
+        (("--methods", "dpsgd,gredp", "--clip", "flat:1.0"), "per-layer:C with gredp"),
+        (("--epsilon", "1,-2"), "epsilon = -2.0"),
+        (("--epsilon", "one"), "numbers above 0"),
+        (("--seeds", "0"), "seeds = 0"),
+        (("--equal", "audited"), "verified, claimed"),
+        (("--seed", "4"), "--seeds"),
+        (("--variant", "published"), "--equal"),
+        (("--noise-multiplier", "1"), "a study finds the noise"),
+        (("--model", "resnet200"), "resnet200"),
+        (("--colour", "red"), "--colour"),
+        (("--workers", "0"), "workers"),
+    ],
+)
+def test_bad_usage_is_told_before_anything_is_written(assay, tmp_path, arguments, told):
+    code, _, err = assay(*GRID, "--epochs", 1, "--out", tmp_path / "s", *arguments)
+    assert code == 2, err
+    assert told in " ".join(err.split())
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_killed_study_stops_its_runs_and_goes_on_where_it_was(tmp_path):
+    study = tmp_path / "s"
+    words = [*GRID, "--epochs", 14, "--batch-size", 64, "--out", study, "--workers", 2, "--json"]
+    command = [sys.executable, "-m", "assay", *map(str, words)]
+    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    runs = [study / "dpsgd/3/seed0", study / "lssgd-sigma=2/3/seed0"]
+    end = time.monotonic() + 90
+    while not all((run / "checkpoint.safetensors").exists() or (run / "record.json").exists() for run in runs):
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    done = [run for run in runs if (run / "record.json").exists()]
+    assert len(done) < 2, "the study was killed too late for this test to say anything"
+    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert again.returncode == 0, again.stderr
+    assert "resumed" in again.stderr
+    assert [cell["finished"] for cell in json.loads(again.stdout)["cells"]] == [1, 1]
+    for run in runs:
+        record = json.loads((run / "record.json").read_text())
+        assert record["status"] == "done"
+        assert record["steps"] == record["steps_charged"], "a seeded run repeats the very same steps"
+        assert record["epsilon"]["verified"] <= 3
+
+
+def test_a_run_that_fails_is_named_and_the_others_stay(assay, tmp_path, finished):
+    study = tmp_path / "s"
+    shutil.copytree(finished[0], study)
+    damaged = study / "dpsgd/3/seed0"
+    (damaged / "record.json").unlink()
+    (damaged / "run.json").write_text("{")
+    code, out, err = assay(*GRID, "--epochs", 2, "--out", study)
+    assert code == 1
+    assert "dpsgd, 3, seed 0" in err
+    assert "run.json is damaged" in " ".join(err.split())
+    assert "0 of 1" in out
+    assert "1 of 1" in out
+
+
+def test_a_table_is_reproduced_small_and_written_beside_its_toml(assay, tmp_path, monkeypatch):
+    (tmp_path / "experiments/p").mkdir(parents=True)
+    (tmp_path / "experiments/p/t.toml").write_text(
+        'title = "A table"\nseeds = [0, 1, 2]\n[train]\ndata = "digits"\nmodel = "logistic"\nepochs = 50\nepsilon = 2.0\n'
+        '[axis.method."DP-SGD"]\nmethod = "dpsgd"\n[theirs]\n"DP-SGD" = 97.2\n[small]\nseeds = [0]\n[small.train]\nepochs = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, err = assay("reproduce", "p/t", "--scale", "small", "--workers", 1)
+    assert code == 0, err
+    assert "Reduced, not the paper's setting:** 1 of 3 seeds; epochs 1 instead of 50." in out
+    assert "| 97.2 |" in out
+    assert (tmp_path / "experiments/p/t.small.md").read_text() in out
+    assert not (tmp_path / "experiments/p/t.json").exists()
+    assert (tmp_path / "runs/p/t.small/DP-SGD/seed0/record.json").exists()
+    printed = assay("reproduce", "p/t", "--scale", "small", "--print")
+    assert printed[1].split() == out.split()
+    assert assay("reproduce", "p/t", "--print")[0] == 1, "the full table was not measured"
+    assert os.uname().nodename not in out
