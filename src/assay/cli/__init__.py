@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from assay.cli import attack, audit, catalogue, compare, federation, privacy, reproduce, runs
+from assay.cli import attack, audit, catalogue, compare, federation, privacy, report, reproduce, runs
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ attack.register(app)
 federation.register(app)
 compare.register(app)
 reproduce.register(app)
+report.register(app)
 catalogue.register(app)
 
 

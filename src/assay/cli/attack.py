@@ -18,6 +18,7 @@ from assay.cli import options
 from assay.cli.inputs import of_run
 from assay.cli.show import print_json
 from assay.plan import Plan
+from assay.runs.attacked import write_attacks
 from assay.runs.directory import RunDirectory
 from assay.stage import kept
 
@@ -36,6 +37,9 @@ def attack(
     records: Annotated[int, typer.Option(help="Members to decide on, and as many non-members.")] = 5000,
     confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Which records are drawn, and which of them the attacker knows.")] = 0,
+    save: Annotated[
+        bool, typer.Option("--save", help="Keep the result beside the run for `assay report`; no ε covers it.")
+    ] = False,
     data_dir: options.DataDir = None,
     json: options.Json = False,
 ) -> None:
@@ -57,6 +61,8 @@ def attack(
     )
     chosen = name or [one for one in attacks.available() if not attacks.lacking(one, setting)]
     found = [attacks.run(one, setting, confidence=confidence) for one in chosen]
+    if save:
+        write_attacks(directory, [result.to_json() for result in found])
     if json:
         print_json({"run": str(run), "attacks": [result.to_json() for result in found]})
         return

@@ -30,17 +30,26 @@ def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint."""
+    return _read(path, tensors=True)
+
+
+def state(path: Path) -> dict[str, Any]:
+    """A checkpoint without its tensors: step, history and the like."""
+    return _read(path, tensors=False)[1]
+
+
+def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
         raise AssayError(f"the checkpoint {path} cannot be read: {error}") from error
     if metadata.get("schema") != SCHEMA:
         raise AssayError(
             f"{path} is not a checkpoint of this version of Assay (schema {metadata.get('schema')!r}, expected {SCHEMA!r})"
         )
-    return tensors, json.loads(metadata["state"])
+    return found, json.loads(metadata["state"])
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

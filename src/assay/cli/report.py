@@ -1,0 +1,66 @@
+"""`assay report`: one HTML page about a run, a study or a tree of runs; or the same page served while they go on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from assay.errors import ConfigError
+from assay.files import replace_text
+from assay.report.collect import Collector
+from assay.report.page import render
+from assay.report.serve import ReportServer, is_loopback
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(report)
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="A run, a study, or a directory with runs below it.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write. (default: report.html in the directory)")] = None,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the page while runs go on, and write nothing.")] = False,
+    host: Annotated[str, typer.Option(help="With --serve: the address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
+) -> None:
+    """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements, attacks."""
+    console = Console(soft_wrap=True, highlight=False)
+    collector = Collector(directory)
+    if serve:
+        if out is not None:
+            raise ConfigError("out", str(out), "nothing with --serve, which writes no file")
+        _serve(directory, host, port, console)
+        return
+    found = collector.collect()
+    if not (found.finished or found.unfinished or found.damaged or found.waiting):
+        raise ConfigError("directory", str(directory), "a directory with runs in it; there are none below this one")
+    target = out or directory / "report.html"
+    if target.is_dir():
+        raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")
+    replace_text(target, render(found))
+    counts = [
+        f"{len(found.finished)} finished",
+        *([f"{len(found.unfinished)} unfinished"] if found.unfinished else []),
+        *([f"{len(found.waiting)} not begun"] if found.waiting else []),
+        *([f"{len(found.damaged)} damaged"] if found.damaged else []),
+    ]
+    console.print(f"{target} ({', '.join(counts)})", markup=False)
+    for entry in found.damaged:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"damaged: {entry.name}: {entry.why}", markup=False)
+
+
+def _serve(directory: Path, host: str, port: int, console: Console) -> None:
+    if not is_loopback(host):
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[yellow]note:[/] {host} is no loopback address: whoever reaches this machine can read the report, without a password"
+        )
+    with ReportServer(directory, host, port) as server:
+        console.print(f"{server.address} shows {directory} as it is; Ctrl-C ends it", markup=False)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return

@@ -1,0 +1,244 @@
+"""Charts as SVG, written by hand: no library to bundle, sharp in print, coloured by the page's own style sheet.
+
+A series has a colour and a shape, so that no chart is read by colour alone. Each mark carries its values as text, which the page shows
+when it is pointed at or reached with the arrow keys.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from assay.report.html import Html, join, tag
+
+WIDTH, HEIGHT = 640, 340
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 16, 46
+_BEYOND = 54  # room for what lies at infinity
+SHAPES = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A value with its spread; x may be infinite."""
+
+    x: float
+    y: float
+    tip: str
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points of one kind. `hollow` marks published variants, whose ε is what it is only because it was verified."""
+
+    label: str
+    style: int
+    points: Sequence[Point]
+    method: str
+    hollow: bool = False
+    marks: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """What is drawn along one side."""
+
+    label: str
+    log: bool = False
+    percent: bool = False
+    from_zero: bool = False
+
+
+@dataclass(frozen=True)
+class _Scale:
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool
+
+    def at(self, value: float) -> float:
+        low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+        part = ((math.log(value) if self.log else value) - low) / (high - low)
+        return self.start + part * (self.end - self.start)
+
+
+@dataclass
+class _Frame:
+    x: _Scale
+    y: _Scale
+    beyond: float | None
+    right: float
+    parts: list[Html] = field(default_factory=list)
+
+
+def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
+    """A chart, or nothing if there is nothing to draw."""
+    shown = [s for s in series if s.points]
+    finite = [p for s in shown for p in s.points if math.isfinite(p.x)]
+    if not shown:
+        return None
+    infinite = any(math.isinf(p.x) for s in shown for p in s.points)
+    right = WIDTH - _RIGHT - (_BEYOND if infinite else 0)
+    heights = [v for s in shown for p in s.points for v in (p.y, p.low, p.high) if v is not None]
+    frame = _Frame(
+        x=_scale([p.x for p in finite] or [1.0], x, _LEFT, right, pad=not x.from_zero),
+        y=_scale(heights, y, HEIGHT - _BOTTOM, _TOP, pad=True),
+        beyond=WIDTH - _RIGHT - _BEYOND / 2 if infinite else None,
+        right=right,
+    )
+    return tag(
+        "svg",
+        tag("title", title),
+        _axes(frame, x, y, drawn=bool(finite)),
+        [_series(one, frame) for one in shown],
+        viewBox=f"0 0 {WIDTH} {HEIGHT}",
+        role="img",
+        tabindex=0,
+        class_="chart",
+        aria_label=f"{title}. Arrow keys read out the values one by one.",
+    )
+
+
+def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad: bool) -> _Scale:
+    low, high = min(values), max(values)
+    if axis.log:
+        low, high = max(low, 1e-9), max(high, 1e-9)
+        room = 1.25 if high / low > 1.6 else 1.6
+        return _Scale(low / room, high * room, start, end, True)
+    if axis.from_zero:
+        low = 0.0
+    if low == high:
+        low, high = (
+            low - (0.05 if axis.percent else 0.5 * abs(low) or 0.5),
+            high + (0.05 if axis.percent else 0.5 * abs(high) or 0.5),
+        )
+    room = 0.08 * (high - low) if pad else 0.0
+    low, high = (low if axis.from_zero else low - room), high + room
+    if axis.percent:
+        low, high = max(0.0, low), min(1.0, high) if high - room <= 1.0 else high
+    return _Scale(low, high, start, end, False)
+
+
+def _ticks(scale: _Scale, wanted: int) -> list[float]:
+    if scale.log:
+        first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
+        for factors in ((1, 2, 5), (1, 3), (1,)):
+            found = [
+                m * 10.0**e for e in range(first, last + 1) for m in factors if scale.low <= m * 10.0**e <= scale.high
+            ]
+            if len(found) <= wanted:
+                return found or _between(scale)
+        return found[:: math.ceil(len(found) / wanted)]
+    raw = (scale.high - scale.low) / wanted
+    size = 10.0 ** math.floor(math.log10(raw))
+    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
+    first_tick = math.ceil(scale.low / step - 1e-9)
+    return [n * step for n in range(first_tick, math.floor(scale.high / step + 1e-9) + 1)]
+
+
+def _between(scale: _Scale) -> list[float]:
+    middle = math.sqrt(scale.low * scale.high)
+    return [float(f"{middle:.2g}")]
+
+
+def _axes(frame: _Frame, x: Axis, y: Axis, *, drawn: bool) -> Html:
+    bottom, parts = HEIGHT - _BOTTOM, []
+    for value in _ticks(frame.y, 6):
+        at = round(frame.y.at(value), 1)
+        parts.append(tag("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
+        parts.append(tag("text", _said(value, y), x=_LEFT - 8, y=at + 4, text_anchor="end"))
+    for value in _ticks(frame.x, 8) if drawn else []:
+        at = round(frame.x.at(value), 1)
+        parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="axis"))
+        parts.append(tag("text", _said(value, x), x=at, y=bottom + 18, text_anchor="middle"))
+    if frame.beyond is not None:
+        parts.append(tag("line", x1=frame.right, x2=frame.right, y1=_TOP, y2=bottom, class_="beyond"))
+        parts.append(tag("text", "∞", x=frame.beyond, y=bottom + 18, text_anchor="middle"))
+    parts.append(tag("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    parts.append(tag("text", x.label, x=middle, y=HEIGHT - 8, text_anchor="middle", class_="name"))
+    turned = f"rotate(-90 13 {(_TOP + bottom) / 2:g})"
+    parts.append(
+        tag("text", y.label, x=13, y=f"{(_TOP + bottom) / 2:g}", text_anchor="middle", transform=turned, class_="name")
+    )
+    return tag("g", parts, class_="axes", aria_hidden="true")
+
+
+def _said(value: float, axis: Axis) -> str:
+    return f"{100 * value:.6g} %" if axis.percent else f"{value:.6g}"
+
+
+def _series(one: Series, frame: _Frame) -> Html:
+    line = [p for p in one.points if math.isfinite(p.x)]
+    parts: list[Html] = []
+    if len(line) > 1:
+        path = " ".join(f"{frame.x.at(p.x):.1f},{frame.y.at(p.y):.1f}" for p in line)
+        parts.append(tag("polyline", points=path, class_="line"))
+    for p in one.points:
+        across = frame.beyond if math.isinf(p.x) else frame.x.at(p.x)
+        assert across is not None
+        parts += _bar(p, across, frame)
+        parts.append(_mark(p, across, frame.y.at(p.y), one))
+    styled = f"series s{one.style % SHAPES}{' hollow' if one.hollow else ''}"
+    return tag("g", parts, class_=styled, data_method=one.method)
+
+
+def _bar(p: Point, across: float, frame: _Frame) -> list[Html]:
+    if p.low is None or p.high is None:
+        return []
+    top, low = frame.y.at(p.high), frame.y.at(p.low)
+    return [
+        tag(
+            "path",
+            d=f"M{across:.1f} {top:.1f}V{low:.1f}M{across - 4:.1f} {top:.1f}h8M{across - 4:.1f} {low:.1f}h8",
+            class_="bar",
+        )
+    ]
+
+
+def _mark(p: Point, x: float, y: float, one: Series) -> Html:
+    kind = "mark" if one.marks else "mark dot"
+    return tag("path", d=shape(one.style, x, y, 4.6 if one.marks else 2.4), class_=kind, data_tip=p.tip)
+
+
+def shape(style: int, x: float, y: float, r: float) -> str:
+    """The outline of a series' mark."""
+    match style % SHAPES:
+        case 0:
+            return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
+        case 1:
+            s = 0.88 * r
+            return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}Z"
+        case 2:
+            return f"M{x:.1f} {y - 1.2 * r:.1f}l{1.15 * r:.1f} {2 * r:.1f}h{-2.3 * r:.1f}Z"
+        case 3:
+            return f"M{x:.1f} {y - 1.3 * r:.1f}l{1.3 * r:.1f} {1.3 * r:.1f}l{-1.3 * r:.1f} {1.3 * r:.1f}l{-1.3 * r:.1f} {-1.3 * r:.1f}Z"
+        case 4:
+            return f"M{x:.1f} {y + 1.2 * r:.1f}l{1.15 * r:.1f} {-2 * r:.1f}h{-2.3 * r:.1f}Z"
+        case 5:
+            w = 0.45 * r
+            arm = 1.15 * r
+            return (
+                f"M{x - w:.1f} {y - arm:.1f}h{2 * w:.1f}v{arm - w:.1f}h{arm - w:.1f}v{2 * w:.1f}h{w - arm:.1f}v{arm - w:.1f}"
+                f"h{-2 * w:.1f}v{w - arm:.1f}h{w - arm:.1f}v{-2 * w:.1f}h{arm - w:.1f}Z"
+            )
+        case _:
+            return f"M{x - r:.1f} {y - 0.5 * r:.1f}h{2 * r:.1f}v{r:.1f}h{-2 * r:.1f}Z"
+
+
+def legend(entries: Sequence[Series]) -> Html:
+    """What colour and shape stand for."""
+    seen = {(s.label, s.style, s.hollow, s.method) for s in entries}
+    ordered = sorted(seen, key=lambda entry: (entry[1], entry[2]))
+    items = []
+    for label, style, hollow, method in ordered:
+        mark = tag("path", d=shape(style, 8, 8, 5), class_="mark")
+        styled = f"series s{style % SHAPES}{' hollow' if hollow else ''}"
+        drawing = tag(
+            "svg", tag("g", mark, class_=styled), viewBox="0 0 16 16", width=16, height=16, aria_hidden="true"
+        )
+        items.append(tag("li", drawing, label, data_method=method))
+    return tag("ul", join(*items), class_="legend", aria_label="Legend")

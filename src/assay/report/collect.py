@@ -1,0 +1,291 @@
+"""The runs below a directory, whatever state they are in: finished, unfinished, damaged. None is dropped silently, none is changed.
+
+Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one repairs a torn
+last line.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from assay.errors import AssayError, ConfigError
+from assay.privacy.accounting import Adjacency
+from assay.privacy.ledger import Ledger
+from assay.runs import checkpoint
+from assay.runs.attacked import read_attacks
+from assay.runs.directory import RunDirectory
+from assay.studies.directory import Study
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
+_WATCHED = ("run.json", "record.json", "statement.md", "attacks.json", "ledger.jsonl", "checkpoint.safetensors")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A PNG found in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
+
+    name: str
+    data: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run with its record."""
+
+    name: str
+    record: Mapping[str, Any]
+    spec: Mapping[str, Any]
+    statement: str
+    attacks: tuple[Mapping[str, Any], ...] = ()
+    pictures: tuple[Picture, ...] = ()
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """A run without a record: what is charged so far, by its ledger."""
+
+    name: str
+    method: str
+    data: str
+    model: str
+    planned: int | None
+    charged: int | None
+    epsilon: float | None
+    delta: float | None
+    history: tuple[Mapping[str, Any], ...]
+    changed: str
+    trouble: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damaged:
+    """Something that should be a run and cannot be read."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Collected:
+    """All runs below a directory; `waiting` are those that a study has not begun."""
+
+    title: str
+    finished: tuple[Finished, ...] = ()
+    unfinished: tuple[Unfinished, ...] = ()
+    damaged: tuple[Damaged, ...] = ()
+    waiting: tuple[str, ...] = ()
+
+
+Entry = Finished | Unfinished | Damaged
+
+
+@dataclass
+class Collector:
+    """Collects again and again (`--serve`), reading only what has changed."""
+
+    root: Path
+    _kept: dict[Path, tuple[str, Entry]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.root.is_dir():
+            raise ConfigError("directory", str(self.root), "a directory: a run, a study, or one with runs below it")
+
+    def collect(self) -> Collected:
+        """The state of things now."""
+        entries: list[Entry] = []
+        damaged: list[Damaged] = []
+        waiting: list[str] = []
+        title = self.root.resolve().name
+        runs, studies = _find(self.root)
+        for path in runs:
+            state = _state(path)
+            known = self._kept.get(path)
+            if known is None or known[0] != state:
+                self._kept[path] = state, _read(path, self._name(path))
+            entries.append(self._kept[path][1])
+        for path in studies:
+            try:
+                study = Study.open(path)
+            except (AssayError, OSError, KeyError, TypeError) as error:
+                damaged.append(Damaged(name=self._name(path), why=f"study.json: {error}"))
+                continue
+            waiting += [self._name(study.of(run).path) for run in study.unfinished() if not study.of(run).spec.exists()]
+            if path == self.root:
+                title = study.grid.title
+        return Collected(
+            title=title,
+            finished=tuple(e for e in entries if isinstance(e, Finished)),
+            unfinished=tuple(e for e in entries if isinstance(e, Unfinished)),
+            damaged=(*(e for e in entries if isinstance(e, Damaged)), *damaged),
+            waiting=tuple(waiting),
+        )
+
+    def fingerprint(self) -> str:
+        """Changes whenever the page would."""
+        runs, studies = _find(self.root)
+        files = [path / "study.json" for path in studies]
+        return hashlib.sha256(repr([*((run, _state(run)) for run in runs), *map(_stamp, files)]).encode()).hexdigest()
+
+    def _name(self, path: Path) -> str:
+        relative = path.relative_to(self.root).as_posix()
+        return self.root.resolve().name if relative == "." else relative
+
+
+def _find(root: Path) -> tuple[list[Path], list[Path]]:
+    runs, studies = [], []
+    for folder, below, files in os.walk(root):
+        below.sort()
+        if "study.json" in files:
+            studies.append(Path(folder))
+        if "run.json" in files or "record.json" in files:
+            runs.append(Path(folder))
+            below.clear()
+    return runs, studies
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    try:
+        stat = path.stat()
+    except OSError:
+        return str(path), 0, 0
+    return str(path), stat.st_mtime_ns, stat.st_size
+
+
+def _state(run: Path) -> str:
+    return repr([_stamp(run / name) for name in _WATCHED] + [_stamp(path) for path in _png_files(run)])
+
+
+def _png_files(run: Path) -> list[Path]:
+    return sorted(path for path in run.rglob("*.png") if path.is_file())
+
+
+def _read(path: Path, name: str) -> Entry:
+    directory = RunDirectory(path)
+    try:
+        if directory.finished:
+            return _finished(directory, name)
+        return _unfinished(directory, name)
+    except (AssayError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        why = str(error).replace(str(path), name)
+        return Damaged(
+            name=name,
+            why=why
+            if isinstance(error, AssayError | OSError)
+            else f"a file has not the form it should have: {error!r}",
+        )
+
+
+def _finished(directory: RunDirectory, name: str) -> Finished:
+    record = directory.read_record()
+    for key in ("method", "data"):
+        if not isinstance(record[key], str):
+            raise ValueError(f"{key} in record.json")
+    for key in ("claimed", "verified", "audited"):
+        number(record["epsilon"].get(key))
+    if number(record["epsilon"]["verified"]) is None or not 0 < float(record["epsilon"]["delta"]) < 1:
+        raise ValueError("epsilon in record.json")
+    trouble: list[str] = []
+    spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
+    statement = (
+        _optional(lambda: directory.statement.read_text(encoding="utf-8"), "statement.md", "", trouble)
+        if directory.statement.exists()
+        else ""
+    )
+    if not statement and not trouble:
+        trouble.append("statement.md is missing")
+    attacks = _optional(lambda: read_attacks(directory), "attacks.json", (), trouble)
+    return Finished(
+        name=name,
+        record=record,
+        spec=spec,
+        statement=statement,
+        attacks=tuple(attacks),
+        pictures=tuple(_picture(path, directory.path) for path in _png_files(directory.path)),
+        trouble="; ".join(trouble),
+    )
+
+
+def _optional(read: Callable[[], Any], what: str, otherwise: Any, trouble: list[str]) -> Any:
+    try:
+        return read()
+    except (AssayError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        trouble.append(str(error) if isinstance(error, AssayError) else f"{what} cannot be read ({error})")
+        return otherwise
+
+
+def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
+    spec = directory.read_spec()
+    plan, names = spec.get("plan", {}), spec.get("names", {})
+    trouble: list[str] = []
+    charged, epsilon, delta = _optional(lambda: _spent(directory.ledger), "ledger.jsonl", (None, None, None), trouble)
+    history: Iterable[Mapping[str, Any]] = ()
+    if directory.checkpoint.exists():
+        history = _optional(lambda: checkpoint.state(directory.checkpoint)["history"], "the checkpoint", (), trouble)
+    latest = max(path.stat().st_mtime for path in (directory.spec, directory.ledger) if path.exists())
+    return Unfinished(
+        name=name,
+        method=str(plan.get("method", "unnamed")),
+        data=str(names.get("data", "unnamed")),
+        model=str(names.get("model", "unnamed")),
+        planned=plan.get("steps"),
+        charged=charged,
+        epsilon=epsilon,
+        delta=delta,
+        history=tuple(history),
+        changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        trouble="; ".join(trouble),
+    )
+
+
+def _spent(path: Path) -> tuple[int, float, float | None]:
+    """Steps, ε and δ by a copy of the ledger; nothing is charged before there is one."""
+    if not path.exists():
+        return 0, 0.0, None
+    whole = path.read_bytes()
+    whole = whole[: whole.rfind(b"\n") + 1]
+    if not whole:
+        return 0, 0.0, None
+    header = json.loads(whole.split(b"\n", 1)[0])
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "ledger.jsonl"
+        copy.write_bytes(whole)
+        ledger = Ledger(
+            copy, delta=header["delta"], adjacency=Adjacency(header["adjacency"]), ceiling=header["ceiling"]
+        )
+        return ledger.total_steps, ledger.epsilon(), float(header["delta"])
+
+
+def _picture(path: Path, run: Path) -> Picture:
+    name = path.relative_to(run).as_posix()
+    size = path.stat().st_size
+    if size > _LARGEST_PICTURE:
+        return Picture(name=name, why=f"{size / 1e6:.1f} MB, too large for this page")
+    data = path.read_bytes()
+    if not data.startswith(_PNG):
+        return Picture(name=name, why="not a PNG picture")
+    return Picture(name=name, data=base64.b64encode(data).decode())
+
+
+def number(value: object) -> float | None:
+    """A number of a record: "inf" is infinity, None is unknown; anything else that is no number is an error."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is not a number")
+    if isinstance(value, str) and value != "inf":
+        raise ValueError(f"{value!r} is not a number")
+    found = float(value)
+    return None if math.isnan(found) else found

@@ -1,0 +1,121 @@
+"""The charts of a report: accuracy against verified ε, and what happened while training, over the seeds of each setting."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.figures import at_most
+from assay.report.charts import Axis, Point, Series
+from assay.report.collect import number
+from assay.report.groups import Group, finite
+
+_MOST_MARKS = 3000  # in one chart; more would make a page slow and a chart unreadable
+
+ACCURACY = Axis(label="test accuracy", percent=True)
+EPSILON = Axis(label="verified ε", log=True)
+SPENT = Axis(label="verified ε so far", from_zero=True)
+LOSS = Axis(label="test loss")
+
+
+def against_epsilon(groups: Sequence[Group], styles: Mapping[str, int]) -> list[Series]:
+    """Mean accuracy ± standard deviation over seeds at the verified ε, a series for each method as it was set."""
+    by_label: dict[str, list[Group]] = {}
+    for group in groups:
+        if group.mean is not None:
+            by_label.setdefault(group.label, []).append(group)
+    return [
+        Series(
+            label=label,
+            style=styles[members[0].family],
+            method=members[0].method,
+            hollow=members[0].variant == "published",
+            points=[_point(group) for group in sorted(members, key=lambda g: g.verified)],
+        )
+        for label, members in by_label.items()
+    ]
+
+
+def _point(group: Group) -> Point:
+    assert group.mean is not None
+    spread = group.deviation
+    seeds = f"{len(group.accuracies)} seed{'s' if len(group.accuracies) != 1 else ''}"
+    around = "" if spread is None else f" ± {100 * spread:.2f}"
+    spent = "∞" if math.isinf(group.verified) else at_most(group.verified)
+    return Point(
+        x=group.verified,
+        y=group.mean,
+        low=None if spread is None else group.mean - spread,
+        high=None if spread is None else group.mean + spread,
+        tip=f"{group.name}: {100 * group.mean:.2f}{around} % at verified ε {spent} ({seeds})",
+    )
+
+
+def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> list[Series]:
+    """`test_accuracy`, `test_loss` or `epsilon` of each setting's history, averaged over its seeds at the epochs all of them reached."""
+    drawn = [(group, _mean_history(group, what)) for group in groups]
+    drawn = [(group, points) for group, points in drawn if points]
+    most = max(8, _MOST_MARKS // max(1, len(drawn)))
+    return [
+        Series(
+            label=group.label,
+            style=styles[group.family],
+            method=group.method,
+            hollow=group.variant == "published",
+            marks=False,
+            points=_thinned(points, most),
+        )
+        for group, points in drawn
+    ]
+
+
+def _mean_history(group: Group, what: str) -> list[Point]:
+    by_time: dict[float, list[float]] = {}
+    for run in group.runs:
+        for entry in run.record.get("history") or []:
+            value, time = finite(entry.get(what)), when(entry)
+            if value is not None and time is not None:
+                by_time.setdefault(time, []).append(value)
+    whole = {time: values for time, values in by_time.items() if len(values) == len(group.runs)}
+    points = []
+    for time, values in sorted(whole.items()):
+        value = max(values) if what == "epsilon" else statistics.mean(values)
+        points.append(Point(x=time, y=value, tip=f"{group.name}, epoch {time:g}: {_said(value, what)}"))
+    return points
+
+
+def when(entry: Mapping[str, Any]) -> float | None:
+    """The time of a history entry: its epoch, or for runs that have none its round or step."""
+    return next((found for key in ("epoch", "round", "step") if (found := finite(entry.get(key))) is not None), None)
+
+
+def _said(value: float, what: str) -> str:
+    if what == "test_accuracy":
+        return f"{100 * value:.2f} %"
+    return f"verified ε {at_most(value)}" if what == "epsilon" else f"{value:.4g}"
+
+
+def _thinned(points: list[Point], most: int) -> list[Point]:
+    """Every n-th point, and always the last."""
+    step = math.ceil(len(points) / most)
+    return points if step <= 1 else [*points[:-1:step], points[-1]]
+
+
+def of_history(history: Sequence[Mapping[str, Any]], what: str, label: str) -> list[Series]:
+    """One run's own curve."""
+    points = []
+    for entry in history:
+        value, time = finite(entry.get(what)), when(entry)
+        if value is not None and time is not None:
+            points.append(Point(x=time, y=value, tip=f"epoch {time:g}: {_said(value, what)}"))
+    return [Series(label=label, style=0, method="", marks=False, points=_thinned(points, 200))]
+
+
+def infinite_epsilon(history: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the run spent more than any number from some epoch on."""
+    try:
+        return any(math.isinf(number(entry.get("epsilon")) or 0.0) for entry in history)
+    except ValueError:
+        return False

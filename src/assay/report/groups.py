@@ -1,0 +1,242 @@
+"""Runs that differ in nothing but their seed, taken together; and what the three ε of a setting say, in words."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from assay.figures import at_least, at_most
+from assay.report.collect import Finished, number
+
+_SLACK = 1.01  # a verified ε is within 1 % of the exact one: below that nothing is said about a claim
+
+
+class Tone(StrEnum):
+    """How a verdict is marked."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What a reader should take away."""
+
+    tone: Tone
+    words: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """One setting and its seeds. ε over several seeds is the largest, an audited one the smallest: no seed did worse."""
+
+    key: str
+    method: str
+    variant: str
+    options: str
+    data: str
+    model: str
+    setting: str
+    target: float | None
+    target_is: str
+    delta: float
+    unit: str
+    claimed: float | None
+    verified: float
+    audited: float | None
+    runs: tuple[Finished, ...]
+
+    @property
+    def family(self) -> str:
+        """The method with its options: what has a colour and a shape of its own."""
+        return f"{self.method} ({self.options})" if self.options else self.method
+
+    @property
+    def label(self) -> str:
+        """The method with its options and whether it is the published variant."""
+        return f"{self.family}, published" if self.variant == "published" else self.family
+
+    @property
+    def name(self) -> str:
+        """The setting in one line."""
+        target = "" if self.target is None else f", ε {self.target:g} {self.target_is}"
+        return f"{self.label} on {self.data}{target}" + (f", {self.setting}" if self.setting else "")
+
+    @property
+    def accuracies(self) -> list[float]:
+        """Of the seeds that have one."""
+        return [found for run in self.runs if (found := accuracy(run)) is not None]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean accuracy."""
+        return statistics.mean(self.accuracies) if self.accuracies else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over seeds."""
+        return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
+
+    @property
+    def seeded(self) -> bool:
+        """Whether a seed was fixed: reproducible, and therefore not private."""
+        return any(run.record.get("seed") is not None for run in self.runs)
+
+
+def accuracy(run: Finished) -> float | None:
+    """The test accuracy of a run."""
+    return finite(run.record.get("result", {}).get("test_accuracy"))
+
+
+def finite(value: object) -> float | None:
+    """A number that can be drawn."""
+    try:
+        found = number(value)
+    except ValueError:
+        return None
+    return found if found is not None and math.isfinite(found) else None
+
+
+def grouped(runs: Sequence[Finished]) -> list[Group]:
+    """The settings, in the order in which they are met, each with what distinguishes it from others of its method."""
+    by_key: dict[str, list[Finished]] = {}
+    for run in runs:
+        by_key.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), []).append(run)
+    all_settings = {key: _flat(_settings(members[0])) for key, members in by_key.items()}
+    groups = []
+    for key, members in by_key.items():
+        mine = all_settings[key]
+        same = [other for other in all_settings.values() if _kin(other) == _kin(mine)]
+        differing = [name for name in mine if any(other.get(name) != mine[name] for other in same)]
+        groups.append(_group(key, members, ", ".join(f"{name} {mine[name]}" for name in differing if name != "target")))
+    return groups
+
+
+def _group(key: str, members: Sequence[Finished], setting: str) -> Group:
+    first = members[0].record
+    eps = [run.record["epsilon"] for run in members]
+    options = {name: value for name, value in (first.get("options") or {}).items() if name not in ("variant", "groups")}
+    audited = [found for e in eps if (found := number(e.get("audited"))) is not None]
+    claimed = [found for e in eps if (found := number(e.get("claimed"))) is not None]
+    return Group(
+        key=key,
+        method=first["method"],
+        variant=str(first.get("variant", "")),
+        options=", ".join(f"{name}={value}" for name, value in options.items()),
+        data=first["data"],
+        model=str(first.get("model", "unnamed")) + _circulant(members[0]),
+        setting=setting,
+        target=finite(eps[0].get("target")),
+        target_is=str(eps[0].get("target_is", "verified")),
+        delta=float(eps[0]["delta"]),
+        unit=str(first.get("unit", "one record")),
+        claimed=max(claimed, default=None),
+        verified=max(number(e["verified"]) or 0.0 for e in eps),
+        audited=min(audited, default=None),
+        runs=tuple(members),
+    )
+
+
+def _circulant(run: Finished) -> str:
+    block = (run.spec.get("names") or {}).get("circulant")
+    return "" if block is None else f", circulant {block}"
+
+
+def _settings(run: Finished) -> dict[str, Any]:
+    """Everything that tells two settings apart, the seed and what follows from it left out."""
+    record, eps = run.record, run.record["epsilon"]
+    kept = (
+        "method",
+        "variant",
+        "options",
+        "encode",
+        "denoise",
+        "model",
+        "data",
+        "records",
+        "clip",
+        "micro_batch",
+        "sampling",
+    )
+    settings = {name: record.get(name) for name in kept}
+    settings["circulant"] = _circulant(run)
+    target = eps.get("target")
+    settings |= {
+        "target": target,
+        "target is": eps.get("target_is"),
+        "delta": eps["delta"],
+        "adjacency": eps.get("adjacency"),
+    }
+    if target is None:
+        settings["noise multiplier"] = record.get("noise_multiplier")
+    settings["steps"] = (run.spec.get("plan") or {}).get("steps", record.get("steps"))
+    training = {
+        k: v for k, v in (record.get("training") or {}).items() if k not in ("seed", "device", "max_physical_batch")
+    }
+    return settings | {"training": training}
+
+
+def _flat(settings: Mapping[str, Any], at: str = "") -> dict[str, str]:
+    out: dict[str, str] = {}
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            inner = "" if name in ("training", "optimizer", "sampling") else f"{name} "
+            out |= _flat(value, at + inner)
+        else:
+            said = (
+                ", ".join(map(str, value))
+                if isinstance(value, list)
+                else f"{value:g}"
+                if isinstance(value, float)
+                else value
+            )
+            out[(at + name).replace("_", " ")] = str(said)
+    return out
+
+
+def _kin(settings: Mapping[str, str]) -> tuple[str | None, ...]:
+    """Settings of which a table shows the rest in columns of their own."""
+    own = [f"{k}={v}" for k, v in sorted(settings.items()) if k.startswith("options ")]
+    columns = [
+        settings.get(name) for name in ("method", "variant", "data", "model", "circulant", "target", "target is")
+    ]
+    return (*columns, *own)
+
+
+def verdict(group: Group) -> Verdict:
+    """The three ε of a setting in words. Only an audit refutes a claim; a verified ε above it says that nothing supports it."""
+    spent, claimed = at_most(group.verified), group.claimed
+    audits = [run.record["audit"] for run in group.runs if isinstance(run.record.get("audit"), Mapping)]
+    said = {str(audit.get("verdict")) for audit in audits}
+    shown = "" if group.audited is None else f"; an attack shows at least {_least(group.audited)}"
+    if "bug" in said:
+        return Verdict(tone=Tone.BAD, words="implementation bug", detail=f"audited above verified{shown}")
+    if "claim-refuted" in said:
+        real = "no finite ε holds" if math.isinf(group.verified) else f"it spends {spent}"
+        return Verdict(tone=Tone.BAD, words="claim refuted", detail=f"claims {_most(claimed)}, {real}{shown}")
+    if math.isinf(group.verified):
+        return Verdict(tone=Tone.BAD, words="no privacy", detail=f"no finite ε holds; claims {_most(claimed)}{shown}")
+    if group.variant == "published" and claimed is not None and group.verified > _SLACK * claimed:
+        return Verdict(
+            tone=Tone.BAD, words="claim not supported", detail=f"claims {_most(claimed)}, spends {spent}{shown}"
+        )
+    within = "" if group.target is None or group.target_is != "verified" else f" of {group.target:g} allowed"
+    if group.target is not None and group.target_is == "verified" and group.verified > group.target:
+        return Verdict(tone=Tone.BAD, words="over its budget", detail=f"spent {spent}{within}{shown}")
+    consistent = ", and an audit agrees" if "consistent" in said else ""
+    return Verdict(tone=Tone.GOOD, words="holds", detail=f"spent {spent}{within}{shown}{consistent}")
+
+
+def _most(value: float | None) -> str:
+    return "nothing" if value is None else "∞" if math.isinf(value) else at_most(value)
+
+
+def _least(value: float) -> str:
+    return "any finite ε" if math.isinf(value) else at_least(value)
