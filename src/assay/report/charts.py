@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from assay.report.html import Html, join, tag
 
-WIDTH, HEIGHT = 640, 340
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 16, 46
-_BEYOND = 54  # room for what lies at infinity
+WIDTH, HEIGHT = 480, 320
+_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 14, 12, 54
+_BEYOND = 46  # room for what lies at infinity
 SHAPES = 7
 
 
@@ -115,7 +115,7 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad
             low - (0.05 if axis.percent else 0.5 * abs(low) or 0.5),
             high + (0.05 if axis.percent else 0.5 * abs(high) or 0.5),
         )
-    room = 0.08 * (high - low) if pad else 0.0
+    room = (0.08 if pad else 0.02) * (high - low)
     low, high = (low if axis.from_zero else low - room), high + room
     if axis.percent:
         low, high = max(0.0, low), min(1.0, high) if high - room <= 1.0 else high
@@ -149,20 +149,20 @@ def _axes(frame: _Frame, x: Axis, y: Axis, *, drawn: bool) -> Html:
     for value in _ticks(frame.y, 6):
         at = round(frame.y.at(value), 1)
         parts.append(tag("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
-        parts.append(tag("text", _said(value, y), x=_LEFT - 8, y=at + 4, text_anchor="end"))
-    for value in _ticks(frame.x, 8) if drawn else []:
+        parts.append(tag("text", _said(value, y), x=_LEFT - 8, y=at + 5, text_anchor="end"))
+    for value in _ticks(frame.x, 6) if drawn else []:
         at = round(frame.x.at(value), 1)
         parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="axis"))
-        parts.append(tag("text", _said(value, x), x=at, y=bottom + 18, text_anchor="middle"))
+        parts.append(tag("text", _said(value, x), x=at, y=bottom + 22, text_anchor="middle"))
     if frame.beyond is not None:
         parts.append(tag("line", x1=frame.right, x2=frame.right, y1=_TOP, y2=bottom, class_="beyond"))
-        parts.append(tag("text", "∞", x=frame.beyond, y=bottom + 18, text_anchor="middle"))
+        parts.append(tag("text", "∞", x=frame.beyond, y=bottom + 22, text_anchor="middle"))
     parts.append(tag("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
     middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(tag("text", x.label, x=middle, y=HEIGHT - 8, text_anchor="middle", class_="name"))
-    turned = f"rotate(-90 13 {(_TOP + bottom) / 2:g})"
+    parts.append(tag("text", x.label, x=middle, y=HEIGHT - 9, text_anchor="middle", class_="name"))
+    turned = f"rotate(-90 16 {(_TOP + bottom) / 2:g})"
     parts.append(
-        tag("text", y.label, x=13, y=f"{(_TOP + bottom) / 2:g}", text_anchor="middle", transform=turned, class_="name")
+        tag("text", y.label, x=16, y=f"{(_TOP + bottom) / 2:g}", text_anchor="middle", transform=turned, class_="name")
     )
     return tag("g", parts, class_="axes", aria_hidden="true")
 

@@ -28,6 +28,7 @@ from assay.studies.directory import Study
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
+_BEGINNING = ".run.json."  # a run.json that was never finished
 _WATCHED = ("run.json", "record.json", "statement.md", "attacks.json", "ledger.jsonl", "checkpoint.safetensors")
 
 
@@ -150,7 +151,7 @@ def _find(root: Path) -> tuple[list[Path], list[Path]]:
         below.sort()
         if "study.json" in files:
             studies.append(Path(folder))
-        if "run.json" in files or "record.json" in files:
+        if "run.json" in files or "record.json" in files or any(name.startswith(_BEGINNING) for name in files):
             runs.append(Path(folder))
             below.clear()
     return runs, studies
@@ -177,6 +178,8 @@ def _read(path: Path, name: str) -> Entry:
     try:
         if directory.finished:
             return _finished(directory, name)
+        if not directory.spec.exists():
+            return Damaged(name=name, why="killed before it had begun: there is no run.json, and nothing was charged")
         return _unfinished(directory, name)
     except (AssayError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error).replace(str(path), name)

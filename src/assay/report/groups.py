@@ -215,7 +215,7 @@ def verdict(group: Group) -> Verdict:
     spent, claimed = at_most(group.verified), group.claimed
     audits = [run.record["audit"] for run in group.runs if isinstance(run.record.get("audit"), Mapping)]
     said = {str(audit.get("verdict")) for audit in audits}
-    shown = "" if group.audited is None else f"; an attack shows at least {_least(group.audited)}"
+    shown = "" if group.audited is None else f"; an attack shows {_least(group.audited)}"
     if "bug" in said:
         return Verdict(tone=Tone.BAD, words="implementation bug", detail=f"audited above verified{shown}")
     if "claim-refuted" in said:
@@ -239,4 +239,4 @@ def _most(value: float | None) -> str:
 
 
 def _least(value: float) -> str:
-    return "any finite ε" if math.isinf(value) else at_least(value)
+    return "that none holds" if math.isinf(value) else f"at least {at_least(value)}"

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable
 from typing import TypeAlias
 
-_VOID = {"br", "hr", "img", "input", "meta"}
+_VOID = {"br", "hr", "img", "input", "meta", "wbr"}
 
 
 class Html(str):

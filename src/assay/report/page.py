@@ -32,9 +32,9 @@ def render(found: Collected, *, live: bool = False, token: str = "") -> str:
     body = join(
         _overview(found, groups),
         _controls(groups),
-        _trouble(found),
         _headline(groups),
-        _panels(groups, styles),
+        _trouble(found),
+        _panels(groups, styles) if len(found.finished) > 1 else None,  # one run has its curves beside its statement
         _attacks(found.finished),
         _runs(found.finished),
     )
@@ -71,6 +71,12 @@ def epsilon(value: float | None, *, lower_bound: bool = False) -> Html:
     return tag("td", text, class_="num", data_value=repr(value))
 
 
+def _path(name: str) -> Html:
+    """A path that may be broken after its slashes."""
+    first, *rest = name.split("/")
+    return join(first, *(join("/", tag("wbr"), part) for part in rest))
+
+
 def _num(value: float | None, text: str | None = None) -> Html:
     said = "–" if value is None else text if text is not None else f"{value:g}"
     return tag("td", said, class_="num", data_value="" if value is None else repr(float(value)))
@@ -84,7 +90,13 @@ def _table(caption: str, heads: Iterable[tuple[str, bool]], rows: Sequence[Html]
     ]
     return tag(
         "div",
-        tag("table", tag("caption", caption), tag("thead", tag("tr", columns)), tag("tbody", rows), class_="sortable"),
+        tag(
+            "table",
+            tag("caption", tag("span", caption)),
+            tag("thead", tag("tr", columns)),
+            tag("tbody", rows),
+            class_="sortable",
+        ),
         class_="scroll",
         role="region",
         tabindex=0,
@@ -108,11 +120,16 @@ def _overview(found: Collected, groups: Sequence[Group]) -> Html:
         return _one_run(groups[0])
     wrong = [group for group in groups if verdict(group).tone is Tone.BAD]
     tiles = [
-        _tile(len(found.finished), "runs finished"),
-        _tile(len(groups), "settings"),
-        _tile(len(found.unfinished) + len(found.waiting), "runs unfinished or not begun", bad=bool(found.unfinished)),
-        _tile(len(found.damaged), "damaged", bad=bool(found.damaged)),
-        _tile(len(wrong), "settings that do not hold what they claim", bad=bool(wrong)),
+        _tile(len(found.finished), "runs finished", to="runs"),
+        _tile(len(groups), "settings", to="headline"),
+        _tile(
+            len(found.unfinished) + len(found.waiting),
+            "runs unfinished or not begun",
+            to="unfinished",
+            bad=bool(found.unfinished),
+        ),
+        _tile(len(found.damaged), "damaged", to="unfinished", bad=bool(found.damaged)),
+        _tile(len(wrong), "settings that do not hold what they claim", to="headline", bad=bool(wrong)),
     ]
     seeded = any(group.seeded for group in groups)
     return tag(
@@ -124,8 +141,9 @@ def _overview(found: Collected, groups: Sequence[Group]) -> Html:
     )
 
 
-def _tile(value: int, words: str, *, bad: bool = False) -> Html:
-    return tag("div", tag("strong", value), tag("span", words), class_="tile bad" if bad else "tile")
+def _tile(value: int, words: str, *, to: str, bad: bool = False) -> Html:
+    inner, styled = (tag("strong", value), tag("span", words)), "tile bad" if bad else "tile"
+    return tag("a", *inner, href=f"#{to}", class_=styled) if value else tag("div", *inner, class_=styled)
 
 
 def _one_run(group: Group) -> Html:
@@ -198,7 +216,7 @@ def _trouble(found: Collected) -> Html | None:
 def _damaged(entries: Sequence[Damaged]) -> Html | None:
     if not entries:
         return None
-    rows = [tag("tr", tag("th", entry.name, scope="row"), tag("td", entry.why)) for entry in entries]
+    rows = [tag("tr", tag("th", _path(entry.name), scope="row"), tag("td", entry.why)) for entry in entries]
     return _table("Damaged: these count nowhere else on this page", [("run", False), ("what is wrong", False)], rows)
 
 
@@ -215,7 +233,7 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
         rows.append(
             tag(
                 "tr",
-                tag("th", entry.name, scope="row"),
+                tag("th", _path(entry.name), scope="row"),
                 tag("td", entry.method),
                 tag("td", f"{entry.data}, {entry.model}"),
                 tag("td", steps, " ", bar, class_="num", data_value="" if part is None else part),
@@ -235,7 +253,7 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
         ("accuracy so far (%)", True),
         ("last charged", False),
     ]
-    return _table("Unfinished: what is charged so far is spent; `assay resume` goes on", heads, rows)
+    return _table("Unfinished: what is charged so far is spent; assay resume goes on with a run", heads, rows)
 
 
 def _waiting(names: Sequence[str]) -> Html | None:
@@ -251,16 +269,16 @@ def _headline(groups: Sequence[Group]) -> Html | None:
     settings = any(group.setting for group in groups)
     heads = [
         ("method", False),
-        ("data", False),
-        ("model", False),
-        *([("setting", False)] if settings else []),
         ("ε asked for", True),
         ("ε claimed", True),
         ("ε verified", True),
         ("ε audited", True),
         ("accuracy (%)", True),
-        ("seeds", True),
         ("verdict", False),
+        ("data", False),
+        ("model", False),
+        *([("setting", False)] if settings else []),
+        ("seeds", True),
     ]
     rows = [_headline_row(group, settings) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
@@ -283,26 +301,27 @@ def _headline_row(group: Group, settings: bool) -> Html:
     mean, spread = group.mean, group.deviation
     text = None if mean is None else f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
     asked = "–" if group.target is None else f"{group.target:g} {group.target_is}"
+    spoken = tag(
+        "td",
+        _badge(said.tone, said.words),
+        " ",
+        tag("span", said.detail, class_="detail"),
+        class_="verdict",
+        data_value=said.words,
+    )
     return tag(
         "tr",
         tag("th", group.label, scope="row"),
-        tag("td", group.data),
-        tag("td", group.model),
-        tag("td", group.setting, class_="setting") if settings else None,
         tag("td", asked, class_="num", data_value="" if group.target is None else group.target),
         epsilon(group.claimed),
         epsilon(group.verified),
         epsilon(group.audited, lower_bound=True),
         _num(mean, text),
+        spoken,
+        tag("td", group.data, class_="text"),
+        tag("td", group.model, class_="text"),
+        tag("td", group.setting, class_="setting") if settings else None,
         _num(len(group.runs)),
-        tag(
-            "td",
-            _badge(said.tone, said.words),
-            " ",
-            tag("span", said.detail, class_="detail"),
-            class_="verdict",
-            data_value=said.words,
-        ),
         data_method=group.method,
         data_data=group.data,
     )
@@ -377,7 +396,7 @@ def _attack_row(run: Finished, result: Mapping[str, Any]) -> Html | None:
     }
     return tag(
         "tr",
-        tag("th", run.name, scope="row"),
+        tag("th", _path(run.name), scope="row"),
         tag("td", str(result.get("attack", "unnamed"))),
         _estimate(result.get("auc")),
         _estimate(result.get("balanced_accuracy")),
@@ -418,7 +437,7 @@ def _run(run: Finished, index: int, opened: bool) -> Html:
     ]
     head = tag(
         "summary",
-        tag("span", run.name, class_="run-name"),
+        tag("span", _path(run.name), class_="run-name"),
         tag("span", f"{record['method']} on {record['data']}", class_="hint"),
         tag("span", ", ".join(filter(None, facts)), class_="facts"),
     )

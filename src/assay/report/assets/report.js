@@ -90,7 +90,7 @@
   const tip = document.getElementById("tip");
   let here = null;
   const show = (mark) => {
-    if (here) here.classList.remove("here");
+    if (here && here !== mark) here.classList.remove("here");
     here = mark;
     if (!mark) { tip.hidden = true; return; }
     mark.classList.add("here");
@@ -118,7 +118,7 @@
     if (marks.length) show(marks[(marks.indexOf(here) + step + marks.length) % marks.length]);
   });
   document.addEventListener("focusout", () => show(null));
-  document.addEventListener("scroll", () => show(null), { passive: true });
+  document.addEventListener("scroll", () => show(here), { passive: true });
 
   // open or close all runs
   const opener = document.getElementById("open-all");

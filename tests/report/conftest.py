@@ -1,0 +1,73 @@
+"""Runs for reports: one really trained, many made from its record."""
+
+import copy
+import json
+import shutil
+
+import pytest
+
+import assay
+from assay import data, methods, models
+from assay.audit import Verdict, sentence
+from assay.train import Training
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory):
+    """A finished run of GReDP as published, seeded."""
+    path = tmp_path_factory.mktemp("trained") / "run"
+    digits = data.load("digits")
+    model = models.build("logistic", input_shape=digits.input_shape, classes=digits.classes)
+    method = methods.get("gredp", variant="published", groups=1)
+    from assay.grads import clip
+
+    plan = assay.Plan.calibrated(
+        epsilon=2,
+        delta=1e-5,
+        records=len(digits.train),
+        batch_size=256,
+        epochs=3,
+        method=method,
+        clip=clip.parse(method.clip),
+    )
+    names = {"data": "digits", "model": "logistic", "circulant": None, "data_dir": None, "unit": "one image"}
+    assay.fit(model, digits.train, plan=plan, test=digits.test, out=path, training=Training(seed=0), names=names)
+    return path
+
+
+@pytest.fixture
+def run(trained):
+    """run(path, method="lssgd", verified=1.5, ...): a copy of the trained run with a changed record."""
+
+    def make(path, *, seed=0, accuracy=None, audited=None, verdict=None, **changed):
+        shutil.copytree(trained, path)
+        record = copy.deepcopy(json.loads((path / "record.json").read_text()))
+        for key, value in changed.items():
+            (record["epsilon"] if key in record["epsilon"] else record)[key] = value
+        record["seed"] = record["training"]["seed"] = seed
+        if accuracy is not None:
+            record["result"]["test_accuracy"] = accuracy
+        if audited is not None:
+            record["epsilon"]["audited"] = audited
+            said = Verdict(verdict)
+            words = sentence(said, float(audited), 0.95)
+            record["audit"] = {"verdict": verdict, "sentence": words, "assumption": "", "estimator": "e", "how": "h"}
+        (path / "record.json").write_text(json.dumps(record))
+        return path
+
+    return make
+
+
+@pytest.fixture
+def unfinished(trained):
+    """unfinished(path): the trained run as it was before its end, with a torn last line in its ledger."""
+
+    def make(path):
+        shutil.copytree(trained, path)
+        for name in ("record.json", "statement.md", "model.safetensors"):
+            (path / name).unlink()
+        with (path / "ledger.jsonl").open("a") as file:
+            file.write('{"segment": 0, "st')
+        return path
+
+    return make

@@ -1,0 +1,286 @@
+"""What the page says, and that it says it to everybody and trusts nobody."""
+
+import itertools
+import json
+import math
+import re
+import time
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay.report import charts, html, statement
+from assay.report.charts import HEIGHT, WIDTH, Axis, Point, Series
+from assay.report.collect import Collector
+from assay.report.groups import Tone, grouped, verdict
+from assay.report.page import epsilon, render
+
+EVIL = "</title></script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'&"
+
+
+class Reader(HTMLParser):
+    """Text, tags and attributes of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.words, self._skip = [], [], False
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        self._skip = tag in ("style", "script")
+
+    def handle_endtag(self, tag):
+        self._skip = False
+
+    def handle_data(self, data):
+        if not self._skip:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page(root, **how):
+    return render(Collector(root).collect(), **how)
+
+
+def groups(root):
+    return grouped(Collector(root).collect().finished)
+
+
+@given(st.text(), st.text())
+def test_whatever_goes_in_comes_out_as_text(text, attribute):
+    read = Reader(html.tag("p", text, title=attribute))
+    assert [tag for tag, _ in read.tags] == ["p"]
+    kept = html.tag("p", text)
+    assert "<" not in kept.removeprefix("<p>").removesuffix("</p>")
+    assert '"' not in html.tag("p", title=attribute).removeprefix('<p title="').removesuffix('"></p>')
+
+
+@given(st.text())
+def test_a_statement_makes_no_element_but_its_own(text):
+    allowed = {
+        "h4",
+        "h5",
+        "h6",
+        "p",
+        "ul",
+        "li",
+        "blockquote",
+        "table",
+        "thead",
+        "tbody",
+        "tr",
+        "th",
+        "td",
+        "strong",
+        "code",
+    }
+    assert {tag for tag, _ in Reader(statement.render(text)).tags} <= allowed
+
+
+def test_a_statement_reads_as_it_was_written(trained):
+    text = (trained / "statement.md").read_text()
+    read = Reader(statement.render(text))
+    assert "Training this model spent ε" in read.text
+    assert "claimed" in read.text
+    assert {"h4", "h5", "table", "li", "blockquote", "strong"} <= {tag for tag, _ in read.tags}
+    assert not re.search(r"\*\*|^#|\|", read.text)
+
+
+def test_nothing_of_a_run_is_trusted(tmp_path, run):
+    path = run(
+        tmp_path / "runs" / EVIL.replace("/", "∕"),
+        method=EVIL,
+        model=EVIL,
+        data=EVIL,
+        notes=EVIL,
+        unit=EVIL,
+        variant=EVIL,
+    )
+    (path / "statement.md").write_text(
+        f"# {EVIL}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
+    )
+    record = json.loads((path / "record.json").read_text())
+    record["options"] = {EVIL: EVIL}
+    record["history"][0][EVIL] = EVIL
+    (path / "record.json").write_text(json.dumps(record))
+    (path / "attacks.json").write_text(json.dumps({"schema": "assay.attacks/1", "attacks": [{"attack": EVIL}]}))
+    (run(tmp_path / "bad") / "record.json").write_text(json.dumps({"schema": EVIL}))
+    read = Reader(page(tmp_path))
+    assert [tag for tag, _ in read.tags].count("script") == 1
+    assert "img" not in {tag for tag, _ in read.tags}
+    assert not [key for _, attributes in read.tags for key in attributes if key.startswith("on")]
+    assert EVIL.split("<img")[0].split("<script>")[1].split("</")[0] in read.text, "shown as it is, as text"
+
+
+def test_the_page_needs_nothing_but_itself(tmp_path, run):
+    run(tmp_path / "one")
+    text = page(tmp_path)
+    read = Reader(text)
+    for tag, attributes in read.tags:
+        assert tag not in ("link", "iframe", "object", "embed")
+        for key in ("src", "href", "action"):
+            assert attributes.get(key, "#").startswith(("#", "data:image/png"))
+    policy = next(a["content"] for t, a in read.tags if t == "meta" and a.get("http-equiv"))
+    assert "default-src 'none'" in policy
+    assert "connect-src" not in policy
+    assert "unsafe-inline" not in policy.split("script-src")[1]
+    assert not re.search(r"https?://", text)
+
+
+def test_epsilon_is_rounded_to_the_side_that_is_true():
+    assert ">1.001<" in epsilon(1.00001)
+    assert ">≥ 1.999<" in epsilon(1.99999, lower_bound=True)
+    assert ">∞<" in epsilon(math.inf)
+    assert "–" in epsilon(None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words", "tone"),
+    [
+        (
+            {"variant": "sound", "target": 2.0, "target_is": "verified", "claimed": 0.4, "verified": 1.999},
+            "holds",
+            Tone.GOOD,
+        ),
+        ({"variant": "sound", "target": 2.0, "target_is": "verified", "verified": 2.01}, "over its budget", Tone.BAD),
+        ({"claimed": 1.0, "verified": 7.18}, "claim not supported", Tone.BAD),
+        ({"claimed": 1.0, "verified": 1.005}, "holds", Tone.GOOD),
+        ({"claimed": 1.0, "verified": 7.18, "audited": 6.0, "verdict": "claim-refuted"}, "claim refuted", Tone.BAD),
+        ({"claimed": 1.0, "verified": 0.9, "audited": 2.0, "verdict": "bug"}, "implementation bug", Tone.BAD),
+        ({"claimed": 1.0, "verified": "inf"}, "no privacy", Tone.BAD),
+        ({"claimed": "inf", "verified": 3.0}, "holds", Tone.GOOD),
+        ({"claimed": None, "verified": 3.0}, "holds", Tone.GOOD),
+    ],
+)
+def test_verdicts_in_words(tmp_path, run, changed, words, tone):
+    run(tmp_path / "one", **changed)
+    (group,) = groups(tmp_path)
+    assert (verdict(group).words, verdict(group).tone) == (words, tone)
+    assert words in Reader(page(tmp_path)).text
+
+
+def test_seeds_are_one_setting_and_settings_that_differ_are_not(tmp_path, run):
+    for seed in range(3):
+        run(
+            tmp_path / f"a{seed}",
+            seed=seed,
+            accuracy=0.8 + 0.01 * seed,
+            verified=1.0 + 0.1 * seed,
+            audited=0.5 + 0.1 * seed,
+            verdict="consistent",
+        )
+    run(tmp_path / "b", clip="per-layer:2.0")
+    first, second = groups(tmp_path)
+    assert len(first.runs) == 3
+    assert (first.mean, first.deviation) == (pytest.approx(0.81), pytest.approx(0.01))
+    assert first.verified == pytest.approx(1.2), "the largest that was spent"
+    assert first.audited == pytest.approx(0.5), "the smallest that was shown"
+    assert second.setting == "clip per-layer:2.0"
+    assert "81.00 ± 1.00" in Reader(page(tmp_path)).text
+
+
+def test_records_of_other_kinds_and_times_are_taken_as_they_are(tmp_path, run):
+    """A federated record: other fields, others missing, rounds instead of epochs, a client as the unit."""
+    path = run(tmp_path / "federated", unit="one client", method="fedavg")
+    record = json.loads((path / "record.json").read_text())
+    for name in (
+        "clip",
+        "micro_batch",
+        "sampling",
+        "options",
+        "variant",
+        "encode",
+        "denoise",
+        "training",
+        "timing",
+        "audit",
+        "model",
+    ):
+        del record[name]
+    record["clients"] = {"number": 100}
+    record["result"] = {"test_accuracy": None}
+    record["history"] = [
+        {"round": n, "epsilon": 0.1 * n, "test_accuracy": 0.1 * n, "bytes_up": 1000 * n, "clients": [1, 2]}
+        for n in range(1, 9)
+    ]
+    (path / "record.json").write_text(json.dumps(record))
+    (path / "run.json").unlink()
+    run(tmp_path / "other", status="budget-spent")
+    read = Reader(page(tmp_path))
+    assert "fedavg" in read.text
+    assert "one client" in Reader(page(path)).text
+    assert "bytes up" in read.text
+    assert "8000" in read.text
+    assert "budget-spent" in read.text
+    assert not Collector(tmp_path).collect().damaged
+
+
+def test_tables_are_tables(tmp_path, run, unfinished):
+    run(tmp_path / "a")
+    run(tmp_path / "b", method="dpsgd", data="mnist")
+    unfinished(tmp_path / "c")
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/run.json").write_text("{")
+    read = Reader(page(tmp_path))
+    kinds = [tag for tag, _ in read.tags]
+    sortable = [a for t, a in read.tags if t == "table" and a.get("class") == "sortable"]
+    assert len(sortable) == 3, "the headline, the unfinished and the damaged"
+    assert kinds.count("caption") >= len(sortable)
+    assert all(a.get("scope") for t, a in read.tags if t == "th")
+    assert {a["name"] for t, a in read.tags if t == "input"} == {"method", "data"}
+    assert all(a.get("aria-label") for t, a in read.tags if t == "svg" and a.get("role") == "img")
+    assert 'lang="en"' in page(tmp_path)
+
+
+finite = st.floats(min_value=1e-3, max_value=1e6)
+
+
+@given(
+    st.lists(st.tuples(finite | st.just(math.inf), st.floats(0, 1), st.floats(0, 0.3)), min_size=1, max_size=12),
+    st.booleans(),
+)
+def test_every_mark_is_inside_its_chart(points, log):
+    made = [Point(x=x, y=y, low=max(0, y - s), high=y + s, tip="t") for x, y, s in points]
+    drawn = charts.plot(
+        "t",
+        [Series(label="a", style=2, method="m", points=made)],
+        Axis(label="x", log=log),
+        Axis(label="y", percent=True),
+    )
+    marks = [a for t, a in Reader(drawn).tags if t == "path" and a.get("class") == "mark"]
+    assert len(marks) == len(points)
+    for mark in marks:
+        x, y = map(float, re.match(r"M(\S+) (\S+?)[a-z]", mark["d"]).groups())
+        assert 0 <= x <= WIDTH
+        assert -7 <= y <= HEIGHT
+    texts = [a for t, a in Reader(drawn).tags if t == "text"]
+    bottom = sorted(
+        float(a["x"])
+        for a in texts
+        if a["y"] == max(t["y"] for t in texts if t.get("text-anchor") == "middle" and "class" not in t)
+    )
+    assert all(b - a >= 20 for a, b in itertools.pairwise(bottom)), "labels that do not touch"
+
+
+def test_three_hundred_runs_are_quick(tmp_path, trained):
+    text = (trained / "record.json").read_text()
+    for n in range(300):
+        path = tmp_path / f"m{n % 7}" / f"{n}"
+        path.mkdir(parents=True)
+        record = json.loads(text)
+        record |= {"method": f"m{n % 7}", "seed": n % 3, "history": record["history"] * 10}
+        record["epsilon"] |= {"verified": 0.5 + n / 100, "target": 1 + n // 21}
+        (path / "record.json").write_text(json.dumps(record))
+        (path / "run.json").write_text((trained / "run.json").read_text())
+        (path / "statement.md").write_text((trained / "statement.md").read_text())
+    begun = time.process_time()
+    made = page(tmp_path)
+    assert time.process_time() - begun < 15
+    assert len(made) < 12e6
+    assert made.count("<details") >= 300
