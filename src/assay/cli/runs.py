@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -23,8 +24,9 @@ from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
+from assay.runs import logs
 from assay.runs.directory import RunDirectory
-from assay.train import Result, Training, fit, pick_device
+from assay.train import Progress, Result, Training, fit, pick_device
 from assay.train import resume as resume_run
 
 _DEFAULT_BATCH = 1024
@@ -94,6 +96,9 @@ def train(
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    log: Annotated[
+        str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check the settings, say what they would spend, and train nothing.")
     ] = False,
@@ -117,6 +122,7 @@ def train(
         max_physical_batch=max_physical_batch,
         device=device,
     )
+    logs.check(log)
     rule = clipping.parse(clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(encode or ()), denoise_room.parse_all(denoise or ())
     bundle = load(data, data_dir, records)
@@ -144,13 +150,14 @@ def train(
         "data_dir": None if data_dir is None else str(data_dir),
         "unit": bundle.unit,
         "notes": bundle.notes,
+        "log": log,
     }
     _warn(plan)
     if dry_run:
         pick_device(device)
         report_plan(plan, json)
         return
-    with progress(plan.epsilon_limit) as watch:
+    with progress(plan.epsilon_limit) as shown, logs.logging(log, out) as logged:
         result = fit(
             network,
             bundle.train,
@@ -160,7 +167,7 @@ def train(
             out=out,
             force=force,
             names=names,
-            watch=watch,
+            watch=_both(shown, logged),
         )
     _end(result, json)
 
@@ -182,8 +189,8 @@ def resume(
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
-    with progress(spec["plan"]["epsilon_limit"]) as watch:
-        result = resume_run(network, bundle.train, run, test=bundle.test, watch=watch)
+    with progress(spec["plan"]["epsilon_limit"]) as shown, logs.logging(spec["names"].get("log"), run) as logged:
+        result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
     _end(result, json)
 
 
@@ -205,6 +212,14 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )
+
+
+def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
+    def watch(now: Progress) -> None:
+        for watcher in watchers:
+            watcher(now)
+
+    return watch
 
 
 def _warn(plan: Plan) -> None:
