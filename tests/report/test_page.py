@@ -215,6 +215,7 @@ def test_records_of_other_kinds_and_times_are_taken_as_they_are(tmp_path, run):
     read = Reader(page(tmp_path))
     assert "fedavg" in read.text
     assert "one client" in Reader(page(path)).text
+    assert {"unit of privacy", "one client", "one image"} <= {word.strip() for word in read.words}
     assert "bytes up" in read.text
     assert "8000" in read.text
     assert "budget-spent" in read.text

@@ -162,6 +162,7 @@ def test_results_from_before_there_was_a_schema_are_read(name):
     text = results.render(table, found)
     for cell in cells:
         assert f"| {' | '.join(cell.labels)} | {cell.accuracy} |" in text
+    assert results.rows(table, found) in (EXPERIMENTS / "dp-lssgd/README.md").read_text(encoding="utf-8")
 
 
 def measured(**changed):

@@ -1,5 +1,6 @@
 """Studies from the command line, killed and gone on with."""
 
+import io
 import json
 import os
 import shutil
@@ -9,8 +10,12 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
+from rich.progress import Progress
 
 from assay.cli import main
+from assay.cli.study_progress import Bars
+from assay.studies.directory import Study
 
 GRID = (
     "compare",
@@ -171,3 +176,23 @@ def test_a_table_is_reproduced_small_and_written_beside_its_toml(assay, tmp_path
     assert printed[1].split() == out.split()
     assert assay("reproduce", "p/t", "--print")[0] == 1, "the full table was not measured"
     assert os.uname().nodename not in out
+
+
+def test_bars_on_a_terminal(finished):
+    study = Study.open(finished[0])
+    first, second = study.grid.runs()
+    screen = io.StringIO()
+    with Progress(console=Console(file=screen, force_terminal=True, width=100)) as progress:
+        bars = Bars(study, progress, 0, 2)
+        bars.started(first)
+        bars.started(second)
+        bars.said(first, "step 5/10  epoch 1.0  accuracy 80.00%  ε 0.700 of 1")
+        bars.said(first, "note: something else")
+        task = progress.tasks[1]
+        assert (task.completed, task.total) == (5, 10)
+        assert "accuracy 80.00%" in task.fields["facts"]
+        bars.ended(first, 3.0, None)
+        bars.ended(second, 4.0, "it [broke]")
+    assert "dpsgd, 3, seed 0: accuracy" in screen.getvalue()
+    assert "it [broke]" in screen.getvalue()
+    assert bars.done == 1

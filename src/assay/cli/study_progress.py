@@ -27,7 +27,7 @@ def listening(study: Study) -> Iterator[Listener]:
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[facts]}"))
     with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as runs:
-        yield _Bars(study, runs, done, total)
+        yield Bars(study, runs, done, total)
 
 
 class _Lines:
@@ -48,10 +48,12 @@ class _Lines:
         self.console.print(f"[{self.done}/{self.total}] {run.name}: {told} ({seconds:.0f} s)", markup=False)
 
 
-class _Bars:
+class Bars:
+    """Live bars: the study, and every run at work."""
+
     def __init__(self, study: Study, bars: Progress, done: int, total: int) -> None:
         self.study, self.bars, self.done, self.total = study, bars, done, total
-        self.tasks: dict[Run, TaskID] = {}
+        self.tasks: dict[str, TaskID] = {}
         self.lock = threading.Lock()
         self.whole = bars.add_task("[bold]study", total=total, completed=done, facts=self._count())
 
@@ -60,7 +62,7 @@ class _Bars:
 
     def started(self, run: Run) -> None:
         with self.lock:
-            self.tasks[run] = self.bars.add_task(escape(run.name), total=None, facts="")
+            self.tasks[run.name] = self.bars.add_task(escape(run.name), total=None, facts="")
 
     def said(self, run: Run, line: str) -> None:
         words = line.split()
@@ -68,11 +70,11 @@ class _Bars:
             if len(words) > 1 and words[0] == "step" and words[1].replace("/", "").isdigit():
                 step, _, steps = words[1].partition("/")
                 facts = escape(" ".join(words[2:]))
-                self.bars.update(self.tasks[run], completed=int(step), total=int(steps), facts=facts)
+                self.bars.update(self.tasks[run.name], completed=int(step), total=int(steps), facts=facts)
 
     def ended(self, run: Run, seconds: float, failure: str | None) -> None:
         with self.lock:
-            self.bars.remove_task(self.tasks.pop(run))
+            self.bars.remove_task(self.tasks.pop(run.name))
             self.done += failure is None
             self.bars.update(self.whole, completed=self.done, facts=self._count())
         told = _told(self.study, run) if failure is None else f"[red]failed:[/] {escape(failure)}"

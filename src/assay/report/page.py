@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 from typing import Any
@@ -75,6 +75,11 @@ def _path(name: str) -> Html:
     """A path that may be broken after its slashes."""
     first, *rest = name.split("/")
     return join(first, *(join("/", tag("wbr"), part) for part in rest))
+
+
+def _ident(name: str) -> str:
+    """The same from page to page, so that what was open stays open."""
+    return f"run-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def _num(value: float | None, text: str | None = None) -> Html:
@@ -209,6 +214,7 @@ def _trouble(found: Collected) -> Html | None:
         "Unfinished and damaged",
         _damaged(found.damaged),
         _unfinished(found.unfinished),
+        [_going(entry) for entry in found.unfinished if len(entry.history) > 1],
         _waiting(found.waiting),
     )
 
@@ -256,6 +262,31 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
     return _table("Unfinished: what is charged so far is spent; assay resume goes on with a run", heads, rows)
 
 
+def _going(entry: Unfinished) -> Html:
+    """The curves of a run that is not at its end."""
+    return tag(
+        "details",
+        tag("summary", tag("span", _path(entry.name), class_="run-name"), tag("span", "so far", class_="hint")),
+        tag("div", _curves(entry.name, entry.history), class_="figures small"),
+        id=_ident(entry.name),
+        class_="going",
+        data_method=entry.method,
+        data_data=entry.data,
+    )
+
+
+def _curves(name: str, history: Sequence[Mapping[str, Any]]) -> list[Html | None]:
+    """What happened while one run trained."""
+    return [
+        _figure(plot(f"{words} of {name}", curves.of_history(history, what, name), _TIME, axis), words)
+        for what, words, axis in (
+            ("test_accuracy", "Test accuracy", curves.ACCURACY),
+            ("test_loss", "Test loss", curves.LOSS),
+            ("epsilon", "Verified ε spent", curves.SPENT),
+        )
+    ]
+
+
 def _waiting(names: Sequence[str]) -> Html | None:
     if not names:
         return None
@@ -266,7 +297,7 @@ def _waiting(names: Sequence[str]) -> Html | None:
 def _headline(groups: Sequence[Group]) -> Html | None:
     if not groups:
         return None
-    settings = any(group.setting for group in groups)
+    more = _differing(groups)
     heads = [
         ("method", False),
         ("ε asked for", True),
@@ -277,10 +308,10 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         ("verdict", False),
         ("data", False),
         ("model", False),
-        *([("setting", False)] if settings else []),
+        *((name, False) for name in more),
         ("seeds", True),
     ]
-    rows = [_headline_row(group, settings) for group in groups]
+    rows = [_headline_row(group, more) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
     caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
     words = tag(
@@ -296,7 +327,17 @@ def _headline(groups: Sequence[Group]) -> Html | None:
     return _section("headline", "Privacy and accuracy", words, _table(caption, heads, rows))
 
 
-def _headline_row(group: Group, settings: bool) -> Html:
+def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
+    """Columns that are there only where rows differ in them: an ε for a client is no ε for a record, one at 1e-5 none at 1e-3."""
+    columns: dict[str, Callable[[Group], str]] = {
+        "setting": lambda group: group.setting,
+        "unit of privacy": lambda group: group.unit,
+        "δ": lambda group: f"{group.delta:g}",
+    }
+    return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
+
+
+def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]]) -> Html:
     said = verdict(group)
     mean, spread = group.mean, group.deviation
     text = None if mean is None else f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
@@ -320,7 +361,7 @@ def _headline_row(group: Group, settings: bool) -> Html:
         spoken,
         tag("td", group.data, class_="text"),
         tag("td", group.model, class_="text"),
-        tag("td", group.setting, class_="setting") if settings else None,
+        [tag("td", value(group), class_="setting") for value in more.values()],
         _num(len(group.runs)),
         data_method=group.method,
         data_data=group.data,
@@ -423,11 +464,11 @@ def _runs(runs: Sequence[Finished]) -> Html | None:
         return None
     opened = len(runs) <= _OPEN_AT_MOST
     every = tag("button", "Open all", type="button", id="open-all") if len(runs) > _OPEN_AT_MOST else None
-    made = [_run(run, index, opened) for index, run in enumerate(runs)]
+    made = [_run(run, opened) for run in runs]
     return _section("runs", "Runs", tag("p", every, class_="no-print") if every else None, made, count=len(runs))
 
 
-def _run(run: Finished, index: int, opened: bool) -> Html:
+def _run(run: Finished, opened: bool) -> Html:
     record = run.record
     found, spent = accuracy(run), float(record["epsilon"]["verified"])
     facts = [
@@ -442,23 +483,15 @@ def _run(run: Finished, index: int, opened: bool) -> Html:
         tag("span", ", ".join(filter(None, facts)), class_="facts"),
     )
     history = [entry for entry in record.get("history") or [] if isinstance(entry, Mapping)]
-    charts = [
-        _figure(plot(f"{words} of {run.name}", curves.of_history(history, what, run.name), _TIME, axis), words)
-        for what, words, axis in (
-            ("test_accuracy", "Test accuracy", curves.ACCURACY),
-            ("test_loss", "Test loss", curves.LOSS),
-            ("epsilon", "Verified ε spent", curves.SPENT),
-        )
-    ]
     return tag(
         "details",
         head,
         tag("p", run.trouble, class_="trouble") if run.trouble else None,
-        tag("div", charts if len(history) > 1 else None, class_="figures small"),
+        tag("div", _curves(run.name, history) if len(history) > 1 else None, class_="figures small"),
         _pictures(run),
         tag("div", statement.render(run.statement), class_="statement"),
         _history(history),
-        id=f"run-{index}",
+        id=_ident(run.name),
         open=opened,
         class_="run",
         data_method=str(record["method"]),

@@ -53,7 +53,7 @@ class Study:
             return study
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
-        if path.exists() and any(path.iterdir()):
+        if path.exists() and any(not entry.name.startswith(".study.json.") for entry in path.iterdir()):
             raise ConfigError("out", str(path), "a new or empty directory, or a study; this one holds other files")
         path.mkdir(parents=True, exist_ok=True)
         replace_json(study.file, wanted)

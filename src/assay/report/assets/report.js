@@ -132,14 +132,14 @@
   const live = document.querySelector("meta[name=assay-live]");
   if (live) {
     const kept = (keep.get("open") || "").split(" ");
-    for (const run of all("details.run")) if (kept.includes(run.id)) run.open = true;
-    window.scrollTo(0, Number(keep.get("scroll") || 0));
+    for (const run of all("details")) if (run.id && kept.includes(run.id)) run.open = true;
+    window.scrollTo({ top: Number(keep.get("scroll") || 0), behavior: "instant" });
     const ask = async () => {
       try {
         const answer = await fetch("state", { cache: "no-store" });
         if (answer.ok && (await answer.json()).token !== live.content) {
           keep.set("scroll", String(window.scrollY));
-          keep.set("open", all("details.run[open]").map((run) => run.id).join(" "));
+          keep.set("open", all("details[open]").map((run) => run.id).join(" "));
           window.location.reload();
           return;
         }
