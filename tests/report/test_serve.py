@@ -49,6 +49,9 @@ def test_there_is_nothing_else(server, path):
 def test_requests_by_another_name_are_refused(server):
     assert ask(server, "/", Host="evil.example")[0] == 403
     assert ask(server, "/", Host="evil.example:80")[0] == 403
+    assert ask(server, "/", Host="[evil]")[0] == 403
+    assert ask(server, "/", Host="[2001:db8::1]")[0] == 403
+    assert ask(server, "/", Host="")[0] == 403
     assert ask(server, "/", Host="localhost:1234")[0] == 200
     assert ask(server, "/", Host="[::1]:1234")[0] == 200
     assert ask(server, "/", "POST")[0] == 501

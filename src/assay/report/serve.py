@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from assay.report.collect import Collector
 from assay.report.page import render
@@ -22,7 +23,7 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
+        return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -60,6 +61,13 @@ class ReportServer(ThreadingHTTPServer):
         return f"http://{host!s}:{port}/"
 
 
+def _host(header: str) -> str:
+    try:
+        return urlsplit(f"//{header}").hostname or ""
+    except ValueError:
+        return ""
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: ReportServer
     server_version, sys_version = "assay", ""
@@ -73,8 +81,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(body=False)
 
     def _answer(self, *, body: bool) -> None:
-        host = self.headers.get("Host", "").rsplit(":", 1)[0] if "]" not in self.headers.get("Host", "") else "::1"
-        if self.server.only_loopback and not is_loopback(host):
+        if self.server.only_loopback and not is_loopback(_host(self.headers.get("Host", ""))):
             self._send(403, "text/plain; charset=utf-8", "this server answers to loopback names only\n", body)
         elif self.path == "/":
             self._guarded("text/html; charset=utf-8", lambda: self.server.page()[1], body)

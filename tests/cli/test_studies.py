@@ -13,7 +13,6 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from assay.cli import main
 from assay.cli.study_progress import Bars
 from assay.studies.directory import Study
 
@@ -30,21 +29,6 @@ GRID = (
     "--model",
     "logistic",
 )
-
-
-@pytest.fixture
-def assay(monkeypatch, capsys):
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 def files(study):
