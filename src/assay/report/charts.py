@@ -31,14 +31,16 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one kind. `hollow` marks published variants, whose ε is what it is only because it was verified."""
+    """Points of one kind. `hollow` marks published variants, whose ε is what it is only because it was verified. `marks` are
+    large, small (False) or none (None): a line alone, its values in a table.
+    """
 
     label: str
     style: int
     points: Sequence[Point]
     method: str
     hollow: bool = False
-    marks: bool = True
+    marks: bool | None = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,8 @@ def _series(one: Series, frame: _Frame) -> Html:
         across = frame.beyond if math.isinf(p.x) else frame.x.at(p.x)
         assert across is not None
         parts += _bar(p, across, frame)
-        parts.append(_mark(p, across, frame.y.at(p.y), one))
+        if one.marks is not None:
+            parts.append(_mark(p, across, frame.y.at(p.y), one))
     styled = f"series s{one.style % SHAPES}{' hollow' if one.hollow else ''}"
     return tag("g", parts, class_=styled, data_method=one.method)
 

@@ -103,14 +103,14 @@ def _thinned(points: list[Point], most: int) -> list[Point]:
     return points if step <= 1 else [*points[:-1:step], points[-1]]
 
 
-def of_history(history: Sequence[Mapping[str, Any]], what: str, label: str) -> list[Series]:
-    """One run's own curve."""
+def of_history(history: Sequence[Mapping[str, Any]], what: str, label: str, *, marks: bool) -> list[Series]:
+    """One run's own curve; without marks where there are so many runs that a page would get slow."""
     points = []
     for entry in history:
         value, time = finite(entry.get(what)), when(entry)
         if value is not None and time is not None:
             points.append(Point(x=time, y=value, tip=f"epoch {time:g}: {_said(value, what)}"))
-    return [Series(label=label, style=0, method="", marks=False, points=_thinned(points, 200))]
+    return [Series(label=label, style=0, method="", marks=False if marks else None, points=_thinned(points, 200))]
 
 
 def infinite_epsilon(history: Sequence[Mapping[str, Any]]) -> bool:

@@ -19,6 +19,7 @@ from assay.report.groups import Group, Tone, accuracy, finite, grouped, verdict
 from assay.report.html import Child, Html, join, tag
 
 _OPEN_AT_MOST = 2  # runs whose statement is open from the start
+_MARKED_AT_MOST = 60  # runs whose own curves have a mark for each value; with more the values are in their tables only
 _TIME = Axis(label="epoch", from_zero=True)
 _SIGNS = {Tone.GOOD: "✓", Tone.NOTE: "•", Tone.BAD: "✕"}
 
@@ -275,10 +276,10 @@ def _going(entry: Unfinished) -> Html:
     )
 
 
-def _curves(name: str, history: Sequence[Mapping[str, Any]]) -> list[Html | None]:
+def _curves(name: str, history: Sequence[Mapping[str, Any]], *, marks: bool = True) -> list[Html | None]:
     """What happened while one run trained."""
     return [
-        _figure(plot(f"{words} of {name}", curves.of_history(history, what, name), _TIME, axis), words)
+        _figure(plot(f"{words} of {name}", curves.of_history(history, what, name, marks=marks), _TIME, axis), words)
         for what, words, axis in (
             ("test_accuracy", "Test accuracy", curves.ACCURACY),
             ("test_loss", "Test loss", curves.LOSS),
@@ -464,11 +465,11 @@ def _runs(runs: Sequence[Finished]) -> Html | None:
         return None
     opened = len(runs) <= _OPEN_AT_MOST
     every = tag("button", "Open all", type="button", id="open-all") if len(runs) > _OPEN_AT_MOST else None
-    made = [_run(run, opened) for run in runs]
+    made = [_run(run, opened, marks=len(runs) <= _MARKED_AT_MOST) for run in runs]
     return _section("runs", "Runs", tag("p", every, class_="no-print") if every else None, made, count=len(runs))
 
 
-def _run(run: Finished, opened: bool) -> Html:
+def _run(run: Finished, opened: bool, *, marks: bool) -> Html:
     record = run.record
     found, spent = accuracy(run), float(record["epsilon"]["verified"])
     facts = [
@@ -487,7 +488,7 @@ def _run(run: Finished, opened: bool) -> Html:
         "details",
         head,
         tag("p", run.trouble, class_="trouble") if run.trouble else None,
-        tag("div", _curves(run.name, history) if len(history) > 1 else None, class_="figures small"),
+        tag("div", _curves(run.name, history, marks=marks) if len(history) > 1 else None, class_="figures small"),
         _pictures(run),
         tag("div", statement.render(run.statement), class_="statement"),
         _history(history),
