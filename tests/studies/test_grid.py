@@ -45,6 +45,16 @@ def test_what_has_the_last_word_has_it():
     assert all(run.settings["epochs"] == 1 for run in grid(last={"epochs": 1}).runs())
 
 
+def test_some_cells_may_have_settings_of_their_own_and_settings_can_be_taken_away():
+    rule = {"epsilon": "2", "method": ["b/c"], "train": {"epochs": 9, "epsilon": ""}}
+    cells = {run.labels: run.settings for run in grid(where=[rule]).runs()}
+    assert cells["2", "b/c"] == {"epochs": 9, "option": ["y=2", "x=1"]}
+    assert cells["2", "a"]["epochs"] == cells["1", "b/c"]["epochs"] == 3
+    assert Grid.from_json(grid(where=[rule]).to_json()) == grid(where=[rule])
+    with pytest.raises(ConfigError, match="where"):
+        grid(where=[{"method": "nonesuch", "train": {}}])
+
+
 def test_rehearsals_name_every_label():
     seen = [run.labels for run in grid().rehearsals()]
     assert {labels[0] for labels in seen} == {"1", "2"}

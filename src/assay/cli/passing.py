@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import typer
@@ -31,7 +31,6 @@ def settings(words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, A
 
     `decided` names options that the caller decides, with what to use instead.
     """
-    words = list(words)
     context = _command().make_context("train", [*words, "--out", "."])
     given = {
         name: value
@@ -40,15 +39,13 @@ def settings(words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, A
     }
     for name in given.keys() & decided.keys():
         raise ConfigError(name, given[name], decided[name])
-    if "--out" in words:  # parsed, and then overridden above
-        raise ConfigError("out", words, decided["out"])
     return {name: _plain(value) for name, value in given.items()}
 
 
-def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str], rest: Collection[str] = ()) -> None:
+def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str]) -> None:
     """Ask `assay train` whether it takes the settings of every label, without training or writing anything."""
     for run in grid.rehearsals():
-        words = [*flags(run.settings), "--seed", str(run.seed), "--out", "rehearsal", "--dry-run", *rest]
+        words = [*flags(run.settings), "--seed", str(run.seed), "--out", "rehearsal", "--dry-run"]
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 _command().main(words, standalone_mode=False)
