@@ -15,7 +15,8 @@ from assay.report import charts, html, statement
 from assay.report.charts import HEIGHT, WIDTH, Axis, Point, Series
 from assay.report.collect import Collector
 from assay.report.groups import Tone, grouped, verdict
-from assay.report.page import epsilon, render
+from assay.report.page import render
+from assay.report.parts import epsilon
 
 EVIL = "</title></script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'&"
 

@@ -1,0 +1,152 @@
+"""The sections on single runs: attacks, and each run with its curves, pictures, statement and history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from assay.attacks.evaluation import NOT_PRIVATE
+from assay.figures import at_most
+from assay.report import statement
+from assay.report.collect import Finished
+from assay.report.groups import accuracy, finite
+from assay.report.html import Html, join, tag
+from assay.report.parts import curves_of, ident, num, path_name, section, table
+
+_OPEN_AT_MOST = 2  # runs whose statement is open from the start
+_MARKED_AT_MOST = 60  # runs whose own curves have a mark for each value; with more the values are in their tables only
+
+
+def attacks(runs: Sequence[Finished]) -> Html | None:
+    """What membership inference could do against the runs that were attacked."""
+    rows = [row for run in runs for row in (_attack_row(run, result) for result in run.attacks) if row is not None]
+    if not rows:
+        return None
+    heads = [
+        ("run", False),
+        ("attack", False),
+        ("AUC", True),
+        ("balanced accuracy", True),
+        ("TPR at 0.1 % FPR", True),
+        ("TPR at 1 % FPR", True),
+        ("members", True),
+    ]
+    caption = "Membership inference; intervals in brackets, 0.5 is guessing for the first two"
+    return section(
+        "attacks",
+        "Attacks",
+        tag("p", f"{NOT_PRIVATE[0].upper()}{NOT_PRIVATE[1:]}.", class_="hint"),
+        table(caption, heads, rows),
+    )
+
+
+def _attack_row(run: Finished, result: Mapping[str, Any]) -> Html | None:
+    rates = {
+        finite(rate.get("fpr")): rate.get("tpr") for rate in result.get("tpr_at_fpr", []) if isinstance(rate, Mapping)
+    }
+    return tag(
+        "tr",
+        tag("th", path_name(run.name), scope="row"),
+        tag("td", str(result.get("attack", "unnamed"))),
+        _estimate(result.get("auc")),
+        _estimate(result.get("balanced_accuracy")),
+        _estimate(rates.get(0.001)),
+        _estimate(rates.get(0.01)),
+        num(finite(result.get("members"))),
+        data_method=str(run.record["method"]),
+        data_data=str(run.record["data"]),
+    )
+
+
+def _estimate(found: object) -> Html:
+    if not isinstance(found, Mapping):
+        return num(None)
+    value, low, high = (finite(found.get(key)) for key in ("value", "low", "high"))
+    if value is None:
+        return num(None)
+    around = "" if low is None or high is None else f" [{low:.3f}, {high:.3f}]"
+    return num(value, f"{value:.3f}{around}")
+
+
+def runs_section(runs: Sequence[Finished]) -> Html | None:
+    """Every finished run, to be opened."""
+    if not runs:
+        return None
+    opened = len(runs) <= _OPEN_AT_MOST
+    every = tag("button", "Open all", type="button", id="open-all") if len(runs) > _OPEN_AT_MOST else None
+    made = [_run(run, opened, marks=len(runs) <= _MARKED_AT_MOST) for run in runs]
+    return section("runs", "Runs", tag("p", every, class_="no-print") if every else None, made, count=len(runs))
+
+
+def _run(run: Finished, opened: bool, *, marks: bool) -> Html:
+    record = run.record
+    found, spent = accuracy(run), float(record["epsilon"]["verified"])
+    facts = [
+        "" if found is None else f"{found:.2%}",
+        f"ε {'∞' if math.isinf(spent) else at_most(spent)}",
+        "" if record.get("status", "done") == "done" else str(record["status"]),
+    ]
+    head = tag(
+        "summary",
+        tag("span", path_name(run.name), class_="run-name"),
+        tag("span", f"{record['method']} on {record['data']}", class_="hint"),
+        tag("span", ", ".join(filter(None, facts)), class_="facts"),
+    )
+    history = [entry for entry in record.get("history") or [] if isinstance(entry, Mapping)]
+    return tag(
+        "details",
+        head,
+        tag("p", run.trouble, class_="trouble") if run.trouble else None,
+        tag("div", curves_of(run.name, history, marks=marks) if len(history) > 1 else None, class_="figures small"),
+        _pictures(run),
+        tag("div", statement.render(run.statement), class_="statement"),
+        _history(history),
+        id=ident(run.name),
+        open=opened,
+        class_="run",
+        data_method=str(record["method"]),
+        data_data=str(record["data"]),
+    )
+
+
+def _pictures(run: Finished) -> Html | None:
+    shown = [
+        tag(
+            "figure",
+            tag("img", src=f"data:image/png;base64,{picture.data}", alt=picture.name),
+            tag("figcaption", picture.name),
+        )
+        for picture in run.pictures
+        if picture.data
+    ]
+    left_out = [tag("li", f"{picture.name}: {picture.why}") for picture in run.pictures if picture.why]
+    if not (shown or left_out):
+        return None
+    return join(
+        tag("div", shown, class_="figures pictures"), tag("ul", left_out, class_="trouble") if left_out else None
+    )
+
+
+def _history(history: Sequence[Mapping[str, Any]]) -> Html | None:
+    """Every value of the history as a table, fields that this version does not know included."""
+    if not history:
+        return None
+    columns = list(dict.fromkeys(key for entry in history for key in entry))
+    head = tag("tr", [tag("th", str(key).replace("_", " "), scope="col", class_="num") for key in columns])
+    rows = [tag("tr", [tag("td", _cell(key, entry.get(key)), class_="num") for key in columns]) for entry in history]
+    inner = tag("table", tag("caption", "History"), tag("thead", head), tag("tbody", rows))
+    return tag(
+        "details",
+        tag("summary", "History in numbers"),
+        tag("div", inner, class_="scroll", tabindex=0, role="region", aria_label="History"),
+    )
+
+
+def _cell(key: str, value: object) -> str:
+    if value is None:
+        return "–"
+    found = finite(value)
+    if found is None:
+        return "∞" if value == "inf" else str(value)
+    return at_most(found) if key == "epsilon" else f"{found:.6g}"

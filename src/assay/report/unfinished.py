@@ -1,0 +1,87 @@
+"""The section on runs that are not finished, not begun or damaged: named, with what is charged so far."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from assay.report.collect import Collected, Damaged, Unfinished
+from assay.report.groups import finite
+from assay.report.html import Html, tag
+from assay.report.parts import curves_of, epsilon, ident, num, path_name, section, table
+
+
+def unfinished(found: Collected) -> Html | None:
+    """Nothing if every run is finished and whole."""
+    if not (found.unfinished or found.damaged or found.waiting):
+        return None
+    return section(
+        "unfinished",
+        "Unfinished and damaged",
+        _damaged(found.damaged),
+        _unfinished(found.unfinished),
+        [_going(entry) for entry in found.unfinished if len(entry.history) > 1],
+        _waiting(found.waiting),
+    )
+
+
+def _damaged(entries: Sequence[Damaged]) -> Html | None:
+    if not entries:
+        return None
+    rows = [tag("tr", tag("th", path_name(entry.name), scope="row"), tag("td", entry.why)) for entry in entries]
+    return table("Damaged: these count nowhere else on this page", [("run", False), ("what is wrong", False)], rows)
+
+
+def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
+    if not entries:
+        return None
+    rows = []
+    for entry in entries:
+        last = entry.history[-1] if entry.history else {}
+        part = entry.charged / entry.planned if entry.charged is not None and entry.planned else None
+        latest = finite(last.get("test_accuracy"))
+        steps = "not known" if entry.charged is None else f"{entry.charged} of {entry.planned}"
+        bar = None if part is None else tag("progress", max=1, value=min(1.0, part), aria_label=f"{part:.0%}")
+        rows.append(
+            tag(
+                "tr",
+                tag("th", path_name(entry.name), scope="row"),
+                tag("td", entry.method),
+                tag("td", f"{entry.data}, {entry.model}"),
+                tag("td", steps, " ", bar, class_="num", data_value="" if part is None else part),
+                epsilon(entry.epsilon),
+                num(latest, None if latest is None else f"{100 * latest:.2f}"),
+                tag("td", entry.changed, tag("div", entry.trouble, class_="trouble") if entry.trouble else None),
+                data_method=entry.method,
+                data_data=entry.data,
+            )
+        )
+    heads = [
+        ("run", False),
+        ("method", False),
+        ("data, model", False),
+        ("steps charged", True),
+        ("ε spent so far", True),
+        ("accuracy so far (%)", True),
+        ("last charged", False),
+    ]
+    return table("Unfinished: what is charged so far is spent; assay resume goes on with a run", heads, rows)
+
+
+def _going(entry: Unfinished) -> Html:
+    """The curves of a run that is not at its end."""
+    return tag(
+        "details",
+        tag("summary", tag("span", path_name(entry.name), class_="run-name"), tag("span", "so far", class_="hint")),
+        tag("div", curves_of(entry.name, entry.history), class_="figures small"),
+        id=ident(entry.name),
+        class_="going",
+        data_method=entry.method,
+        data_data=entry.data,
+    )
+
+
+def _waiting(names: Sequence[str]) -> Html | None:
+    if not names:
+        return None
+    listed = tag("ul", [tag("li", name) for name in names], class_="names")
+    return tag("details", tag("summary", f"{len(names)} runs of the study are not begun"), listed)
