@@ -1,6 +1,5 @@
 """What the page says, and that it says it to everybody and trusts nobody."""
 
-import itertools
 import json
 import math
 import re
@@ -261,13 +260,23 @@ def test_every_mark_is_inside_its_chart(points, log):
         x, y = map(float, re.match(r"M(\S+) (\S+?)[a-z]", mark["d"]).groups())
         assert 0 <= x <= WIDTH
         assert -7 <= y <= HEIGHT
-    texts = [a for t, a in Reader(drawn).tags if t == "text"]
-    bottom = sorted(
-        float(a["x"])
-        for a in texts
-        if a["y"] == max(t["y"] for t in texts if t.get("text-anchor") == "middle" and "class" not in t)
-    )
-    assert all(b - a >= 20 for a, b in itertools.pairwise(bottom)), "labels that do not touch"
+    boxes = [
+        _box(*found)
+        for found in re.findall(r'<text x="([^"]+)" y="([^"]+)" text-anchor="(middle|end)">([^<]*)<', drawn)
+    ]
+    assert boxes
+    name = (3, 22)  # where the name of the upright axis is
+    for i, (left, right, top, bottom) in enumerate(boxes):
+        assert left > name[1] or right < name[0]
+        for a, b, c, d in boxes[i + 1 :]:
+            assert right <= a or b <= left or bottom <= c or d <= top, "labels that touch"
+
+
+def _box(x, y, anchor, text):
+    """About where a label is drawn, with letters as wide as they get."""
+    width = 8.8 * len(text)
+    right = float(x) + (width / 2 if anchor == "middle" else 0)
+    return right - width, right, float(y) - 14, float(y) + 4
 
 
 def test_three_hundred_runs_are_quick(tmp_path, trained):

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from assay.report.html import Html, join, tag
 
 WIDTH, HEIGHT = 480, 320
-_LEFT, _RIGHT, _TOP, _BOTTOM = 72, 14, 12, 54
+_RIGHT, _TOP, _BOTTOM = 14, 12, 56
+_LETTER = 9.2  # the widest that a digit of an axis gets
 _BEYOND = 46  # room for what lies at infinity
 SHAPES = 7
 
@@ -72,6 +73,7 @@ class _Frame:
     x: _Scale
     y: _Scale
     beyond: float | None
+    left: float
     right: float
     parts: list[Html] = field(default_factory=list)
 
@@ -85,9 +87,13 @@ def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
     infinite = any(math.isinf(p.x) for s in shown for p in s.points)
     right = WIDTH - _RIGHT - (_BEYOND if infinite else 0)
     heights = [v for s in shown for p in s.points for v in (p.y, p.low, p.high) if v is not None]
+    up = _scale(heights, y, HEIGHT - _BOTTOM, _TOP, pad=True)
+    # room for the axis's name and the longest of its numbers
+    left = max(64.0, 34 + _LETTER * max((len(_said(value, y)) for value in _ticks(up, 6)), default=0))
     frame = _Frame(
-        x=_scale([p.x for p in finite] or [1.0], x, _LEFT, right, pad=not x.from_zero),
-        y=_scale(heights, y, HEIGHT - _BOTTOM, _TOP, pad=True),
+        x=_scale([p.x for p in finite] or [1.0], x, left, right, pad=not x.from_zero),
+        y=up,
+        left=left,
         beyond=WIDTH - _RIGHT - _BEYOND / 2 if infinite else None,
         right=right,
     )
@@ -112,11 +118,9 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad
         return _Scale(low / room, high * room, start, end, True)
     if axis.from_zero:
         low = 0.0
-    if low == high:
-        low, high = (
-            low - (0.05 if axis.percent else 0.5 * abs(low) or 0.5),
-            high + (0.05 if axis.percent else 0.5 * abs(high) or 0.5),
-        )
+    if high - low < (1e-3 if axis.percent else 1e-6 * max(abs(low), abs(high), 1e-6)):  # in effect one value
+        around = 0.05 if axis.percent else 0.5 * max(abs(low), abs(high)) or 0.5
+        low, high = low - around, high + around
     room = (0.08 if pad else 0.02) * (high - low)
     low, high = (low if axis.from_zero else low - room), high + room
     if axis.percent:
@@ -150,17 +154,20 @@ def _axes(frame: _Frame, x: Axis, y: Axis, *, drawn: bool) -> Html:
     bottom, parts = HEIGHT - _BOTTOM, []
     for value in _ticks(frame.y, 6):
         at = round(frame.y.at(value), 1)
-        parts.append(tag("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
-        parts.append(tag("text", _said(value, y), x=_LEFT - 8, y=at + 5, text_anchor="end"))
+        parts.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
+        parts.append(tag("text", _said(value, y), x=frame.left - 8, y=at + 5, text_anchor="end"))
+    free, end = 0.0, WIDTH if frame.beyond is None else frame.beyond - _LETTER
     for value in _ticks(frame.x, 6) if drawn else []:
-        at = round(frame.x.at(value), 1)
+        at, half = round(frame.x.at(value), 1), _LETTER * len(_said(value, x)) / 2
         parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="axis"))
-        parts.append(tag("text", _said(value, x), x=at, y=bottom + 22, text_anchor="middle"))
+        if free <= at - half and at + half <= end:  # a number that would touch its neighbour is left out
+            parts.append(tag("text", _said(value, x), x=at, y=bottom + 25, text_anchor="middle"))
+            free = at + half
     if frame.beyond is not None:
         parts.append(tag("line", x1=frame.right, x2=frame.right, y1=_TOP, y2=bottom, class_="beyond"))
-        parts.append(tag("text", "∞", x=frame.beyond, y=bottom + 22, text_anchor="middle"))
-    parts.append(tag("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
+        parts.append(tag("text", "∞", x=frame.beyond, y=bottom + 25, text_anchor="middle"))
+    parts.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
+    middle = (frame.left + WIDTH - _RIGHT) / 2
     parts.append(tag("text", x.label, x=middle, y=HEIGHT - 9, text_anchor="middle", class_="name"))
     turned = f"rotate(-90 16 {(_TOP + bottom) / 2:g})"
     parts.append(
