@@ -1,4 +1,4 @@
-"""`python -m experiments.afrrs.figure`: accuracy against claimed and verified epsilon (Fig. 4 and 5), from what was measured.
+"""`python experiments/afrrs/figure.py`: accuracy against claimed and verified epsilon (Fig. 4 and 5), from what was measured.
 
 Draws accuracy.png beside this file and prints what each part cost. Infinite epsilon has no place on the axis and is left out.
 """
@@ -37,6 +37,7 @@ def verified(cell: dict[str, Any]) -> float:
 
 
 def main() -> None:
+    """Draw and print."""
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.add_subplot()
     for table, line in TABLES.items():

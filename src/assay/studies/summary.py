@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from assay.privacy.statement import shown
@@ -26,6 +26,8 @@ class Measured:
     steps: int
     seconds: float
     status: str = "done"
+    parts: Mapping[str, float | str] = field(default_factory=dict)
+    """The verified ε of parts that have noise of their own, by name."""
 
     @classmethod
     def of_record(cls, labels: tuple[str, ...], seed: int, record: Mapping[str, Any]) -> Measured:
@@ -42,6 +44,7 @@ class Measured:
             steps=record["steps"],
             seconds=record["timing"]["seconds"],
             status=record["status"],
+            parts={part["name"]: part["verified"] for part in record.get("parts", [])},
         )
 
     def to_json(self) -> dict[str, Any]:

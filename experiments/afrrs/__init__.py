@@ -1,1 +1,0 @@
-"""AFRRS: its tables, and `python -m experiments.afrrs.figure` for accuracy against epsilon (Fig. 4 and 5)."""
