@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint bench docs clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,9 @@ test: lint ## lint, types and the whole test suite
 
 bench: $(VENV)/.peers ## speed and memory against plain training and Opacus
 	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.dev ## the documentation as pages that open from disk, in site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -1,0 +1,82 @@
+"""The documentation: every block runs, every figure shown is what its command prints, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay import methods
+from docs.pages import DOCS, PAGES, Reader, blocks
+
+ROOT = DOCS.parent
+# Commands that are shown and not run here: each for a reason that is on the page.
+_MOST_NOT_RUN = 12
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """An empty folder to read a page in; what is imported from it, and the methods added in it, are gone afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "src/assay/methods")])
+    before = set(sys.modules)
+    methods.available.cache_clear()
+    yield tmp_path
+    methods.available.cache_clear()
+    for name, module in list(sys.modules.items()):
+        if name not in before and str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_every_block_of_a_page_runs(page: Path, own_folder: Path):
+    reader = Reader(page, own_folder)
+    for block in blocks(page):
+        reader.follow(block)
+
+
+def test_few_blocks_are_not_run():
+    assert sum(block.reason is not None for page in PAGES for block in blocks(page)) <= _MOST_NOT_RUN
+
+
+def test_every_method_is_on_the_page_about_methods():
+    page = (DOCS / "methods.md").read_text(encoding="utf-8")
+    assert [name for name in methods.available() if f"`{name}`" not in page] == []
+
+
+def test_measurements_on_the_pages_are_those_of_the_experiments():
+    checked = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for source, table in re.findall(r"<!-- rows of (\S+) -->\n\n((?:\|.*\n)+)", text):
+            measured = (ROOT / source).read_text(encoding="utf-8").splitlines()
+            rows = table.splitlines()
+            assert [row for row in rows if row not in measured] == []
+            checked += len(rows) - 2
+    assert checked > 0
+
+
+def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path):
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert {"index.html", "threat-model.html", "architecture.html"} <= {page.name for page in pages}
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        assert re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//", html) == []
+        assert re.findall(r"<link[^>]*\shref=\"?(?:https?:)?//", html) == []
