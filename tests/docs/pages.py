@@ -128,6 +128,13 @@ class Reader:
             assert kept == whole.splitlines(), f"{self.where(block)}: the lines without {sign!r} are another file"
 
 
+def read(page: Path, folder: Path) -> None:
+    """Go through a page from top to bottom; an AssertionError says where it does not hold."""
+    reader = Reader(page, folder)
+    for block in blocks(page):
+        reader.follow(block)
+
+
 def run(arguments: list[str]) -> tuple[int, str]:
     """Exit code and standard output of a command, in this process; errors are among the output."""
     out, err = io.StringIO(), io.StringIO()

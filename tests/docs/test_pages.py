@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from assay import methods
-from docs.pages import DOCS, PAGES, Reader, blocks
+from docs.pages import DOCS, PAGES, blocks, read
 
 ROOT = DOCS.parent
-# Commands that are shown and not run here: each for a reason that is on the page.
-_MOST_NOT_RUN = 12
+_MOST_NOT_RUN = 6  # blocks that install something or take minutes; each gives its reason on the page
 
 
 @pytest.fixture
@@ -36,9 +35,7 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_block_of_a_page_runs(page: Path, own_folder: Path):
-    reader = Reader(page, own_folder)
-    for block in blocks(page):
-        reader.follow(block)
+    read(page, own_folder)
 
 
 def test_few_blocks_are_not_run():
@@ -80,3 +77,32 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         html = page.read_text(encoding="utf-8")
         assert re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//", html) == []
         assert re.findall(r"<link[^>]*\shref=\"?(?:https?:)?//", html) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "complaint"),
+    [
+        ("```python\nprint(1.5)\n```\n\n```text\n1.4\n```\n", "no '1.4'"),
+        ("```python\nprint(2)\nprint(1)\n```\n\n```text\n1\n2\n```\n", "no '2'"),
+        ("```console\n$ assay methods dpsgd\nas published: not sound\n```\n", "not sound"),
+        ("```console\n$ assay train --epsilon 0 --out a\n```\n", "ended with 2"),
+        (
+            '```python title="a.py"\nx = 1\n```\n```python title="b.py"\nx = 2\n```\n```diff\n-x = 1\n+x = 3\n```\n',
+            "another file",
+        ),
+        ("```sh\nmake demo\n```\n", "say why not"),
+        ("```\nassay\n```\n", "no language"),
+        ("```python\nx = 1\n", "without its end"),
+    ],
+)
+def test_a_page_that_does_not_hold_is_noticed(page: str, complaint: str, own_folder: Path):
+    (own_folder / "page.md").write_text(page, encoding="utf-8")
+    with pytest.raises(AssertionError, match=complaint):
+        read(own_folder / "page.md", own_folder)
+
+
+def test_what_is_not_run_is_left_alone(own_folder: Path):
+    (own_folder / "page.md").write_text("<!-- not run: never -->\n```python\n1 / 0\n```\n", encoding="utf-8")
+    (block,) = blocks(own_folder / "page.md")
+    assert block.reason == "never"
+    read(own_folder / "page.md", own_folder)
