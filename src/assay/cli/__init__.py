@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from assay.cli import attack, audit, catalogue, compare, federation, privacy, report, reproduce, runs
+from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 runs.register(app)
+federate.register(app)
 privacy.register(app)
 audit.register(app)
 attack.register(app)

@@ -17,6 +17,7 @@ from assay.audit.survey import survey, with_layers
 from assay.audit.training import mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
+from assay.cli.federate import is_federated
 from assay.cli.inputs import of_run, planned
 from assay.cli.show import print_json
 from assay.errors import ConfigError
@@ -140,6 +141,8 @@ def _audit_run(
     as_json: bool,
 ) -> None:
     spec = directory.read_spec()
+    if is_federated(spec):
+        raise ConfigError("run", str(directory.path), "a run of `assay train`; federated runs are not audited yet")
     plan = Plan.from_json(spec["plan"])
     if directory.finished:  # what was really spent, lost steps included
         record = directory.read_record()

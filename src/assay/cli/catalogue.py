@@ -12,6 +12,7 @@ from assay import data as data_room
 from assay import methods as methods_room
 from assay import models as models_room
 from assay.cli import options
+from assay.federated import methods as federated_room
 
 
 def register(app: typer.Typer) -> None:
@@ -35,6 +36,9 @@ def _print(*rows: tuple[str, ...], header: tuple[str, ...]) -> None:
 
 def methods(name: Annotated[str | None, typer.Argument(help="A method, for its options.")] = None) -> None:
     """The methods, and whether their published form is sound; of one method also its options."""
+    if name is not None and name in federated_room.available():
+        _print_federated(federated_room.get(name))
+        return
     if name is not None:
         method = methods_room.get(name)
         console = Console(soft_wrap=True, highlight=False)
@@ -46,6 +50,19 @@ def methods(name: Annotated[str | None, typer.Argument(help="A method, for its o
         *((m.name, m.summary, m.soundness) for m in methods_room.available().values()),
         header=("name", "what it does", "as published"),
     )
+    Console().print("\nfederated (`assay federate`)")
+    _print(
+        *((m.name, m.summary, m.soundness, ", ".join(m.units)) for m in federated_room.available().values()),
+        header=("name", "what it does", "as published", "units"),
+    )
+
+
+def _print_federated(method: federated_room.FederatedMethod) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{method.name}: {method.summary}\nas published: {method.soundness}")
+    console.print(f"units: {', '.join(method.units)}\nnoise: {', '.join(method.noises)}")
+    for option in type(method).OPTIONS:
+        console.print(f"--option {option}={getattr(method, option)}")
 
 
 def models() -> None:

@@ -48,7 +48,10 @@ def of_run(
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     known = names["data_dir"]
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), spec["plan"]["records"])
+    records = (
+        spec["plan"]["records"] if "records" in spec["plan"] else names["records"]
+    )  # of clients together, if federated
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records)
     return bundle, build(names["model"], names["circulant"], bundle, seed)
 
 

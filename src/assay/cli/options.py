@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -66,17 +67,21 @@ def method(
     variant: str | None,
     noise_form: str | None,
     groups: int | None,
-    settings: list[str] | None,
+    typed: list[str] | None,
 ) -> methods.Method:
     """The method with the options that were typed."""
+    return methods.get(name, **settings(typed, {"variant": variant, "noise_form": noise_form, "groups": groups}))
+
+
+def settings(typed: list[str] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Options typed as key=value, and those that have flags of their own; each once."""
     given: dict[str, str] = {}
-    for text in settings or []:
+    for text in typed or []:
         key, equals, value = text.partition("=")
         if not equals or key in given:
             raise ConfigError("option", text, "key=value, each key once")
         given[key] = value
-    flags = {"variant": variant, "noise_form": noise_form, "groups": groups}
     named = {key: value for key, value in flags.items() if value is not None}
     for key in given.keys() & named.keys():
         raise ConfigError("option", f"{key}={given[key]}", "an option given once: its own flag was used too")
-    return methods.get(name, **given, **named)
+    return given | named

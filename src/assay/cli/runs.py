@@ -13,7 +13,7 @@ from rich.markdown import Markdown
 from assay import denoise as denoise_room
 from assay import encode as encode_room
 from assay import methods as methods_room
-from assay.cli import options
+from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import outcome, print_json, progress
@@ -186,6 +186,9 @@ def resume(
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
     spec = directory.read_spec()
+    if federate.is_federated(spec):
+        federate.resume(directory, data_dir, json)
+        return
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
@@ -204,6 +207,9 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
             return
         text = directory.statement.read_text(encoding="utf-8")
         console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+        return
+    if federate.is_federated(directory.read_spec()):
+        console.print(federate.show_unfinished(directory), highlight=False)
         return
     plan = Plan.from_json(directory.read_spec()["plan"])
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)

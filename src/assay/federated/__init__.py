@@ -1,1 +1,4 @@
-"""Federated training: the server's rounds, the clients' sites, and what carries bytes between them."""
+"""Federated learning: clients keep their records, the server sees messages; ε is about one client or one record.
+
+`run` is the server's loop and `site` a client's step. They meet in bytes (`wire`), carried by whatever implements `carrier`.
+"""

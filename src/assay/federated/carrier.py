@@ -1,4 +1,4 @@
-"""What stands between the server's rounds and its clients: bytes out, bytes back, and nothing promised about who answers."""
+"""What carries bytes between the server and the clients. Carriers know nothing of learning or of privacy."""
 
 from __future__ import annotations
 
@@ -7,10 +7,16 @@ from typing import Protocol
 
 
 class Carrier(Protocol):
-    """Carries one round's tasks to clients and brings their answers. Knows nothing of models or privacy."""
+    """Hands tasks to clients and brings their answers back."""
 
     def exchange(self, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """Hand each client its task; yield answers (client, bytes) as they come. A client that drops out yields nothing; one may answer twice or with rubbish."""
+        """Hand each client its task; yield answers (client, bytes) as they come.
+
+        A client that drops out yields nothing; one may answer twice or with rubbish: the server checks. Whose answer it is,
+        the carrier must know for itself (authentication is its business).
+        """
+        ...
 
     def close(self) -> None:
-        """Stop whatever was started for the exchanges. Safe to call more than once."""
+        """Let go of processes and connections."""
+        ...

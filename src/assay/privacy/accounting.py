@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from assay.errors import AssayError, ConfigError
 from assay.privacy import events
 from assay.privacy.losses import (
+    Concentrated,
     Gaussian,
     Laplace,
     Poisson,
@@ -109,6 +110,8 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
         return 1.0
     if sum(term.pure * count for term, count in terms) <= epsilon:
         return 0.0
+    if any(isinstance(term, Concentrated) for term, _ in terms):
+        raise UnaccountableError("δ for a given ε is not computed for releases known by ρ of zero-concentrated DP")
     if len(terms) == 1 and terms[0][1] == 1:
         at, only = np.array([epsilon]), terms[0][0]
         return float(max(only.forward(at)[0], only.backward(at)[0]))
@@ -182,6 +185,8 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
     if len(terms) == 1 and isinstance(only, Gaussian):
         return tuple(tuple(gaussian_epsilon(only.multiplier * n**-0.5, d) for d in deltas) for n in times)
     totals = [tuple((term, count * n) for term, count in terms) for n in times]
+    if any(isinstance(term, Concentrated) for term, _ in terms):  # known by its Rényi divergences only
+        return tuple(tuple(_rdp_epsilon(total, d - _ROUNDING * _steps(total)) for d in deltas) for total in totals)
     bounds, settled = refined(
         terms,
         times,
@@ -194,8 +199,12 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
     return tuple(map(tuple, bounds.tolist()))
 
 
+def _steps(terms: Terms) -> int:
+    return sum(count for _, count in terms)
+
+
 def _rdp_epsilon(terms: Terms, delta: float) -> float:
-    return float(rdp.compute_epsilon(*_divergences(terms), delta)[0])
+    return float(rdp.compute_epsilon(*_divergences(terms), delta)[0]) if delta > 0 else math.inf
 
 
 def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -209,6 +218,8 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
         match term:
             case Gaussian(sigma):
                 accountant, event = added, dp_event.GaussianDpEvent(sigma)
+            case Concentrated(rho):
+                accountant, event = added, dp_event.ZCDpEvent(rho)
             case Laplace(scale):
                 accountant, event = added, dp_event.LaplaceDpEvent(scale)
             case Poisson(rate, Gaussian(sigma)):
@@ -267,6 +278,9 @@ def _parts(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[Term | None, 
     for leaf, times in events.flatten(event):
         if isinstance(leaf, dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent):
             yield from ((term, times * count) for term, count in _sampled(leaf, adjacency))
+        elif isinstance(leaf, dp_event.ZCDpEvent):
+            if leaf.rho:  # divergences of a shift twice as long are at most four times as large
+                yield Concentrated(leaf.rho * (4 if replace else 1)), times
         elif not isinstance(leaf, dp_event.RandomizedResponseDpEvent):
             yield _noise(leaf, 2 if replace else 1), times
         elif not replace:

@@ -85,6 +85,8 @@ class _Range:
 
 
 _NOISE = _Range("a finite number ≥ 0 (0 means no noise)", 0, sys.float_info.max)
+_DIVERGENCE = _Range("a finite number ≥ 0", 0, sys.float_info.max)
+_ZERO = _Range("0", 0, 0)
 _PROBABILITY = _Range("a number from 0 to 1", 0, 1)
 _COUNT = _Range("a whole number from 0 to 2⁵³", 0, 2**53, whole=True)
 _SIZE = _Range("a whole number from 1 to 2⁵³", 1, 2**53, whole=True)
@@ -104,6 +106,7 @@ KINDS: Mapping[str, _Kind] = {
     "non-private": _Kind(dp_event.NonPrivateDpEvent, {}),
     "gaussian": _Kind(dp_event.GaussianDpEvent, {"noise_multiplier": _NOISE}),
     "laplace": _Kind(dp_event.LaplaceDpEvent, {"noise_multiplier": _NOISE}),
+    "zcdp": _Kind(dp_event.ZCDpEvent, {"rho": _DIVERGENCE, "xi": _ZERO}),
     "randomized-response": _Kind(
         dp_event.RandomizedResponseDpEvent, {"noise_parameter": _PROBABILITY, "num_buckets": _SIZE}
     ),

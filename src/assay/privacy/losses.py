@@ -77,6 +77,24 @@ class Laplace:
 
 
 @dataclass(frozen=True, slots=True)
+class Concentrated:
+    """A release of which only ρ is known: Rényi divergences of at most ρα (Bun and Steinke 2016, definition 1.1).
+
+    It has no profile: what follows from ρ is an infimum over α, which is not the profile of any pair, so it must not be put
+    on a grid. Divergences add up, and ε is taken from their sum.
+    """
+
+    rho: float
+    pure = math.inf
+
+    def forward(self, eps: Array) -> Array:
+        """Refused."""
+        raise NotImplementedError("zero-concentrated releases are composed by Rényi divergences")
+
+    backward = forward
+
+
+@dataclass(frozen=True, slots=True)
 class RandomizedResponse:
     """With probability `noise` a uniform choice among `buckets` ≥ 2, else the truth."""
 

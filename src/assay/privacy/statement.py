@@ -41,7 +41,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "",
         f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy: {record['unit']}).",
         "",
-        *_warnings(record, randomness),
+        *warnings(record, randomness),
         "| ε | value | meaning |",
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
@@ -102,7 +102,8 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
     return "\n".join(lines)
 
 
-def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
+def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
+    """What must be said before any number."""
     lines = []
     if record["seed"] is not None:
         lines += [

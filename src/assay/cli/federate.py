@@ -1,0 +1,246 @@
+"""`assay federate`: train across clients; `assay resume` and `assay show` of such a run."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from rich.console import Console
+
+from assay import models as models_room
+from assay.cli import options
+from assay.cli.inputs import build, load
+from assay.cli.show import outcome, print_json, progress
+from assay.errors import BudgetSpentError, ConfigError
+from assay.federated import carriers, methods, partition
+from assay.federated.layout import Layout
+from assay.federated.local import Training
+from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
+from assay.federated.run import KIND, run_spec, site_settings
+from assay.federated.run import federate as run_rounds
+from assay.federated.run import resume as resume_rounds
+from assay.figures import at_most
+from assay.grads.layers import trainable_layers
+from assay.privacy.ledger import Ledger
+from assay.runs.directory import RunDirectory
+from assay.train import Result
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(federate)
+
+
+def is_federated(spec: dict[str, Any]) -> bool:
+    """Whether a run's description is one of `assay federate`."""
+    return spec.get("kind") == KIND
+
+
+def federate(
+    out: Annotated[Path, typer.Option(help="A new directory for the run.")],
+    method: Annotated[str, typer.Option(help="fedavg, fedags, fedsnlc or cpsgd; see `assay methods`.")] = "fedavg",
+    variant: options.Variant = None,
+    option: options.Setting = None,
+    data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
+    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
+    circulant: Annotated[
+        int | None, typer.Option(help="Make fully connected layers block-circulant, with blocks of this size.")
+    ] = None,
+    clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
+    per_round: Annotated[
+        int | None, typer.Option(help="Clients a round, expected. (default: a tenth; all with --unit record)")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Rounds.")] = 200,
+    division: Annotated[
+        str, typer.Option("--partition", help="Who holds what: iid, dirichlet:ALPHA or label:K.")
+    ] = "iid",
+    partition_seed: Annotated[int, typer.Option(help="Seed of the partition; it is public.")] = 0,
+    unit: Annotated[str, typer.Option(help="What ε protects: client or record.")] = "client",
+    noise: Annotated[
+        str | None,
+        typer.Option(help="Who adds it: central (the server), local (each client) or distributed (all together)."),
+    ] = None,
+    min_answers: Annotated[
+        int | None,
+        typer.Option(help="With distributed noise: how many must answer for a round to be opened. (default: all)"),
+    ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="The ε to stay within, a hard ceiling. (default: 1, unless --noise-multiplier is given)"),
+    ] = None,
+    delta: options.Delta = 1e-3,
+    noise_multiplier: options.Noise = None,
+    clip: Annotated[float, typer.Option(help="Bound on a client's update (or on a record's gradient).")] = 1.0,
+    local_epochs: Annotated[int, typer.Option(help="Epochs of a client in its turn.")] = 1,
+    local_steps: Annotated[int | None, typer.Option(help="Steps of a client in its turn, instead of epochs.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Batch size at the clients.")] = 128,
+    lr: Annotated[float, typer.Option(help="Learning rate at the clients.")] = 0.1,
+    server_lr: Annotated[float, typer.Option(help="What the average update is multiplied by.")] = 1.0,
+    weight_records: Annotated[
+        int | None,
+        typer.Option(help="Let a client with n records count min(n, N)/N. (default: all count the same)"),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="What runs the clients: serial, simulation or deploy.")] = "serial",
+    seed: Annotated[
+        int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
+    ] = None,
+    data_dir: options.DataDir = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Train one model across clients that keep their records, and write its record and its privacy statement."""
+    chosen = methods.get(method, **options.settings(option, {"variant": variant}))
+    for name, value, known in (("unit", unit, UNITS), ("noise", noise, (*NOISES, None))):
+        if value not in known:
+            raise ConfigError(name, value, "one of " + ", ".join(filter(None, known)))
+    carriers.check(engine)
+    training = Training(
+        epochs=local_epochs,
+        steps=local_steps,
+        batch_size=batch_size,
+        lr=lr,
+        server_lr=server_lr,
+        weight_records=weight_records,
+        seed=seed,
+    )
+    divided = partition.parse(division)
+    bundle = load(data, data_dir, records)
+    network = build(model, circulant, bundle, seed)
+    labels = bundle.train_y.numpy()
+    parts = divided.divide(labels, clients, partition_seed)
+    sizes = [len(part) for part in parts]
+    silo = _silo(network, sizes, training) if unit == "record" else None
+    plan = _planned(
+        FederatedPlan(
+            clients=clients,
+            per_round=(clients if unit == "record" else max(1, clients // 10)) if per_round is None else per_round,
+            rounds=rounds,
+            size=Layout.of(network, parameters_only=unit == "record").size,
+            noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+            delta=delta,
+            clip=clip,
+            unit=unit,
+            noise=chosen.noises[0] if noise is None else noise,
+            minimum=min_answers,
+            public_seed=secrets.randbits(63) if seed is None else seed,
+            silo=silo,
+            method=chosen,
+        ),
+        epsilon,
+        noise_multiplier,
+    )
+    table = partition.counts(labels, parts, bundle.classes)
+    names = {
+        "model": model,
+        "circulant": circulant,
+        "data": data,
+        "data_dir": None if data_dir is None else str(data_dir),
+        "records": len(labels),
+        "unit": bundle.unit,
+        "notes": bundle.notes,
+        "partition": str(divided),
+        "partition_seed": partition_seed,
+        "counts": table.tolist(),
+        "sizes": sizes if unit == "record" else None,
+    }
+    _warn(plan)
+    spec = run_spec(plan, training, names, engine)
+    directory = RunDirectory.create(out, spec, force=force)
+    partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
+    carrier = carriers.open_carrier(engine, site_settings(spec, directory), out)
+    try:
+        with progress(plan.epsilon_limit) as watch:
+            result = run_rounds(
+                network,
+                carrier,
+                plan=plan,
+                training=training,
+                names=names,
+                test=bundle.test,
+                directory=directory,
+                watch=watch,
+            )
+    finally:
+        carrier.close()
+    _end(result, json)
+
+
+def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
+    """Go on with a federated run."""
+    spec = directory.read_spec()
+    names, known = spec["names"], spec["names"]["data_dir"]
+    if data_dir is not None:
+        spec["names"] = {**names, "data_dir": str(data_dir)}
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), names["records"])
+    network = build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
+    carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path)
+    try:
+        with progress(spec["plan"]["epsilon_limit"]) as watch:
+            result = resume_rounds(network, carrier, directory, test=bundle.test, watch=watch)
+    finally:
+        carrier.close()
+    _end(result, json)
+
+
+def show_unfinished(directory: RunDirectory) -> str:
+    """What an unfinished federated run has spent."""
+    plan = FederatedPlan.from_json(directory.read_spec()["plan"])
+    ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    return (
+        f"{directory.path} is unfinished: {ledger.total_steps} of {plan.rounds} planned rounds are charged, "
+        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {directory.path}"
+    )
+
+
+def _silo(network: torch.nn.Module, sizes: list[int], training: Training) -> Silo:
+    """DP-SGD at the clients: as many steps for each as `epochs` take for a client of average size."""
+    models_room.compat.check(network)
+    trainable_layers(network)
+    held = [size for size in sizes if size]
+    steps = training.steps or max(1, round(training.epochs * float(np.mean(held)) / training.batch_size))
+    return Silo(records=min(held), batch_size=training.batch_size, steps=steps)
+
+
+def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: float | None) -> FederatedPlan:
+    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+    if noise_multiplier is None:
+        return start.calibrated(1.0 if epsilon is None else epsilon)
+    if epsilon is not None and start.method.variant == "published":
+        raise ConfigError(
+            "epsilon",
+            epsilon,
+            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
+        )
+    return replace(start, epsilon_limit=epsilon)
+
+
+def _warn(plan: FederatedPlan) -> None:
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    if plan.unit == "client" and plan.delta >= 1 / plan.clients:
+        console.print(
+            f"[yellow]note:[/] δ = {plan.delta:g} is not below 1/clients = {1 / plan.clients:.2g}; such a δ allows one client to be given away whole"
+        )
+    if plan.method.variant == "published":
+        console.print(f"[yellow]note:[/] {plan.method.name} as published: {plan.method.soundness}")
+
+
+def _end(result: Result, as_json: bool) -> None:
+    if result.nonfinite:
+        console = Console(stderr=True, soft_wrap=True, highlight=False)
+        console.print(
+            f"[yellow]note:[/] {result.nonfinite} answers were not usable and were left out; this count is not private"
+        )
+    if as_json:
+        print_json(result.record)
+    else:
+        outcome(result)
+    if result.budget_spent:
+        raise BudgetSpentError(
+            f"the budget ended the run after {result.record['steps']} rounds, before its planned end; its record is complete"
+        )

@@ -1,0 +1,53 @@
+"""DP-FedAvg (McMahan, Ramage, Talwar and Zhang 2018, "Learning differentially private recurrent language models").
+
+Guarantee, unit `client`: each client's update, all floating-point tensors together, is clipped to C; the noise is the server's,
+each client's own, or shared (`assay.federated.noise`); a run is the composition over all rounds that `FederatedPlan` states.
+Unit `record`: clients send what DP-SGD on their own records gave.
+
+Claimed ε: the moments accountant, which is Rényi composition. Sound; the verified ε is smaller because numerical composition is
+tighter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from dp_accounting.dp_event import DpEvent
+
+from assay.federated.exchange import Averaging, Exchange
+from assay.federated.layout import Layout
+from assay.privacy.accounting import rdp_epsilon
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
+
+
+@dataclass(frozen=True)
+class FedAvg:
+    """Average clipped updates."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+
+    name: str = "fedavg"
+    summary: str = "DP-FedAvg: clip each client's update, add noise to the sum (McMahan et al. 2018)"
+    soundness: str = "sound"
+    variant: str = "sound"
+    units: tuple[str, ...] = ("client", "record")
+    noises: tuple[str, ...] = ("central", "local", "distributed")
+
+    def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
+        """Whole updates."""
+        bound = plan.clip if plan.unit == "client" else float("inf")
+        return Averaging(layout, plan.source(layout.size), bound, {})
+
+    def event(self, plan: FederatedPlan) -> DpEvent:
+        """That of the noise."""
+        return plan.source(plan.size).event
+
+    def claimed(self, plan: FederatedPlan) -> float:
+        """The moments accountant."""
+        return rdp_epsilon(plan.event(), plan.delta, plan.adjacency)
+
+
+METHOD = FedAvg()

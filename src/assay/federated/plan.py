@@ -1,0 +1,228 @@
+"""A federated plan: everything that decides ε, and what a client's update goes through on its way into the model.
+
+Unit `client`: neighbours differ in one client with all its records.
+
+- `central` noise: the server is trusted and who was drawn stays hidden, so clients are drawn by Poisson sampling with rate
+  per_round/clients, which amplifies; neighbours differ by adding or removing a client.
+- `local` and `distributed` noise: the server sees who answers. What is hidden is what a client holds, not that it takes part:
+  neighbours replace a client's records by any others, so that its vector moves by up to 2C, and nothing is amplified. A
+  client pays for each time it is asked; in passes over all clients that is at most ⌈rounds · per_round/clients⌉ times.
+
+Unit `record`: each client runs DP-SGD on its own records and what it sends is post-processing. ε is that of a record at the
+client with the fewest records, where the sampling rate is largest; others have less.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from dp_accounting.dp_event import DpEvent, SelfComposedDpEvent
+
+from assay.data.sampling import Poisson
+from assay.errors import ConfigError, check_above_zero
+from assay.federated import methods, schedule
+from assay.federated.methods import FederatedMethod
+from assay.federated.noise import Central, Distributed, Local, Noise, Released
+from assay.grads.clip import Flat
+from assay.plan import Plan
+from assay.privacy.accounting import Adjacency, epsilon
+from assay.privacy.calibrate import smallest_noise
+
+UNITS = ("client", "record")
+NOISES = ("central", "local", "distributed")
+
+
+def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse what is no whole number in the range."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (whole and isinstance(value, int) and least <= value <= (value if most is None else most)):
+        raise ConfigError(name, value, f"a whole number, {least} or above" + (f", at most {most}" if most else ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silo:
+    """DP-SGD at one client, for the unit `record`: the fewest records a client has, its batch and its steps each time it is asked."""
+
+    records: int
+    batch_size: float
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedPlan:
+    """A federated run as its privacy sees it. `size` is the number of coordinates of an update.
+
+    `minimum` is how many must answer for a round with distributed noise to be opened. `public_seed` fixes what is no secret: the
+    order in which clients are asked where the server sees it, and rotations.
+    """
+
+    clients: int
+    per_round: int
+    rounds: int
+    size: int
+    noise_multiplier: float
+    delta: float
+    clip: float = 1.0
+    unit: str = "client"
+    noise: str = "central"
+    minimum: int | None = None
+    public_seed: int = 0
+    silo: Silo | None = None
+    method: FederatedMethod = field(default_factory=lambda: methods.get("fedavg"))
+    epsilon_limit: float | None = None
+    epsilon_claimed: float | None = None
+
+    def __post_init__(self) -> None:
+        check_whole("clients", self.clients, 1)
+        check_whole("per_round", self.per_round, 1, self.clients)
+        check_whole("rounds", self.rounds, 1)
+        check_whole("size", self.size, 1)
+        check_above_zero("clip", self.clip)
+        if not 0 < self.delta < 1:
+            raise ConfigError("delta", self.delta, "a number between 0 and 1, both excluded")
+        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+            raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
+        if self.epsilon_limit is not None:
+            check_above_zero("epsilon", self.epsilon_limit)
+        name = self.method.name
+        if self.unit not in self.method.units:
+            raise ConfigError("unit", self.unit, f"one of {', '.join(self.method.units)} for {name}")
+        if self.unit == "record" and self.silo is None:
+            raise ConfigError("silo", None, "the settings of DP-SGD at the clients, with the unit record")
+        if self.unit == "client" and self.noise not in self.method.noises:
+            raise ConfigError(
+                "noise", self.noise, f"one of {', '.join(self.method.noises)} for {name} {self.method.variant}"
+            )
+        if self.minimum is not None:
+            if self.noise != "distributed":
+                raise ConfigError("min_answers", self.minimum, "nothing, unless noise is distributed")
+            check_whole("min_answers", self.minimum, 1, self.per_round)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether who is asked stays hidden, and sampling amplifies."""
+        return self.unit == "client" and self.noise == "central"
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """See the module."""
+        return Adjacency.ADD_OR_REMOVE_ONE if self.hidden or self.unit == "record" else Adjacency.REPLACE_ONE
+
+    @property
+    def answers(self) -> int:
+        """How many must answer for distributed noise to be enough."""
+        return self.per_round if self.minimum is None else self.minimum
+
+    @property
+    def sampler(self) -> Poisson:
+        """Draws clients where that is hidden."""
+        return Poisson(self.clients, self.per_round)
+
+    def asked(self) -> list[list[int]]:
+        """Who is asked in each round, where that is no secret."""
+        return schedule.passes(self.clients, self.per_round, self.rounds, self.public_seed)
+
+    @property
+    def turns(self) -> int:
+        """The most often that one client is asked, where that is no secret."""
+        return schedule.most_turns(self.clients, self.per_round, self.rounds)
+
+    def source(self, size: int) -> Noise:
+        """Where the noise on vectors of this length comes from."""
+        if self.unit == "record":
+            return Released()
+        if self.noise == "central":
+            return Central(self.clip, self.noise_multiplier, self.per_round)
+        if self.noise == "local":
+            return Local(self.clip, self.noise_multiplier)
+        return Distributed(self.clip, self.noise_multiplier, self.answers, self.per_round, self.clients, size)
+
+    def client_plan(self, records: int) -> Plan:
+        """DP-SGD at a client with so many records, over all its turns."""
+        assert self.silo is not None
+        return Plan(
+            records=records,
+            batch_size=min(self.silo.batch_size, records),
+            steps=self.turns * self.silo.steps,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            clip=Flat(bound=self.clip),
+            epsilon_limit=self.epsilon_limit,
+        )
+
+    @cached_property
+    def turn_event(self) -> DpEvent:
+        """What one participation costs, before amplification by drawing clients."""
+        if self.silo is not None and self.unit == "record":
+            return self.client_plan(self.silo.records).event(self.silo.steps)
+        return self.method.event(self)
+
+    def after_turns(self, turns: int) -> DpEvent:
+        """What so many participations of one client cost, where they are seen."""
+        return SelfComposedDpEvent(self.turn_event, turns)
+
+    def event(self, rounds: int | None = None) -> DpEvent:
+        """What so many rounds cost (all of them by default)."""
+        rounds = self.rounds if rounds is None else rounds
+        if self.hidden:
+            return self.sampler.compose(self.turn_event, rounds)
+        return self.after_turns(schedule.most_turns(self.clients, self.per_round, rounds))
+
+    def epsilon(self) -> float:
+        """The verified ε of the plan."""
+        return epsilon(self.event(), self.delta, self.adjacency)
+
+    def claimed(self) -> float:
+        """The ε that the method's paper would report for this run."""
+        return self.method.claimed(self)
+
+    def targeted(self) -> float:
+        """The ε that a target is about: the verified one, or for a published variant the claimed one."""
+        return self.claimed() if self.method.variant == "published" else self.epsilon()
+
+    def calibrated(self, target: float) -> FederatedPlan:
+        """This plan with the noise for which the ε that a target is about is in [0.99, 1] times the target."""
+        check_above_zero("epsilon", target)
+        published = self.method.variant == "published"
+        bare = replace(self, epsilon_limit=None, epsilon_claimed=None)
+        found = smallest_noise(lambda z: replace(bare, noise_multiplier=z).targeted(), target)
+        return replace(
+            self,
+            noise_multiplier=found,
+            epsilon_limit=None if published else target,
+            epsilon_claimed=target if published else None,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that is needed to make the plan again."""
+        silo = None if self.silo is None else vars(self.silo)
+        plain = {name: getattr(self, name) for name in _PLAIN}
+        return {**plain, "silo": silo, "method": self.method.name, "options": methods.options(self.method)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> FederatedPlan:
+        """The plan that `to_json` described."""
+        known = dict(data)
+        known["method"] = methods.get(known["method"], **known.pop("options"))
+        known["silo"] = None if known["silo"] is None else Silo(**known["silo"])
+        return cls(**known)
+
+
+_PLAIN = (
+    "clients",
+    "per_round",
+    "rounds",
+    "size",
+    "noise_multiplier",
+    "delta",
+    "clip",
+    "unit",
+    "noise",
+    "minimum",
+    "public_seed",
+    "epsilon_limit",
+    "epsilon_claimed",
+)

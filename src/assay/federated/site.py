@@ -1,0 +1,179 @@
+"""A site: where clients live. One client's whole turn is `Site.answer`: bytes in, bytes out.
+
+What a client promises its user does not rest on the server: it clips and adds its noise itself (unless the server is trusted with
+that), keeps a ledger of its own (`ledgers`, one file a client, written before an answer leaves), refuses to go beyond its
+ceiling, and takes fresh noise each time it is asked, however often the server asks about the same round.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from assay import data as data_room
+from assay import models as models_room
+from assay.errors import BudgetSpentError
+from assay.federated import partition
+from assay.federated.exchange import Work
+from assay.federated.layout import Layout
+from assay.federated.local import Training, mean_loss, train
+from assay.federated.plan import FederatedPlan
+from assay.federated.wire import Schema, decode, encode
+from assay.models.circulant import replace_linear
+from assay.privacy.ledger import Ledger
+from assay.privacy.rng import OsSeeded, Randomness, Seeded
+from assay.step import PrivateStep
+from assay.train import cross_entropy
+
+TASK_FIELDS = {"round": int, "turn": int}
+
+
+def open_site(settings: Mapping[str, Any]) -> Site:
+    """The site that a JSON-able description asks for: the `plan`, `training` and `names` of a run's run.json and, optionally,
+    `ledgers`, a folder for the clients' ledgers (without it they are kept in memory).
+    """
+    names = settings["names"]
+    folder = names["data_dir"]
+    bundle = data_room.load(names["data"], None if folder is None else Path(folder))
+    x, y = bundle.train_x[: names["records"]], bundle.train_y[: names["records"]]
+    parts = partition.parse(names["partition"]).divide(y.numpy(), settings["plan"]["clients"], names["partition_seed"])
+    model = models_room.build(names["model"], input_shape=bundle.input_shape, classes=bundle.classes)
+    if names["circulant"] is not None:
+        replace_linear(model, names["circulant"])
+    ledgers = settings.get("ledgers")
+    return Site(
+        FederatedPlan.from_json(settings["plan"]),
+        Training(**settings["training"]),
+        model,
+        [(x[part], y[part]) for part in map(torch.from_numpy, parts)],
+        ledgers=None if ledgers is None else Path(ledgers),
+    )
+
+
+class Site:
+    """Clients with their records, and one model that they train in turn."""
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        training: Training,
+        model: torch.nn.Module,
+        records: list[tuple[Tensor, Tensor]],
+        *,
+        ledgers: Path | None = None,
+    ) -> None:
+        self.plan, self.training, self.model, self.records = plan, training, model, records
+        self.layout = Layout.of(model, parameters_only=plan.unit == "record")
+        self.exchange = plan.method.exchange(plan, self.layout)
+        self._folder = ledgers
+        self._ledgers: dict[int, Ledger] = {}
+        self._answered = 0
+        self._randomness: Randomness = OsSeeded() if training.seed is None else Seeded(training.seed)
+        self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
+
+    def answer(self, client: int, task: bytes) -> bytes:
+        """One client's turn. With a fixed seed the same task gives the same bytes."""
+        asked = decode(task, "task", self._schema)
+        number, turn = asked.fields["round"], asked.fields["turn"]
+        start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
+        self.layout.load(self.model, start)
+        try:
+            work = self._work(client, start, number, turn)
+        except BudgetSpentError as error:
+            return encode("refusal", {"round": number, "reason": str(error)[:500]}, {})
+        instructions = {name: asked.arrays[name] for name in self.exchange.task_arrays}
+        stream = self._stream(f"noise of client {client}", number)
+        fields, arrays = self.exchange.answer(work, instructions, number, stream)
+        return encode("answer", {"round": number, **fields}, arrays)
+
+    def _stream(self, purpose: str, number: int) -> Any:
+        # The server chooses the round's number, so without a seed it must not choose the noise: a count of our own does.
+        self._answered += 1
+        return self._randomness.stream(purpose, number if self._randomness.reproducible else self._answered)
+
+    def _work(self, client: int, start: Tensor, number: int, turn: int) -> Work:
+        x, y = self.records[client]
+        if self.plan.unit == "record":
+            loss = self._train_privately(client, turn)
+        else:
+            if not self.plan.hidden:
+                self._pay(client, turn)
+            loss = train(self.model, x, y, self.training, self._stream(f"batches of client {client}", number))
+        update = self.layout.vector(self.model) - start
+        if not bool(torch.isfinite(update).all()):
+            update = torch.zeros_like(update)
+
+        def loss_at(vector: Tensor) -> float:
+            self.layout.load(self.model, vector)
+            return mean_loss(self.model, x, y)
+
+        return Work(
+            start=start,
+            update=update,
+            loss=loss,
+            records=len(x),
+            weight=1.0 if self.plan.unit == "record" else self.training.weight(len(x)),
+            lr=self.training.lr,
+            loss_at=loss_at,
+        )
+
+    def _ledger(self, client: int) -> Ledger:
+        """The client's ledger, read anew from its file: another process may have answered for the client in between."""
+        if self._folder is None and client in self._ledgers:
+            return self._ledgers[client]
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        path = None if self._folder is None else self._folder / f"client-{client}.jsonl"
+        plan = self.plan
+        ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        return self._ledgers.setdefault(client, ledger) if self._folder is None else ledger
+
+    def _pay(self, client: int, turn: int) -> None:
+        """Charge one participation, durable before the answer is made."""
+        ledger = self._ledger(client)
+        if self._randomness.reproducible:  # the same turn again gives the same answer again
+            ledger.begin(self.plan.after_turns, self.plan.turns, repeat=True)
+            ledger.charge(max(turn + 1, ledger.charged))
+            return
+        before = ledger.total_steps
+        ledger.begin(self.plan.after_turns, self.plan.turns - before)
+        ledger.charge(1)
+
+    def _train_privately(self, client: int, turn: int) -> float:
+        """The private step on the client's own records; a client without records has nothing to protect and does nothing."""
+        x, y = self.records[client]
+        silo = self.plan.silo
+        assert silo is not None
+        if len(x) == 0:
+            return 0.0
+        ledger = self._ledger(client)
+        plan = self.plan.client_plan(len(x))
+        seeded = self._randomness.reproducible
+        taken = turn * silo.steps if seeded else ledger.total_steps
+        randomness = Seeded(_derived(self.training.seed, client)) if self.training.seed is not None else OsSeeded()
+        step = PrivateStep(self.model.train(), plan, ledger=ledger, randomness=randomness, taken=taken)
+        try:
+            if step.limit - step.taken < silo.steps:
+                raise BudgetSpentError(f"client {client} has spent its budget: ε = {step.epsilon():.4g}")
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            for inputs, targets in step.batches(torch.utils.data.TensorDataset(x, y), silo.steps):
+                if step.backward(cross_entropy(self.model(inputs), targets)):
+                    with torch.no_grad():
+                        for parameter in parameters:
+                            if parameter.grad is not None:
+                                parameter.sub_(parameter.grad, alpha=self.training.lr)
+        finally:
+            step.close()
+        return 0.0
+
+
+def _derived(seed: int, client: int) -> int:
+    """A seed of a client's own."""
+    material = seed.to_bytes(8, "little") + client.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=8, person=b"assay client").digest(), "little")
