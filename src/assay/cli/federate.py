@@ -81,7 +81,12 @@ def federate(
     local_steps: Annotated[int | None, typer.Option(help="Steps of a client in its turn, instead of epochs.")] = None,
     batch_size: Annotated[int, typer.Option(help="Batch size at the clients.")] = 128,
     lr: Annotated[float, typer.Option(help="Learning rate at the clients.")] = 0.1,
-    server_lr: Annotated[float, typer.Option(help="What the average update is multiplied by.")] = 1.0,
+    server_lr: Annotated[
+        float | None,
+        typer.Option(
+            help="What the average is multiplied by. (default: 1; --lr for published variants, which send gradients)"
+        ),
+    ] = None,
     weight_records: Annotated[
         int | None,
         typer.Option(help="Let a client with n records count min(n, N)/N. (default: all count the same)"),
@@ -105,7 +110,7 @@ def federate(
         steps=local_steps,
         batch_size=batch_size,
         lr=lr,
-        server_lr=server_lr,
+        server_lr=(lr if chosen.variant == "published" else 1.0) if server_lr is None else server_lr,
         weight_records=weight_records,
         seed=seed,
     )

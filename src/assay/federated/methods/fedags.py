@@ -1,0 +1,244 @@
+"""DP-FedAGS: significant gradients (dp-fedags.txt, "Optimizing privacy-accuracy trade-off in DP-FL via significant gradient perturbation").
+
+`published`, Algorithm 1 with Eq. 1-3 and 35-37. Of the local gradients' sum g, clipped to C as g', a coordinate is significant if
+g' + α ≥ λ_t + β, α ~ Lap(qΔ/ε₁) for each, β ~ Lap(qΔ/ε₂) once, λ_t = min(sort(g')[⌈t|W|/T⌉], sort(g')[⌈0.9|W|⌉]) in ascending order.
+Significant coordinates get noise: N(0, σ²C²) (`form=gaussian`, Algorithm 1) or Lap(qΔ/ε₃) (`form=laplace`, section IV). The others are sent as they
+are, with the training loss L_k and the number of records n_k. The server: γ_k = (n_k L + n L_k)/(2nL), W ← W - ηΣγ_k g_k. Settings:
+Δ = C; ε₁ : ε₂ = q^⅔ : 1; ε₃ is `value_share` of ε (the paper: much larger than ε₁ + ε₂); q, which the paper does not define, is `queries`, and with
+1 section IV and Algorithm 1 agree.
+
+Claimed ε: ε₁ + ε₂ + ε₃, whatever the number of rounds (Theorem 2). Gaussian: σ = (Δ/ε)√(2 ln(1.25/ζ)) with ζ = e^-ε (Eq. 2), solved for ε.
+
+What is true: coordinates that are not significant, the losses and the numbers of records leave without noise, and the threshold is taken
+from the gradient itself. No finite ε holds: verified ∞.
+
+`sound`: the set is chosen by the server from what is released already, so it costs nothing: the coordinates in which a moving average of earlier
+private updates is largest, as many as in the paper's schedule (all but t/T of them, at least `least`). The client keeps the coordinates of the
+set, *then* clips, then noise is added as in `assay.federated.noise`; nothing outside the set is sent. Weights are uniform, or with
+`weights=loss` (1 + min(L_k, loss_bound)/loss_bound)/2, applied by the client after clipping: at most 1, so the bound C stays, and neither loss nor
+number of records is ever sent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
+from torch import Tensor
+
+from assay.errors import ConfigError, check_above_zero
+from assay.federated import bits
+from assay.federated.exchange import Arrays, Exchange, Fields, Work
+from assay.federated.layout import Layout, clipped
+from assay.federated.wire import Message, Schema
+from assay.methods import check_variant
+from assay.privacy.accounting import rdp_epsilon
+from assay.privacy.rng import Stream
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
+
+_DECAY = 0.9  # of the moving average that significance is read from
+
+
+def gaussian_claim(multiplier: float) -> float:
+    """ε of Eq. 2 for σ = multiplier and Δ = C: σ²ε² = 2(ln 1.25 + ε), the positive root."""
+    return (1 + math.sqrt(1 + 2 * multiplier**2 * math.log(1.25))) / multiplier**2 if multiplier else math.inf
+
+
+class Significant:
+    """Both sides of a round of the sound variant."""
+
+    def __init__(self, method: FedAGS, plan: FederatedPlan, layout: Layout) -> None:
+        self.method, self.plan, self.size = method, plan, layout.size
+        self.task_arrays: Mapping[str, tuple[str, int]] = {"set": ("uint8", bits.bytes_for(self.size))}
+        self.released = torch.zeros(self.size, dtype=torch.float64)
+
+    def instructions(self, turn: int) -> Arrays:
+        """The set of this round, from released updates alone."""
+        share = max(1 - turn / self.plan.rounds, self.method.least)
+        count = max(1, math.ceil(share * self.size))
+        chosen = torch.zeros(self.size, dtype=torch.bool)
+        chosen[self.released.abs().argsort(descending=True, stable=True)[:count]] = True
+        return {"set": bits.pack(chosen)}
+
+    def expects(self, instructions: Arrays) -> Schema:
+        """One number for each coordinate of the set."""
+        count = int(self._set(instructions).sum())
+        return Schema({"update": (self.plan.source(count).dtype, count)})
+
+    def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
+        """The coordinates of the set: first restricted, then clipped, weighted, protected."""
+        vector = work.update[self._set(instructions)]
+        if self.plan.unit == "client":
+            vector = clipped(vector, self.plan.clip) * (work.weight * self._weight(work.loss))
+        return {}, {"update": self.plan.source(len(vector)).send(vector, stream)}
+
+    def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
+        """The average on the set, zero elsewhere."""
+        chosen = self._set(instructions)
+        count = int(chosen.sum())
+        average = self.plan.source(count).average([answer.arrays["update"] for answer in answers], count, stream)
+        if average is None:
+            return None
+        self.released[chosen] = _DECAY * self.released[chosen] + (1 - _DECAY) * average
+        update = torch.zeros(self.size, dtype=torch.float64)
+        update[chosen] = average
+        return update
+
+    def state(self) -> dict[str, Tensor]:
+        """The average of released updates."""
+        return {"released": self.released}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Take it up."""
+        self.released = state["released"].clone()
+
+    def _set(self, instructions: Arrays) -> Tensor:
+        return bits.unpack(instructions["set"], self.size)
+
+    def _weight(self, loss: float) -> float:
+        if self.method.weights == "uniform":
+            return 1.0
+        bounded = min(max(loss, 0.0), self.method.loss_bound) if math.isfinite(loss) else self.method.loss_bound
+        return (1 + bounded / self.method.loss_bound) / 2
+
+
+@dataclass(frozen=True)
+class Published:
+    """Both sides of a round of Algorithm 1."""
+
+    method: FedAGS
+    plan: FederatedPlan
+    size: int
+    task_arrays: Mapping[str, tuple[str, int]]
+
+    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
+        """None."""
+        return {}
+
+    def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
+        """Gradient, loss and number of records."""
+        return Schema({"gradient": ("float32", self.size)}, {"loss": float, "records": int})
+
+    def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
+        """Noise on significant coordinates only."""
+        gradient = clipped(-work.update / work.lr, self.plan.clip)
+        multiplier, form = self.plan.noise_multiplier, self.method.form
+        draw = stream.normal if form == "gaussian" else stream.laplace
+        significant = self._significant(gradient, turn, stream)
+        noise = multiplier * self.plan.clip * draw((self.size,), dtype=torch.float64, device="cpu")
+        sent = torch.where(significant, gradient + noise, gradient)
+        loss = work.loss if math.isfinite(work.loss) else 0.0
+        return {"loss": float(loss), "records": work.records}, {"gradient": sent.float().numpy()}
+
+    def _significant(self, gradient: Tensor, turn: int, stream: Stream) -> Tensor:
+        first, second = self.method.split(self.plan)
+        scale = self.method.queries * self.plan.clip
+        alpha = scale / first * stream.laplace((self.size,), dtype=torch.float64, device="cpu")
+        beta = scale / second * stream.laplace((1,), dtype=torch.float64, device="cpu")
+        return gradient + alpha >= self.threshold(gradient, turn) + beta
+
+    def threshold(self, gradient: Tensor, turn: int) -> Tensor:
+        """λ_t, Eq. 35; rounds count from 1, and so do places."""
+        ascending = gradient.sort().values
+        places = (math.ceil((turn + 1) * self.size / self.plan.rounds), math.ceil(0.9 * self.size))
+        return torch.minimum(*(ascending[place - 1] for place in places))
+
+    def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
+        """-Σ γ_k g_k, Eq. 37; the server's learning rate is η."""
+        losses = [max(answer.fields["loss"], 0.0) for answer in answers]
+        records = [max(answer.fields["records"], 0) for answer in answers]
+        total = torch.zeros(self.size, dtype=torch.float64)
+        for answer, loss, own in zip(answers, losses, records, strict=True):
+            parts = [part / whole for part, whole in ((own, sum(records)), (loss, sum(losses))) if whole]
+            weight = sum(parts) / len(parts) if parts else 1 / len(answers)
+            total -= weight * torch.from_numpy(answer.arrays["gradient"].astype("float64"))
+        return total
+
+    def state(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to take up."""
+
+
+@dataclass(frozen=True)
+class FedAGS:
+    """Noise, and in the sound variant messages, for significant coordinates only."""
+
+    OPTIONS: ClassVar[tuple[str, ...]] = (
+        "variant",
+        "form",
+        "value_share",
+        "queries",
+        "least",
+        "weights",
+        "loss_bound",
+    )
+
+    name: str = "fedags"
+    summary: str = "DP-FedAGS: significant coordinates of the update (Zhang et al.)"
+    soundness: str = "not sound: insignificant coordinates, losses and thresholds leave without noise, ε = ∞"
+    variant: str = "sound"
+    form: str = "gaussian"
+    value_share: float = 0.9
+    queries: int = 1
+    least: float = 0.1
+    weights: str = "uniform"
+    loss_bound: float = 3.0
+
+    def __post_init__(self) -> None:
+        check_variant(self.variant)
+        if self.form not in ("gaussian", "laplace"):
+            raise ConfigError("form", self.form, "gaussian or laplace")
+        if self.weights not in ("uniform", "loss"):
+            raise ConfigError("weights", self.weights, "uniform or loss")
+        if not 0 < self.value_share < 1:
+            raise ConfigError("value_share", self.value_share, "a number between 0 and 1, both excluded")
+        if self.queries < 1:
+            raise ConfigError("queries", self.queries, "a whole number, 1 or above")
+        if not 0 < self.least <= 1:
+            raise ConfigError("least", self.least, "a number above 0, at most 1")
+        check_above_zero("loss_bound", self.loss_bound)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """As published it speaks of clients."""
+        return ("client",) if self.variant == "published" else ("client", "record")
+
+    @property
+    def noises(self) -> tuple[str, ...]:
+        """As published, noise is the clients'."""
+        return ("local",) if self.variant == "published" else ("central", "local", "distributed")
+
+    def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
+        """One of the two."""
+        if self.variant == "published":
+            return Published(self, plan, layout.size, {})
+        return Significant(self, plan, layout)
+
+    def event(self, plan: FederatedPlan) -> DpEvent:
+        """That of the noise; as published, none is enough."""
+        return NonPrivateDpEvent() if self.variant == "published" else plan.source(plan.size).event
+
+    def claimed(self, plan: FederatedPlan) -> float:
+        """Theorem 2 with Eq. 2; of the sound variant, the moments accountant."""
+        if self.variant == "sound":
+            return rdp_epsilon(plan.event(), plan.delta, plan.adjacency)
+        if self.form == "gaussian":
+            return gaussian_claim(plan.noise_multiplier)
+        return self.queries / plan.noise_multiplier / self.value_share if plan.noise_multiplier else math.inf
+
+    def split(self, plan: FederatedPlan) -> tuple[float, float]:
+        """ε₁ and ε₂."""
+        both, ratio = (1 - self.value_share) * self.claimed(plan), self.queries ** (2 / 3)
+        return both * ratio / (1 + ratio), both / (1 + ratio)
+
+
+METHOD = FedAGS()
