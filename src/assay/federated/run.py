@@ -147,7 +147,8 @@ class _Run:
         cost: Callable[[int], DpEvent] = plan.event
         if not plan.hidden and not seeded:
             if self.done < plan.rounds:
-                self.asked_before[self.schedule[self.done]] += lost
+                group = self.schedule[self.done]
+                self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
             cost = self._remaining_cost()
         self.limit = self.origin + self.ledger.begin(cost, plan.rounds - self.origin, repeat=seeded)
 
