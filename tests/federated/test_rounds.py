@@ -1,5 +1,6 @@
 """The server's loop: clients that misbehave, rounds that are refused, ledgers, and runs that are taken up again."""
 
+import functools
 import json
 import math
 
@@ -61,17 +62,31 @@ BENT = {
 }
 
 
+@functools.cache
+def undisturbed(noise):
+    return run(tiny.plan(noise=noise))
+
+
+@functools.cache
+def dropped(noise):
+    return run(tiny.plan(noise=noise), without_first)
+
+
+def test_a_client_that_drops_out_changes_the_model_and_not_ε():
+    for noise in ("central", "local"):
+        assert not torch.equal(weights(dropped(noise)), weights(undisturbed(noise)))
+        assert dropped(noise).record["epsilon"] == undisturbed(noise).record["epsilon"]
+
+
 @pytest.mark.parametrize("kind", BENT)
 @pytest.mark.parametrize("noise", ["central", "local"])
 def test_a_bad_answer_is_as_good_as_none(kind, noise):
     plan = tiny.plan(noise=noise)
-    dropped = run(plan, without_first)
     bent = run(plan, lambda r, answers: [*BENT[kind](r, *answers[0]), *answers[1:]] if answers else [])
-    assert torch.equal(weights(bent), weights(dropped))
-    assert bent.record["epsilon"] == dropped.record["epsilon"] == run(plan).record["epsilon"]
-    assert bent.record["steps"] == plan.rounds
+    assert torch.equal(weights(bent), weights(dropped(noise)))
+    assert bent.record["epsilon"] == dropped(noise).record["epsilon"]
+    assert bent.record["steps"] == bent.record["steps_charged"] == plan.rounds
     assert bent.nonfinite > 0
-    assert not torch.equal(weights(bent), weights(run(plan)))
 
 
 def test_a_second_answer_does_not_count():
