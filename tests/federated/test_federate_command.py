@@ -167,9 +167,8 @@ def wait_for(condition, child, seconds=240):
         time.sleep(0.005)
 
 
-@pytest.mark.parametrize("noise", ["central", "local"])
-def test_kill_9_and_resume(process, tmp_path, noise):
-    command = (*RUN, "--rounds", 120, "--epsilon", 8, "--noise", noise, "--seed", 3)
+def test_kill_9_and_resume(assay, process, tmp_path):
+    command = (*RUN, "--rounds", 120, "--epsilon", 8, "--noise", "local", "--seed", 3)
     cut = process(*command, "--out", "cut")
     wait_for((tmp_path / "cut/checkpoint.safetensors").exists, cut)
     time.sleep(0.2)
@@ -177,14 +176,12 @@ def test_kill_9_and_resume(process, tmp_path, noise):
     cut.wait()
     assert (tmp_path / "cut/UNFINISHED.txt").exists()
     ledger = (tmp_path / "cut/ledger.jsonl").read_text()
-    shown = process("show", "cut").communicate(timeout=240)[0]
+    _, shown, _ = assay("show", tmp_path / "cut")
     assert "of 120 planned rounds are charged" in shown
     assert (tmp_path / "cut/ledger.jsonl").read_text().startswith(ledger.rpartition("\n")[0])
-    again = process("resume", "cut", "--json")
-    out, err = again.communicate(timeout=240)
-    assert again.returncode == 0, err
-    whole = process(*command, "--out", "whole")
-    whole.communicate(timeout=240)
+    code, out, err = assay("resume", tmp_path / "cut", "--json")
+    assert code == 0, err
+    assert assay(*command, "--out", tmp_path / "whole")[0] == 0
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
     a, b = read(tmp_path / "cut"), read(tmp_path / "whole")
     assert json.loads(out) == a

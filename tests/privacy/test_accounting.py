@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.errors import AssayError, ConfigError
 from assay.privacy import accounting
-from assay.privacy.accounting import Adjacency, UnaccountableError, epsilon
+from assay.privacy.accounting import Adjacency, UnaccountableError, delta_for, epsilon, rdp_epsilon
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
 GAUSSIAN, LAPLACE = dp_event.GaussianDpEvent(1.0), dp_event.LaplaceDpEvent(1.0)
@@ -271,7 +271,8 @@ def test_samples_of_fixed_size_at_their_limits() -> None:
         (dp_event.PoissonSampledDpEvent(0.1, dp_event.RandomizedResponseDpEvent(0.5, 2)), REPLACE),
         (dp_event.SampledWithReplacementDpEvent(10, 5, GAUSSIAN), ADD),
         (dp_event.UnsupportedDpEvent(), ADD),
-        (dp_event.ZCDpEvent(0.1), ADD),
+        (dp_event.ZCDpEvent(0.1, 0.5), ADD),
+        (dp_event.PoissonSampledDpEvent(0.1, dp_event.ZCDpEvent(0.1)), ADD),
         (dp_event.GaussianDpEvent(-1.0), ADD),
         (dp_event.GaussianDpEvent(math.nan), ADD),
     ],
@@ -373,3 +374,31 @@ def test_epsilon_must_be_finite_and_not_negative() -> None:
         accounting.gdp_mu(-1.0, 1e-5)
     with pytest.raises(ConfigError):
         accounting.gaussian_epsilon(-1.0, 1e-5)
+
+
+def test_zero_concentrated_releases_are_composed_by_their_divergences() -> None:
+    """ρ adds up; four times as much where a record is replaced (Bun and Steinke 2016, proposition 1.9)."""
+    gaussian = dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(4.0), 20)
+    known_by_rho = dp_event.SelfComposedDpEvent(dp_event.ZCDpEvent(1 / 32), 20)
+    for adjacency in Adjacency:
+        spent = epsilon(known_by_rho, 1e-5, adjacency)
+        assert spent == pytest.approx(rdp_epsilon(gaussian, 1e-5, adjacency), rel=1e-6)
+        assert spent > epsilon(gaussian, 1e-5, adjacency), "a Gaussian is known better than by ρ"
+    once = epsilon(dp_event.ZCDpEvent(20 / 8), 1e-5, Adjacency.ADD_OR_REMOVE_ONE)
+    assert once == pytest.approx(epsilon(known_by_rho, 1e-5, Adjacency.REPLACE_ONE), rel=1e-6)
+
+
+def test_zero_concentrated_releases_together_with_others() -> None:
+    rho, gaussian = dp_event.ZCDpEvent(0.02), dp_event.GaussianDpEvent(5.0)
+    both = epsilon(dp_event.ComposedDpEvent([rho, gaussian]), 1e-5, Adjacency.ADD_OR_REMOVE_ONE)
+    assert both == pytest.approx(epsilon(dp_event.ZCDpEvent(0.04), 1e-5, Adjacency.ADD_OR_REMOVE_ONE), rel=1e-6)
+    assert epsilon(dp_event.ZCDpEvent(0.0), 1e-5, Adjacency.ADD_OR_REMOVE_ONE) == 0.0
+    assert epsilon(rho, 0.0, Adjacency.ADD_OR_REMOVE_ONE) == math.inf
+
+
+def test_sampling_does_not_amplify_what_is_known_by_rho_only() -> None:
+    event = dp_event.PoissonSampledDpEvent(0.1, dp_event.ZCDpEvent(0.02))
+    with pytest.raises(UnaccountableError, match="no bound"):
+        epsilon(event, 1e-5, Adjacency.ADD_OR_REMOVE_ONE)
+    with pytest.raises(UnaccountableError):
+        delta_for(dp_event.ZCDpEvent(0.02), 1.0, Adjacency.ADD_OR_REMOVE_ONE)

@@ -20,6 +20,7 @@ leaves = st.one_of(
     st.just(dp_event.NonPrivateDpEvent()),
     st.builds(dp_event.GaussianDpEvent, noise),
     st.builds(dp_event.LaplaceDpEvent, noise),
+    st.builds(dp_event.ZCDpEvent, noise),
     st.builds(dp_event.RandomizedResponseDpEvent, st.floats(0, 1), st.integers(1, 100)),
 )
 any_event = st.recursive(
@@ -102,7 +103,9 @@ GAUSSIAN = {"kind": "gaussian", "noise_multiplier": 1.0}
         ),
         ({"kind": "composed", "events": GAUSSIAN}, "event.events"),
         ({"kind": "composed", "events": [GAUSSIAN, {"kind": "gaussian"}]}, "event.events[1]"),
-        ({"kind": "zcdp", "rho": 1.0}, "event.kind"),
+        ({"kind": "mixture", "noise": 1.0}, "event.kind"),
+        ({"kind": "zcdp", "rho": -1.0, "xi": 0.0}, "event.rho"),
+        ({"kind": "zcdp", "rho": 1.0, "xi": 0.1}, "event.xi"),
         ({"kind": ["gaussian"]}, "event.kind"),
         ([GAUSSIAN], "event"),
     ],
@@ -117,7 +120,9 @@ def test_a_file_edited_by_hand_is_refused_by_field(data: object, field: str) -> 
     "event",
     [
         dp_event.UnsupportedDpEvent(),
-        dp_event.ZCDpEvent(1.0),
+        dp_event.SingleEpochTreeAggregationDpEvent(1.0, 8),
+        dp_event.ZCDpEvent(1.0, 0.5),
+        dp_event.ZCDpEvent(math.inf),
         dp_event.SampledWithReplacementDpEvent(10, 2, dp_event.GaussianDpEvent(1.0)),
         dp_event.ComposedDpEvent([dp_event.DiscreteLaplaceDpEvent(1.0, 1)]),
         dp_event.GaussianDpEvent(math.nan),

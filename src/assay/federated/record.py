@@ -32,7 +32,8 @@ _NOISE = {
     "central": "added once a round by the server to the sum. The server is trusted: it sees each client's clipped update and who was asked",
     "local": "added by each client to its own vector before anything is sent. Nobody else is trusted, the server included",
     "distributed": "added in shares by the clients, as integers modulo 2^k. The guarantee is for the sum: an aggregator is trusted to"
-    " reveal nothing else, and that only if enough clients answered, each honest about its share",
+    " reveal nothing else, and that only if enough clients answered, each honest about its share. Here that aggregator is the process that ran the"
+    " rounds: secure aggregation could take its place, and is not part of this run",
 }
 
 
@@ -189,6 +190,13 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         "## What is assumed",
         "",
         "- This statement covers this one run. Other runs on the same records, settings tried before and dropped, add to what is spent.",
+        *(
+            [
+                "- Nobody but the server learns who was asked: whoever sees that, on the network for instance, is not covered by amplification."
+            ]
+            if plan.hidden
+            else []
+        ),
         "- Whether and when a client answers does not depend on what it holds"
         + (" (a client that stays away counts as one that is not there, and is covered)." if plan.hidden else "."),
         "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε."
