@@ -5,9 +5,10 @@ import math
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.federated import tiny
 
 from assay.federated.layout import Layout, clipped
+
+from . import tiny
 
 numbers = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

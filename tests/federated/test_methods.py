@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.federated import tiny
 
 from assay.federated.exchange import Work
 from assay.federated.layout import Layout
 from assay.federated.wire import Message
 from assay.privacy.rng import Seeded
+
+from . import tiny
 
 SIZE = 17
 
@@ -174,3 +175,42 @@ def test_weights_only_ever_shrink_a_vector(method):
     assert tiny.seeded(weight_records=20).weight(5) == 0.25
     assert tiny.seeded(weight_records=20).weight(500) == 1.0
     assert tiny.seeded().weight(500) == 1.0
+
+
+def test_svt_chooses_few_and_only_they_leave():
+    plan = tiny.plan(
+        "fedags", {"select": "svt", "svt_epsilon": 1e6, "least": 0.3}, noise="local", noise_multiplier=1e-9
+    )
+    both = exchange(plan)
+    assert both.count == 6
+    u = torch.zeros(SIZE)
+    u[[2, 9, 11]] = torch.tensor([0.5, -0.6, 0.3])
+    _, sent = both.answer(work(u), {}, 0, stream())  # hardly any noise: exactly the large ones are chosen
+    released = both.combine([Message(sent, {})], {}, 0, stream())
+    assert torch.allclose(released.float(), u, atol=1e-6)
+    assert len(sent["update"]) == 6
+    # with real noise, never more than c
+    noisy = exchange(tiny.plan("fedags", {"select": "svt", "least": 0.3}, noise="local"))
+    counts = [int(noisy.choose(u, stream(i)).sum()) for i in range(50)]
+    assert max(counts) == 6
+    forged = {"set": np.full(3, 255, np.uint8), "update": np.ones(6, np.float32)}
+    assert float(noisy.combine([Message(forged, {})], {}, 0, stream()).sum()) == 6
+
+
+def test_svt_is_as_private_as_it_is_charged():
+    """Two inputs as far apart as clipping allows, one coordinate: the chance that it is chosen differs by at most e^ε (false alarm < 1e-6)."""
+    options = {"select": "svt", "svt_epsilon": 0.5, "least": 1.0}
+    plan = tiny.plan("fedags", options, noise="local", size=1)
+    both = type(exchange(plan))(plan.method, plan, 1, {})
+    n = 20_000
+    seen = []
+    for value in (0.0, 1.0):
+        chosen = sum(
+            int(both.choose(torch.tensor([value]), Seeded(int(value)).stream("svt", i)).sum()) for i in range(n)
+        )
+        seen.append(chosen / n)
+    slack = 5 * math.sqrt(0.25 / n)
+    for p, q in (seen, seen[::-1]):
+        assert p - slack <= math.exp(0.5) * (q + slack)
+        assert (1 - p) - slack <= math.exp(0.5) * (1 - q + slack)
+    assert seen[1] > seen[0]

@@ -13,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import chi2, norm
-from tests.federated import tiny
 
 from assay.errors import ConfigError
 from assay.federated.methods.cpsgd import Quantiser, hadamard
 from assay.federated.noise import Central, Distributed, Local, Released
 from assay.federated.wire import Message, Schema, decode, encode
 from assay.privacy.rng import Seeded
+
+from . import tiny
 
 vectors = hnp.arrays(
     np.float32,

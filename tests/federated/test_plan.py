@@ -10,13 +10,14 @@ import pytest
 from dp_accounting.dp_event import NonPrivateDpEvent, SelfComposedDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.federated import tiny
 
 from assay import Plan
 from assay.errors import ConfigError
 from assay.federated import methods, schedule
 from assay.federated.plan import FederatedPlan, Silo
 from assay.privacy.accounting import Adjacency, epsilon, gaussian_epsilon, rdp_epsilon
+
+from . import tiny
 
 SETTINGS = {"clients": 100, "per_round": 10, "rounds": 200, "delta": 1e-3, "size": 1000}
 
@@ -70,6 +71,18 @@ def test_published_forms_claim_their_target_and_are_verified_infinite(method, ta
     assert published.epsilon() == math.inf
     assert published.turn_event == NonPrivateDpEvent()
     assert published.epsilon_limit is None
+
+
+def test_choosing_by_svt_is_charged():
+    """20 turns of ε = 0.1 beside the noise: more than the noise alone, no more than 2 on top, and δ(ε) composed, not forgotten."""
+    alone = plan("fedags", noise="local", noise_multiplier=30.0)
+    chosen = plan("fedags", {"select": "svt", "svt_epsilon": 0.1}, noise="local", noise_multiplier=30.0)
+    assert alone.epsilon() * 1.02 < chosen.epsilon() <= alone.epsilon() + 20 * 0.1
+    only = plan("fedags", {"select": "svt", "svt_epsilon": 0.1}, noise="local", noise_multiplier=1e8, rounds=10)
+    # one turn: randomised response with odds e^0.1 at δ = 1e-3, (e^ε₀ - e^ε)/(1 + e^ε₀) = δ
+    expected = math.log(math.exp(0.1) - 1e-3 * (1 + math.exp(0.1)))
+    assert only.epsilon() == pytest.approx(expected, rel=0.01)
+    assert only.epsilon() >= expected * (1 - 1e-9)
 
 
 def test_the_claims_of_fedags():
@@ -167,6 +180,8 @@ def test_refusals(settings, field):
         ("fedags", {"form": "cauchy"}),
         ("fedags", {"value_share": "1"}),
         ("fedags", {"weights": "all"}),
+        ("fedags", {"select": "best"}),
+        ("fedags", {"svt_epsilon": "0"}),
         ("fedags", {"queries": "0"}),
         ("fedsnlc", {"keep": "2"}),
         ("fedsnlc", {"score_share": "0"}),

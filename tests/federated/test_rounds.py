@@ -7,13 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from tests.federated import tiny
 
 from assay.errors import AssayError
 from assay.federated.carriers.serial import Serial
 from assay.federated.run import federate, resume
 from assay.federated.wire import decode, encode, kind_of
 from assay.runs.directory import RunDirectory
+
+from . import tiny
 
 
 class Bent:
@@ -204,8 +205,10 @@ def go_on(plan, training, directory, initial=None):
     return resume(tiny.model(7) if initial is None else initial, Serial(site), directory)
 
 
+SVT = {"noise": "local", "options": {"select": "svt"}, "noise_multiplier": 30.0}
 CASES = [
     ("fedavg", {}),
+    ("fedags", SVT),
     ("fedavg", {"noise": "local"}),
     ("fedags", {"noise": "distributed"}),
     ("fedsnlc", {}),

@@ -12,11 +12,16 @@ Claimed ε: ε₁ + ε₂ + ε₃, whatever the number of rounds (Theorem 2). Ga
 What is true: coordinates that are not significant, the losses and the numbers of records leave without noise, and the threshold is taken
 from the gradient itself. No finite ε holds: verified ∞.
 
-`sound`: the set is chosen by the server from what is released already, so it costs nothing: the coordinates in which a moving average of earlier
+`sound`, `select=released`: the set is chosen by the server from what is released already, so it costs nothing: the coordinates in which a moving average of earlier
 private updates is largest, as many as in the paper's schedule (all but t/T of them, at least `least`). The client keeps the coordinates of the
 set, *then* clips, then noise is added as in `assay.federated.noise`; nothing outside the set is sent. Weights are uniform, or with
 `weights=loss` (1 + min(L_k, loss_bound)/loss_bound)/2, applied by the client after clipping: at most 1, so the bound C stays, and neither loss nor
 number of records is ever sent.
+
+`sound`, `select=svt` (with `local` noise): each client chooses its own set by the sparse vector technique as it is sound (Lyu, Su and Li 2017, algorithm 7):
+in random order, |u_i| + Lap(2cC/ε₂) ≥ C/√d + Lap(C/ε₁), stopping after c = `least` · d coordinates; |u_i| is in [0, C], so that replacing a client moves it by at most
+C, and the threshold is public. That costs `svt_epsilon` = ε₁ + ε₂ each turn, ε₁ : ε₂ = 1 : (2c)^⅔, charged as the worst release that is that private (randomised response)
+beside the noise on the chosen coordinates. The noise of the choice grows with c, so that for large models it is hardly better than chance: it is here to be compared.
 """
 
 from __future__ import annotations
@@ -27,7 +32,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent, NonPrivateDpEvent, RandomizedResponseDpEvent
 from torch import Tensor
 
 from assay.errors import ConfigError, check_above_zero
@@ -75,7 +80,7 @@ class Significant:
         """The coordinates of the set: first restricted, then clipped, weighted, protected."""
         vector = work.update[self._set(instructions)]
         if self.plan.unit == "client":
-            vector = clipped(vector, self.plan.clip) * (work.weight * self._weight(work.loss))
+            vector = clipped(vector, self.plan.clip) * (work.weight * self.method.weight(work.loss))
         return {}, {"update": self.plan.source(len(vector)).send(vector, stream)}
 
     def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
@@ -101,11 +106,67 @@ class Significant:
     def _set(self, instructions: Arrays) -> Tensor:
         return bits.unpack(instructions["set"], self.size)
 
-    def _weight(self, loss: float) -> float:
-        if self.method.weights == "uniform":
-            return 1.0
-        bounded = min(max(loss, 0.0), self.method.loss_bound) if math.isfinite(loss) else self.method.loss_bound
-        return (1 + bounded / self.method.loss_bound) / 2
+
+@dataclass(frozen=True)
+class Thresholded:
+    """Both sides of a round of the sound variant in which clients choose."""
+
+    method: FedAGS
+    plan: FederatedPlan
+    size: int
+    task_arrays: Mapping[str, tuple[str, int]]
+
+    @property
+    def count(self) -> int:
+        """c: the most coordinates that are chosen."""
+        return max(1, math.ceil(self.method.least * self.size))
+
+    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
+        """None."""
+        return {}
+
+    def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
+        """The chosen set and c numbers, as many of them for coordinates as the set has; the rest is noise alone."""
+        return Schema({"set": ("uint8", bits.bytes_for(self.size)), "update": ("float32", self.count)})
+
+    def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
+        """Choose privately; then restrict, clip, weight and protect."""
+        chosen = self.choose(work.update, stream)
+        vector = torch.zeros(self.count, dtype=torch.float64)
+        vector[: int(chosen.sum())] = work.update.double()[chosen]
+        weight = work.weight * self.method.weight(work.loss)
+        sent = self.plan.source(self.count).send(clipped(vector, self.plan.clip) * weight, stream)
+        return {}, {"set": bits.pack(chosen), "update": sent}
+
+    def choose(self, update: Tensor, stream: Stream) -> Tensor:
+        """The sparse vector technique."""
+        bound, ratio = self.plan.clip, (2 * self.count) ** (2 / 3)
+        first = self.method.svt_epsilon / (1 + ratio)
+        second = self.method.svt_epsilon - first
+        order = stream.uniform(self.size).argsort()
+        threshold = bound / math.sqrt(self.size) + bound / first * stream.laplace(
+            (1,), dtype=torch.float64, device="cpu"
+        )
+        noise = 2 * self.count * bound / second * stream.laplace((self.size,), dtype=torch.float64, device="cpu")
+        above = clipped(update, bound).abs()[order] + noise >= threshold
+        chosen = torch.zeros(self.size, dtype=torch.bool)
+        chosen[order[above][: self.count]] = True  # what comes after the c-th is never looked at
+        return chosen
+
+    def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
+        """The average over those who answered, each on its own set."""
+        total = torch.zeros(self.size, dtype=torch.float64)
+        for answer in answers:
+            places = bits.unpack(answer.arrays["set"], self.size).nonzero().flatten()[: self.count]
+            total[places] += torch.from_numpy(answer.arrays["update"].astype("float64"))[: len(places)]
+        return total / max(1, len(answers))
+
+    def state(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to take up."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +238,8 @@ class FedAGS:
         "form",
         "value_share",
         "queries",
+        "select",
+        "svt_epsilon",
         "least",
         "weights",
         "loss_bound",
@@ -189,6 +252,8 @@ class FedAGS:
     form: str = "gaussian"
     value_share: float = 0.9
     queries: int = 1
+    select: str = "released"
+    svt_epsilon: float = 0.1
     least: float = 0.1
     weights: str = "uniform"
     loss_bound: float = 3.0
@@ -197,6 +262,9 @@ class FedAGS:
         check_variant(self.variant)
         if self.form not in ("gaussian", "laplace"):
             raise ConfigError("form", self.form, "gaussian or laplace")
+        if self.select not in ("released", "svt"):
+            raise ConfigError("select", self.select, "released or svt")
+        check_above_zero("svt_epsilon", self.svt_epsilon)
         if self.weights not in ("uniform", "loss"):
             raise ConfigError("weights", self.weights, "uniform or loss")
         if not 0 < self.value_share < 1:
@@ -209,23 +277,37 @@ class FedAGS:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """As published it speaks of clients."""
-        return ("client",) if self.variant == "published" else ("client", "record")
+        """As published it speaks of clients; so does a client's own choice."""
+        return ("client",) if self.variant == "published" or self.select == "svt" else ("client", "record")
 
     @property
     def noises(self) -> tuple[str, ...]:
-        """As published, noise is the clients'."""
-        return ("local",) if self.variant == "published" else ("central", "local", "distributed")
+        """As published, noise is the clients', and so it is where they choose."""
+        clients_own = self.variant == "published" or self.select == "svt"
+        return ("local",) if clients_own else ("central", "local", "distributed")
 
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
-        """One of the two."""
+        """One of the three."""
         if self.variant == "published":
             return Published(self, plan, layout.size, {})
-        return Significant(self, plan, layout)
+        return Thresholded(self, plan, layout.size, {}) if self.select == "svt" else Significant(self, plan, layout)
 
     def event(self, plan: FederatedPlan) -> DpEvent:
-        """That of the noise; as published, none is enough."""
-        return NonPrivateDpEvent() if self.variant == "published" else plan.source(plan.size).event
+        """That of the noise, and of the choice where clients make it; as published, no noise is enough."""
+        if self.variant == "published":
+            return NonPrivateDpEvent()
+        noise = plan.source(plan.size).event
+        if self.select == "released":
+            return noise
+        # of all releases that are ε-private, randomised response with odds e^ε has the largest privacy profile
+        return ComposedDpEvent([noise, RandomizedResponseDpEvent(2 / (1 + math.exp(self.svt_epsilon)), 2)])
+
+    def weight(self, loss: float) -> float:
+        """How much a client counts by its loss, from ½ to 1; the loss is not sent."""
+        if self.weights == "uniform":
+            return 1.0
+        bounded = min(max(loss, 0.0), self.loss_bound) if math.isfinite(loss) else self.loss_bound
+        return (1 + bounded / self.loss_bound) / 2
 
     def claimed(self, plan: FederatedPlan) -> float:
         """Theorem 2 with Eq. 2; of the sound variant, the moments accountant."""
