@@ -52,7 +52,10 @@ def test_a_client_in_the_central_case_sends_at_most_its_bound(vector, bound):
     assert np.linalg.norm(sent.astype(np.float64)) <= bound * (1 + 1e-6)
 
 
-@given(st.lists(vectors.filter(lambda v: len(v) == 5 and np.isfinite(v).all()), max_size=3), st.integers(0, 100))
+fives = hnp.arrays(np.float32, 5, elements=st.floats(-1e3, 1e3, width=32))
+
+
+@given(st.lists(fives, max_size=3), st.integers(0, 100))
 def test_one_client_moves_the_servers_sum_by_at_most_the_bound(others, seed):
     """Whatever it sends, norms beyond the bound included: the server clips again."""
     forged = np.float32(1e30) * np.random.default_rng(seed).standard_normal(5).astype(np.float32)
@@ -120,7 +123,7 @@ def answer_bytes(plan, step, held=None):
 def test_the_noise_of_the_local_case_is_in_the_bytes_that_leave(method):
     plan = tiny.plan(method, noise="local", noise_multiplier=3.0, clip=0.01)
     draws = []
-    for step in range(400):
+    for step in range(250):
         data, schema = answer_bytes(plan, step)
         draws.append(decode(data, "answer", schema).arrays["update"])
     # the update itself is at most 0.01 long, the noise 0.03 in each coordinate: σC, to a part in a hundred thousand of the variance
@@ -129,7 +132,7 @@ def test_the_noise_of_the_local_case_is_in_the_bytes_that_leave(method):
     low, high = chi2.ppf([1e-7, 1 - 1e-7], draws.size) / draws.size
     assert low < np.mean(draws**2) / 0.03**2 < high + signal + 2 * math.sqrt(signal / draws.size) * 6
     covariance = np.cov(draws.T) / 0.03**2
-    assert np.linalg.eigvalsh(covariance).min() > 0.55, "no direction is left without noise"
+    assert np.linalg.eigvalsh(covariance).min() > 0.4, "no direction is left without noise"
 
 
 def test_noise_differs_from_client_to_client_and_round_to_round():
@@ -201,7 +204,7 @@ def test_an_answer_of_cpsgd_hides_the_levels():
     exchange = tiny.site(plan, tiny.seeded()).exchange
     zero = exchange.trials * exchange.minimum / 4
     draws = []
-    for step in range(300):
+    for step in range(100):
         sent = []
         for k in range(3):
             data, schema = answer_bytes(
