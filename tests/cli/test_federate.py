@@ -76,7 +76,7 @@ def test_it_learns(assay, tmp_path):
 @pytest.mark.parametrize("noise", ["local", "distributed"])
 def test_noise_at_the_clients(assay, tmp_path, noise):
     out = tmp_path / "f"
-    code, _, err = assay(*RUN, "--rounds", 6, "--noise", noise, "--epsilon", 5, "--out", out)
+    code, _, err = assay(*RUN, "--rounds", 6, "--noise", noise, "--epsilon", 5, "--secure-rng", "--out", out)
     assert code == 0, err
     record = read(out)
     assert record["epsilon"]["verified"] <= 5
@@ -85,6 +85,7 @@ def test_noise_at_the_clients(assay, tmp_path, noise):
     assert record["federated"]["bytes_are"] == "counted"
     assert len(list((out / "clients").iterdir())) == 12
     assert max(record["federated"]["clients_epsilon"]) <= 5
+    assert "cryptographically secure" in (out / "statement.md").read_text()
 
 
 def test_records_as_the_unit(assay, tmp_path):
@@ -149,6 +150,7 @@ def test_methods_are_listed_with_their_units(assay):
         (("--epsilon", 0), "epsilon"),
         (("--option", "levels=5"), "levels"),
         (("--lr", 0), "lr"),
+        (("--seed", 1, "--secure-rng"), "seed"),
         (("--local-epochs", 0), "local_epochs"),
     ],
 )

@@ -95,6 +95,10 @@ def federate(
     seed: Annotated[
         int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
     ] = None,
+    secure_rng: Annotated[
+        bool,
+        typer.Option("--secure-rng", help="Every random number from the system's cryptographic generator."),
+    ] = False,
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
     json: options.Json = False,
@@ -113,6 +117,7 @@ def federate(
         server_lr=(lr if chosen.variant == "published" else 1.0) if server_lr is None else server_lr,
         weight_records=weight_records,
         seed=seed,
+        secure_rng=secure_rng,
     )
     divided = partition.parse(division)
     bundle = load(data, data_dir, records)

@@ -34,7 +34,6 @@ from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.files import replace_file, replace_json, replace_text
 from assay.privacy import events
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import OsSeeded, Randomness, Seeded
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, number
@@ -120,7 +119,7 @@ class _Run:
         self.layout = Layout.of(model, parameters_only=plan.unit == "record")
         self.exchange = plan.method.exchange(plan, self.layout)
         self.vector = self.layout.vector(model)
-        self.randomness: Randomness = OsSeeded() if training.seed is None else Seeded(training.seed)
+        self.randomness = training.randomness()
         self.done = 0
         self.asked_before: NDArray[np.int64] = np.zeros(plan.clients, dtype=np.int64)
         self.history: list[dict[str, Any]] = []

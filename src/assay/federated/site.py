@@ -27,7 +27,7 @@ from assay.federated.plan import FederatedPlan
 from assay.federated.wire import Schema, decode, encode
 from assay.models.circulant import replace_linear
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import OsSeeded, Randomness, Seeded
+from assay.privacy.rng import Seeded, Stream
 from assay.step import PrivateStep
 from assay.train import cross_entropy
 
@@ -74,11 +74,13 @@ class Site:
         self._folder = ledgers
         self._ledgers: dict[int, Ledger] = {}
         self._answered = 0
-        self._randomness: Randomness = OsSeeded() if training.seed is None else Seeded(training.seed)
+        self._randomness = training.randomness()
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
     def answer(self, client: int, task: bytes) -> bytes:
-        """One client's turn. With a fixed seed the same task gives the same bytes."""
+        """One client's turn. With a fixed seed the same task gives the same bytes. A task that is not one is a `WireError`; a
+        client that has spent its budget answers with a refusal.
+        """
         asked = decode(task, "task", self._schema)
         number, turn = asked.fields["round"], asked.fields["turn"]
         start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
@@ -92,7 +94,7 @@ class Site:
         fields, arrays = self.exchange.answer(work, instructions, number, stream)
         return encode("answer", {"round": number, **fields}, arrays)
 
-    def _stream(self, purpose: str, number: int) -> Any:
+    def _stream(self, purpose: str, number: int) -> Stream:
         # The server chooses the round's number, so without a seed it must not choose the noise: a count of our own does.
         self._answered += 1
         return self._randomness.stream(purpose, number if self._randomness.reproducible else self._answered)
@@ -156,7 +158,8 @@ class Site:
         plan = self.plan.client_plan(len(x))
         seeded = self._randomness.reproducible
         taken = turn * silo.steps if seeded else ledger.total_steps
-        randomness = Seeded(_derived(self.training.seed, client)) if self.training.seed is not None else OsSeeded()
+        seed = self.training.seed
+        randomness = self.training.randomness() if seed is None else Seeded(_derived(seed, client))
         step = PrivateStep(self.model.train(), plan, ledger=ledger, randomness=randomness, taken=taken)
         try:
             if step.limit - step.taken < silo.steps:
