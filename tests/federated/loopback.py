@@ -35,13 +35,10 @@ class Federation:
             self.superlink = f"127.0.0.1:{probe.getsockname()[1]}"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def run(self, *arguments: str) -> None:
-        subprocess.run(self._command(*arguments), env=self._environment(), check=True, timeout=120)
-
-    def start(self, name: str, *arguments: str) -> None:
+    def start(self, name: str, *arguments: str, group: str = "federation") -> None:
         with self.log(name).open("wb") as output:
             self._running[name] = subprocess.Popen(
-                self._command(*arguments),
+                self._command(*filter(None, [group]), *arguments),
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -64,6 +61,10 @@ class Federation:
             *("--key", str(self.key(name)), "--node", str(node), "--nodes", str(self.nodes)),
         )
 
+    def ended(self, name: str) -> int | None:
+        """The exit code of a command that has ended."""
+        return self._running[name].poll()
+
     def key(self, name: str) -> Path:
         return self.directory / f"{name}.key"
 
@@ -82,13 +83,6 @@ class Federation:
                 os.kill(process, signal.SIGKILL)
         command.wait()
 
-    def kill_below(self, name: str, containing: str) -> None:
-        """kill -9 what the command started whose command line contains a word."""
-        for process in _descendants(self._running[name].pid):
-            with contextlib.suppress(OSError):
-                if containing in Path(f"/proc/{process}/cmdline").read_text():
-                    os.kill(process, signal.SIGKILL)
-
     def close(self) -> None:
         below = [process for command in self._running.values() for process in _descendants(command.pid)]
         for command in self._running.values():
@@ -104,7 +98,7 @@ class Federation:
 
     @staticmethod
     def _command(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "assay", "federation", *arguments]
+        return [sys.executable, "-m", "assay", *arguments]
 
     @staticmethod
     def _environment() -> dict[str, str]:

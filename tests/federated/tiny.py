@@ -78,4 +78,4 @@ def directory(path, a_plan, training):
     from assay.federated.run import run_spec
     from assay.runs.directory import RunDirectory
 
-    return RunDirectory.create(path, run_spec(a_plan, training, NAMES, "serial"))
+    return RunDirectory.create(path, run_spec(a_plan, training, NAMES, "serial", {}))

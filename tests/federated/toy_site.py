@@ -1,13 +1,14 @@
-"""A site that makes bytes of bytes, so that what carries them can be tested alone."""
+"""A site that makes bytes of bytes, so that what carries them can be tested alone; for a run's settings, the site of that run."""
 
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from assay.federated import site
+from assay.federated.site import Site
 
 SALT = "a setting that reaches the site"
 
@@ -16,20 +17,17 @@ SALT = "a setting that reaches the site"
 class ToySite:
     salt: str
     failing: tuple[int, ...] = ()
-    began: Path | None = None  # where a task that says "sleep" leaves word that it has begun
 
     def answer(self, client: int, task: bytes) -> bytes:
         if client in self.failing:
             raise RuntimeError("a text that must not leave the node")
-        if task == b"sleep" and self.began is not None:
-            (self.began / str(client)).touch()
-            time.sleep(300)
         return hashlib.sha256(f"{self.salt} {client} ".encode() + task).digest() + task[::-1]
 
 
-def open_site(settings: Mapping[str, Any]) -> ToySite:
-    began = settings.get("began")
-    return ToySite(settings["salt"], tuple(settings.get("failing", ())), None if began is None else Path(began))
+def open_site(settings: Mapping[str, Any]) -> ToySite | Site:
+    if "plan" in settings:
+        return site.open_site(settings)
+    return ToySite(settings["salt"], tuple(settings.get("failing", ())))
 
 
 def serially(tasks: Mapping[int, bytes], failing: tuple[int, ...] = ()) -> dict[int, bytes]:

@@ -92,6 +92,12 @@ def federate(
         typer.Option(help="Let a client with n records count min(n, N)/N. (default: all count the same)"),
     ] = None,
     engine: Annotated[str, typer.Option(help="What runs the clients: serial, simulation or deploy.")] = "serial",
+    superlink: Annotated[
+        str | None, typer.Option(help="With --engine deploy: this machine's superlink. (default: 127.0.0.1:9092)")
+    ] = None,
+    certificates: Annotated[
+        Path | None, typer.Option(help="With --engine deploy: the directory with ca.crt (`assay federation`).")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
     ] = None,
@@ -108,7 +114,10 @@ def federate(
     for name, value, known in (("unit", unit, UNITS), ("noise", noise, (*NOISES, None))):
         if value not in known:
             raise ConfigError(name, value, "one of " + ", ".join(filter(None, known)))
-    carriers.check(engine)
+    reach = carriers.Reach(
+        superlink=superlink, certificates=None if certificates is None else str(certificates.absolute())
+    )
+    carriers.check(engine, reach)
     training = Training(
         epochs=local_epochs,
         steps=local_steps,
@@ -160,10 +169,10 @@ def federate(
         "sizes": sizes if unit == "record" else None,
     }
     _warn(plan)
-    spec = run_spec(plan, training, names, engine)
+    spec = run_spec(plan, training, names, engine, vars(reach))
     directory = RunDirectory.create(out, spec, force=force)
     partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
-    carrier = carriers.open_carrier(engine, site_settings(spec, directory), out)
+    carrier = carriers.open_carrier(engine, site_settings(spec, directory), out, reach)
     try:
         with progress(plan.epsilon_limit) as watch:
             result = run_rounds(
@@ -189,7 +198,8 @@ def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
         spec["names"] = {**names, "data_dir": str(data_dir)}
     bundle = load(names["data"], data_dir or (None if known is None else Path(known)), names["records"])
     network = build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
-    carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path)
+    reach = carriers.Reach(**spec["reach"])
+    carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
     try:
         with progress(spec["plan"]["epsilon_limit"]) as watch:
             result = resume_rounds(network, carrier, directory, test=bundle.test, watch=watch)

@@ -44,14 +44,17 @@ KIND = "federated"
 Watch = Callable[[Progress], None]
 
 
-def run_spec(plan: FederatedPlan, training: Training, names: Mapping[str, Any], engine: str) -> dict[str, Any]:
-    """What run.json says of a federated run; with `ledgers` added it is what `open_site` takes."""
+def run_spec(
+    plan: FederatedPlan, training: Training, names: Mapping[str, Any], engine: str, reach: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What run.json says of a federated run: `reach` is how the engine finds its clients (`assay.federated.carriers`)."""
     return {
         "kind": KIND,
         "plan": plan.to_json(),
         "training": asdict(training),
         "names": dict(names),
         "engine": engine,
+        "reach": dict(reach),
     }
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from assay.errors import ConfigError
-from assay.federated.carriers import bundle
+from assay.federated.carriers import Reach, bundle
 from assay.federated.carriers.flower import FlowerCarrier, quiet_environment, require
 
 CONNECTION: Final = "assay"
+_SUPERLINK: Final = "127.0.0.1:9092"
 
 
 class DeployCarrier(FlowerCarrier):
@@ -57,6 +58,31 @@ class DeployCarrier(FlowerCarrier):
                 return True
         except OSError:
             return False
+
+
+def check(reach: Reach) -> None:
+    """Flower must be there, and both ends of the way to the superlink."""
+    require("flwr")
+    local_address(reach.superlink or _SUPERLINK)
+    if reach.certificates is None:
+        raise ConfigError(
+            "certificates",
+            None,
+            "a directory that holds ca.crt, with the engine deploy: see assay federation certificates",
+        )
+    authority(Path(reach.certificates))
+
+
+def open_carrier(settings: Mapping[str, Any], directory: Path, reach: Reach) -> DeployCarrier:
+    """The nodes of this machine's superlink; what Flower prints goes to `flower.log` in the run's folder."""
+    assert reach.certificates is not None
+    return DeployCarrier(
+        settings,
+        settings["plan"]["clients"],
+        log=directory / "flower.log",
+        superlink=reach.superlink or _SUPERLINK,
+        certificates=Path(reach.certificates),
+    )
 
 
 def write_connection(home: Path, superlink: str, authority: Path) -> Path:

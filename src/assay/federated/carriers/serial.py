@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from assay.federated.carriers import Reach
 from assay.federated.site import Site, open_site
 
 
@@ -24,6 +25,10 @@ class Serial:
         """Nothing to let go of."""
 
 
-def open_carrier(settings: Mapping[str, Any], directory: Path | None) -> Serial:  # noqa: ARG001
+def check(reach: Reach) -> None:
+    """There is nothing to reach."""
+
+
+def open_carrier(settings: Mapping[str, Any], directory: Path, reach: Reach) -> Serial:  # noqa: ARG001
     """A site of our own."""
     return Serial(open_site(settings))

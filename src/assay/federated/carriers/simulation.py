@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from assay.federated.carriers import Reach
 from assay.federated.carriers.flower import FlowerCarrier, quiet_environment, require
 from assay.federated.carriers.names import DEFAULT_SITE, SITE_VARIABLE
 
@@ -53,6 +54,16 @@ class SimulationCarrier(FlowerCarrier):
         }
         command = [sys.executable, "-m", "assay.federated.carriers.simulation", json.dumps(options)]
         return self._processes.start(command, environment, output)
+
+
+def check(reach: Reach) -> None:  # noqa: ARG001
+    """Flower and Ray must be there."""
+    require("ray")
+
+
+def open_carrier(settings: Mapping[str, Any], directory: Path, reach: Reach) -> SimulationCarrier:  # noqa: ARG001
+    """All clients as virtual nodes of this machine; what Flower prints goes to `flower.log` in the run's folder."""
+    return SimulationCarrier(settings, settings["plan"]["clients"], log=directory / "flower.log")
 
 
 def simulate(options: Mapping[str, Any]) -> None:
