@@ -21,7 +21,7 @@ from assay.plan import Plan
 from assay.privacy.accounting import epsilon
 from assay.privacy.rng import OsSeeded, Randomness
 
-_ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
+ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,4 +114,4 @@ def composed(plan: Plan, mu: float) -> float:
     if mu == math.inf:
         return math.inf
     event = plan.sampler.compose(GaussianDpEvent(1 / mu), plan.steps)
-    return epsilon(event, plan.delta, plan.adjacency) / _ABOVE
+    return epsilon(event, plan.delta, plan.adjacency) / ABOVE

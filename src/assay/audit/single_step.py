@@ -27,10 +27,10 @@ from assay.privacy.rng import OsSeeded, Randomness
 from assay.types import Bounded
 
 _LARGE = 1000.0  # gradients of canaries over the clipping bound: every rule clips them
-_BARE = 1e-4  # noise below this part of the canary's effect is rounding, not noise
+BARE = 1e-4  # noise below this part of the canary's effect is rounding, not noise
 _MOST_RELEASES, _LEAST_RELEASES = 60_000, 4_000
 _PILOT = 2_000
-_BARE_RELEASES = 1_000  # to see that a direction is without noise, or noisy after all
+BARE_RELEASES = 1_000  # to see that a direction is without noise, or noisy after all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,23 +86,24 @@ def audit_step(
     pilot = noise.draw(cases[0].without, max(_PILOT, 30 * specimen.size))
     covariance = torch.cov(pilot.T.double())
     cases += _worst(chain, specimen, covariance)
-    case, test, expected = max((_test(case, covariance) for case in cases), key=lambda found: found[2])
+    tests = [(case, *discriminant(case.moved, covariance)) for case in cases]
+    case, test, expected = max(tests, key=lambda found: found[2])
     if expected < math.inf and _unbounded(chain, specimen):
-        return _no_privacy(delta, confidence, "a gradient of any size: nothing bounds it", math.inf, 0)
+        return no_privacy(delta, confidence, "a gradient of any size: nothing bounds it", math.inf, 0)
     moved = float(case.moved.norm())
-    fresh = releases or (_BARE_RELEASES if expected == math.inf else _enough(expected))
+    fresh = releases or (BARE_RELEASES if expected == math.inf else enough(expected))
     scores = [(noise.draw(total, fresh).double() @ test).numpy() for total in (case.without, case.with_canary)]
     centre = [float(vector @ test) for vector in case.centres]
-    if max(float(np.ptp(s)) for s in scores) < 2 * _BARE * float(np.abs(np.mean(scores[1]) - np.mean(scores[0]))):
-        return _no_privacy(delta, confidence, f"{case.name}, in a direction without noise", moved, fresh)
+    if max(float(np.ptp(s)) for s in scores) < 2 * BARE * float(np.abs(np.mean(scores[1]) - np.mean(scores[0]))):
+        return no_privacy(delta, confidence, f"{case.name}, in a direction without noise", moved, fresh)
     # a direction may be bare for one data set and noisy for the other
-    std = max(math.sqrt(max(0.0, float(test @ covariance @ test))), _BARE * (centre[1] - centre[0]))
-    mu = bounds.mu_lower(_errors(scores, (centre[0] + centre[1]) / 2), significance=significance)
-    tail = centre[0] + std * _tail_threshold((centre[1] - centre[0]) / std, fresh, delta, significance)
+    std = max(math.sqrt(max(0.0, float(test @ covariance @ test))), BARE * (centre[1] - centre[0]))
+    mu = bounds.mu_lower(errors_of(scores, (centre[0] + centre[1]) / 2), significance=significance)
+    tail = centre[0] + std * tail_threshold((centre[1] - centre[0]) / std, fresh, delta, significance)
     return StepAudit(
         mu=mu,
         epsilon=bounds.epsilon_of_mu(mu, delta),
-        epsilon_any=bounds.epsilon_lower(_errors(scores, tail), delta=delta, significance=significance),
+        epsilon_any=bounds.epsilon_lower(errors_of(scores, tail), delta=delta, significance=significance),
         delta=delta,
         confidence=confidence,
         canary=case.name,
@@ -111,7 +112,8 @@ def audit_step(
     )
 
 
-def _no_privacy(delta: float, confidence: float, canary: str, moved: float, fresh: int) -> StepAudit:
+def no_privacy(delta: float, confidence: float, canary: str, moved: float, fresh: int) -> StepAudit:
+    """What is said where nothing covers the canary."""
     return StepAudit(
         mu=math.inf,
         epsilon=math.inf,
@@ -186,27 +188,27 @@ def _unbounded(chain: Chain, specimen: Specimen) -> bool:
     return False
 
 
-def _test(case: _Case, covariance: Tensor) -> tuple[_Case, Tensor, float]:
-    """The linear test that separates best, and the μ that the pilot says it will show.
+def discriminant(moved: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
+    """The linear test that separates best two worlds that lie `moved` apart, and the μ that the pilot says it will show.
 
-    Fisher's discriminant Σ⁻¹Δ where it promises more than Δ itself; its Σ is an estimate, and the plain one is not.
+    Fisher's discriminant Σ⁻¹Δ where it promises more than Δ itself; its Σ is an estimate, and the plain one is not. ∞ where
+    some direction carries no noise.
     """
-    moved = case.moved
     scale = float(moved.norm())
     if scale == 0:
-        return case, torch.ones_like(moved), 0.0
+        return torch.ones_like(moved), 0.0
     values, vectors = torch.linalg.eigh(covariance)
     parts = vectors.T @ moved
-    bare = values.clamp_min(0).sqrt() < _BARE * scale
+    bare = values.clamp_min(0).sqrt() < BARE * scale
     if float(parts[bare].norm()) > 0.01 * scale:
-        return case, vectors[:, bare] @ parts[bare], math.inf
+        return vectors[:, bare] @ parts[bare], math.inf
     plain = scale**2 / math.sqrt(float(moved @ covariance @ moved))
     shaped = vectors[:, ~bare] @ (parts[~bare] / values[~bare])
     best = math.sqrt(float(shaped @ moved))
-    return (case, shaped, best) if best > 1.1 * plain else (case, moved, plain)
+    return (shaped, best) if best > 1.1 * plain else (moved, plain)
 
 
-def _enough(mu: float) -> int:
+def enough(mu: float) -> int:
     """Releases of each data set for a μ within a twentieth of the true one, nine times out of ten.
 
     Both rates p = Φ(-μ/2) are known to √(p(1-p)/n), that is √(p(1-p)/n)/φ(μ/2) in units of the noise; their bounds lie
@@ -219,7 +221,8 @@ def _enough(mu: float) -> int:
     return round(min(_MOST_RELEASES, max(_LEAST_RELEASES, needed)))
 
 
-def _errors(scores: list[np.typing.NDArray[np.float64]], threshold: float) -> Errors:
+def errors_of(scores: list[np.typing.NDArray[np.float64]], threshold: float) -> Errors:
+    """Of saying "with the canary" at or above the threshold, scores without it first."""
     without, with_canary = scores
     return Errors(
         false_positives=int((without >= threshold).sum()),
@@ -229,7 +232,7 @@ def _errors(scores: list[np.typing.NDArray[np.float64]], threshold: float) -> Er
     )
 
 
-def _tail_threshold(mu: float, n: int, delta: float, significance: float) -> float:
+def tail_threshold(mu: float, n: int, delta: float, significance: float) -> float:
     """The threshold, in standard deviations, whose expected errors give the best bound without assumptions."""
 
     def promised(t: float) -> float:

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from assay.audit import Audit, Verdict, sentence, verdict
 from assay.audit.plans import PlanAudit, audit_plan
-from assay.audit.survey import survey, with_layers
+from assay.audit.rounds import audit_rounds
+from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
@@ -21,11 +22,15 @@ from assay.cli.federate import is_federated
 from assay.cli.inputs import of_run, planned
 from assay.cli.show import print_json
 from assay.errors import ConfigError
+from assay.federated import methods as federated
+from assay.federated.local import Training
+from assay.federated.plan import FederatedPlan
+from assay.federated.record import statement
 from assay.grads import clip as clipping
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import OsSeeded, Randomness, Seeded
-from assay.privacy.statement import shown
+from assay.privacy.statement import render, shown
 from assay.runs.audited import write_audit
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
@@ -115,9 +120,17 @@ def audit(
     assert method is not None
     if epsilon is not None and noise_multiplier is not None:
         raise ConfigError("epsilon", epsilon, "--epsilon or --noise-multiplier, not both")
+    target = 1.0 if epsilon is None and noise_multiplier is None else epsilon
+    if method in federated.available():
+        known = federated.get(method, **options.settings(option, {"variant": variant}))
+        rounds = federation(known, delta=delta, noise_multiplier=noise_multiplier or 1.0)
+        rounds = rounds if target is None else rounds.calibrated(target)
+        found = audit_rounds(rounds, confidence=confidence, releases=releases, randomness=randomness)
+        _report(_facts_of(found, known.name, known.variant), found.audit, rounds, json)
+        return
     chosen = with_layers(options.method(method, variant, noise_form, groups, option))
     plan = planned(
-        epsilon=1.0 if epsilon is None and noise_multiplier is None else epsilon,
+        epsilon=target,
         noise_multiplier=noise_multiplier,
         epochs=epochs,
         method=chosen,
@@ -142,7 +155,8 @@ def _audit_run(
 ) -> None:
     spec = directory.read_spec()
     if is_federated(spec):
-        raise ConfigError("run", str(directory.path), "a run of `assay train`; federated runs are not audited yet")
+        _audit_federated(directory, canaries, worlds, releases, confidence, randomness, as_json)
+        return
     plan = Plan.from_json(spec["plan"])
     if directory.finished:  # what was really spent, lost steps included
         record = directory.read_record()
@@ -157,8 +171,40 @@ def _audit_run(
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
         words = {"verdict": facts["verdict"], "sentence": facts["sentence"]}
-        write_audit(directory, Plan.from_json(spec["plan"]), result.to_json() | words)
+        planned_run, noise = Plan.from_json(spec["plan"]), training_from_json(spec["training"]).randomness()
+        write_audit(directory, result.to_json() | words, lambda record: render(record, planned_run, noise.describe()))
     _report(facts, result, plan, as_json)
+
+
+def _audit_federated(
+    directory: RunDirectory,
+    canaries: int | None,
+    worlds: int | None,
+    releases: int | None,
+    confidence: float,
+    randomness: Randomness,
+    as_json: bool,
+) -> None:
+    for field, asked in (("canaries", canaries), ("worlds", worlds)):
+        if asked is not None:
+            raise ConfigError(field, asked, f"no --{field} for a federated run: one of its rounds is audited")
+    spec = directory.read_spec()
+    plan = FederatedPlan.from_json(spec["plan"])
+    verified = None
+    if directory.finished:
+        record = directory.read_record()
+        verified, plan = float(record["epsilon"]["verified"]), replace(plan, rounds=max(1, record["steps"]))
+    found = audit_rounds(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
+    facts = _facts_of(found, plan.method.name, plan.method.variant)
+    if directory.finished:
+        words = {"verdict": facts["verdict"], "sentence": facts["sentence"]}
+        planned_run, training = FederatedPlan.from_json(spec["plan"]), Training(**spec["training"])
+        write_audit(
+            directory,
+            found.audit.to_json() | words,
+            lambda record: statement(record, planned_run, training.randomness().describe()),
+        )
+    _report(facts, found.audit, plan, as_json)
 
 
 def _trained_again(
@@ -230,7 +276,7 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
     Console().print(table)
 
 
-def _report(facts: Mapping[str, Any], found: Audit, plan: Plan, as_json: bool) -> None:
+def _report(facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, as_json: bool) -> None:
     if as_json:
         print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value})
         return
