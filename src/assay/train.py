@@ -410,20 +410,21 @@ class _Run:
         statement = render(record, self.plan, self.step.randomness.describe())
         if self.average is not None:
             self.average.apply()
-        self.model.eval()
-        if self.directory is not None:
-            tensors = {n: t.detach().cpu().contiguous().clone() for n, t in self.model.state_dict().items()}
-            replace_file(self.directory.model, lambda part: save_file(tensors, part))
-            replace_text(self.directory.statement, statement)
-            replace_json(self.directory.record, record)
-            self.directory.finish()
-        return Result(
-            model=self.model,
-            record=record,
-            statement=statement,
-            directory=self.directory,
-            nonfinite=self.step.nonfinite,
-        )
+        return finished(self.model, record, statement, self.directory, self.step.nonfinite)
+
+
+def finished(
+    model: nn.Module, record: dict[str, Any], statement: str, directory: RunDirectory | None, nonfinite: int
+) -> Result:
+    """The result of a run, its files written: the record last, since where it is the run is complete."""
+    model.eval()
+    if directory is not None:
+        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in model.state_dict().items()}
+        replace_file(directory.model, lambda part: save_file(tensors, part))
+        replace_text(directory.statement, statement)
+        replace_json(directory.record, record)
+        directory.finish()
+    return Result(model=model, record=record, statement=statement, directory=directory, nonfinite=nonfinite)
 
 
 def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:

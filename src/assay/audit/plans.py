@@ -17,6 +17,7 @@ from assay.audit.result import Audit, Verdict, verdict
 from assay.audit.single_step import StepAudit, audit_step
 from assay.audit.specimen import Specimen
 from assay.errors import ConfigError
+from assay.federated.plan import FederatedPlan
 from assay.plan import Plan
 from assay.privacy.accounting import epsilon
 from assay.privacy.rng import OsSeeded, Randomness
@@ -70,7 +71,7 @@ def audit_plan(
             canaries=1,
             how=f"{step.releases} releases of {step.canary}",
         )
-        return _side_by_side(plan, audit, step, verified)
+        return side_by_side(plan, audit, step, verified)
     if not isinstance(plan.step_event, GaussianDpEvent | NonPrivateDpEvent):
         raise ConfigError(
             "method",
@@ -94,10 +95,11 @@ def audit_plan(
         how=f"{step.releases} releases of one step with and without a canary ({step.canary}): μ ≥ {step.mu:.4g}",
         assumption="" if step.mu == math.inf else "the noise is Gaussian in the direction tested",
     )
-    return _side_by_side(plan, audit, step, verified)
+    return side_by_side(plan, audit, step, verified)
 
 
-def _side_by_side(plan: Plan, audit: Audit, step: StepAudit, verified: float | None) -> PlanAudit:
+def side_by_side(plan: Plan | FederatedPlan, audit: Audit, step: StepAudit, verified: float | None) -> PlanAudit:
+    """What a plan claims and costs (or what a run under it has spent), beside its audit."""
     return PlanAudit(
         claimed=plan.claimed(),
         verified=plan.epsilon() if verified is None else verified,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.audit import bounds
-from assay.audit.plans import ABOVE, PlanAudit
+from assay.audit.plans import ABOVE, PlanAudit, side_by_side
 from assay.audit.result import Audit
 from assay.audit.single_step import (
     BARE,
@@ -73,13 +73,7 @@ def audit_rounds(
         how=f"{step.releases} rounds in two worlds that differ in one client ({step.canary}): μ ≥ {step.mu:.4g}",
         assumption="" if step.mu == math.inf else "the noise is Gaussian in the direction tested",
     )
-    return PlanAudit(
-        claimed=plan.claimed(),
-        verified=plan.epsilon() if verified is None else verified,
-        audit=audit,
-        step=step,
-        published=plan.method.variant == "published",
-    )
+    return side_by_side(plan, audit, step, verified)
 
 
 def composed(plan: FederatedPlan, mu: float) -> float:

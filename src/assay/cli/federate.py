@@ -15,8 +15,8 @@ from rich.console import Console
 from assay import models as models_room
 from assay.cli import options
 from assay.cli.inputs import build, load
-from assay.cli.show import outcome, print_json, progress
-from assay.errors import BudgetSpentError, ConfigError
+from assay.cli.show import end, progress
+from assay.errors import ConfigError
 from assay.federated import carriers, methods, partition
 from assay.federated.layout import Layout
 from assay.federated.local import Training
@@ -28,7 +28,6 @@ from assay.figures import at_most
 from assay.grads.layers import trainable_layers
 from assay.privacy.ledger import Ledger
 from assay.runs.directory import RunDirectory
-from assay.train import Result
 
 
 def register(app: typer.Typer) -> None:
@@ -187,7 +186,7 @@ def federate(
             )
     finally:
         carrier.close()
-    _end(result, json)
+    end(result, json, left_out="answers were not usable", steps="rounds")
 
 
 def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
@@ -205,7 +204,7 @@ def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
             result = resume_rounds(network, carrier, directory, test=bundle.test, watch=watch)
     finally:
         carrier.close()
-    _end(result, json)
+    end(result, json, left_out="answers were not usable", steps="rounds")
 
 
 def show_unfinished(directory: RunDirectory) -> str:
@@ -248,19 +247,3 @@ def _warn(plan: FederatedPlan) -> None:
         )
     if plan.method.variant == "published":
         console.print(f"[yellow]note:[/] {plan.method.name} as published: {plan.method.soundness}")
-
-
-def _end(result: Result, as_json: bool) -> None:
-    if result.nonfinite:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(
-            f"[yellow]note:[/] {result.nonfinite} answers were not usable and were left out; this count is not private"
-        )
-    if as_json:
-        print_json(result.record)
-    else:
-        outcome(result)
-    if result.budget_spent:
-        raise BudgetSpentError(
-            f"the budget ended the run after {result.record['steps']} rounds, before its planned end; its record is complete"
-        )

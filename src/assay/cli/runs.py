@@ -16,7 +16,7 @@ from assay import methods as methods_room
 from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
-from assay.cli.show import outcome, print_json, progress
+from assay.cli.show import end, print_json, progress
 from assay.errors import BudgetSpentError
 from assay.figures import at_most
 from assay.grads import clip as clipping
@@ -26,7 +26,7 @@ from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
 from assay.runs import logs
 from assay.runs.directory import RunDirectory
-from assay.train import Progress, Result, Training, fit, pick_device
+from assay.train import Progress, Training, fit, pick_device
 from assay.train import resume as resume_run
 
 _DEFAULT_BATCH = 1024
@@ -169,7 +169,7 @@ def train(
             names=names,
             watch=_both(shown, logged),
         )
-    _end(result, json)
+    end(result, json, left_out="gradients were not finite")
 
 
 def resume(
@@ -194,7 +194,7 @@ def resume(
     )
     with progress(spec["plan"]["epsilon_limit"]) as shown, logs.logging(spec["names"].get("log"), run) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
-    _end(result, json)
+    end(result, json, left_out="gradients were not finite")
 
 
 def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
@@ -236,19 +236,3 @@ def _warn(plan: Plan) -> None:
         )
     if plan.noise_multiplier == 0:
         console.print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
-
-
-def _end(result: Result, as_json: bool) -> None:
-    if result.nonfinite:
-        console = Console(stderr=True, soft_wrap=True, highlight=False)
-        console.print(
-            f"[yellow]note:[/] {result.nonfinite} gradients were not finite and were left out; this count is not private"
-        )
-    if as_json:
-        print_json(result.record)
-    else:
-        outcome(result)
-    if result.budget_spent:
-        raise BudgetSpentError(
-            f"the budget ended the run after {result.record['steps']} steps, before its planned end; its record is complete"
-        )

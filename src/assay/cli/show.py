@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from assay.errors import BudgetSpentError
 from assay.privacy.statement import shown
 from assay.train import Progress, Result
 
@@ -82,3 +83,19 @@ def outcome(result: Result) -> None:
     for name, value in rows.items():
         if value is not None:
             console.print(f"{name:<15}{value}", markup=False)
+
+
+def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps") -> None:
+    """What a run ends with: its outcome or its record, what was left out (that many `left_out`), and an error if the budget ended it early."""
+    if result.nonfinite:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[yellow]note:[/] {result.nonfinite} {left_out} and were left out; this count is not private"
+        )
+    if as_json:
+        print_json(result.record)
+    else:
+        outcome(result)
+    if result.budget_spent:
+        raise BudgetSpentError(
+            f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
+        )

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -31,14 +30,13 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.record import finished_record, statement
 from assay.federated.wire import Message, Schema, WireError, decode, encode
-from assay.files import replace_file, replace_json, replace_text
 from assay.privacy import events
 from assay.privacy.ledger import Ledger
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, number
 from assay.runs.stopping import stop_requests
-from assay.train import InterruptedRunError, Progress, Result, cross_entropy, evaluate
+from assay.train import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
 
 KIND = "federated"
 Watch = Callable[[Progress], None]
@@ -334,17 +332,4 @@ class _Run:
             environment=environment(),
         )
         text = statement(record, self.plan, self.randomness.describe())
-        self.model.eval()
-        if self.directory is not None:
-            tensors = {n: t.detach().cpu().contiguous().clone() for n, t in self.model.state_dict().items()}
-            replace_file(self.directory.model, lambda part: save_file(tensors, part))
-            replace_text(self.directory.statement, text)
-            replace_json(self.directory.record, record)
-            self.directory.finish()
-        return Result(
-            model=self.model,
-            record=record,
-            statement=text,
-            directory=self.directory,
-            nonfinite=self.bad_answers,
-        )
+        return finished(self.model, record, text, self.directory, self.bad_answers)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from assay import spec
+from assay import registry
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,32 +74,17 @@ class Method(Protocol):
 @functools.cache
 def available() -> dict[str, Method]:
     """Every method by name."""
-    found: dict[str, Method] = {}
-    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
-        method: Method = importlib.import_module(f"{__name__}.{module}").METHOD
-        found[method.name] = method
-    return found
+    return registry.found(__name__, __path__)
 
 
 def get(name: str, **options: Any) -> Method:
     """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    methods = available()
-    if name not in methods:
-        raise ConfigError("method", name, "one of " + ", ".join(methods))
-    method = methods[name]
-    if options.get("variant", "sound") == "published" and "variant" not in type(method).OPTIONS:
-        raise ConfigError(
-            "variant", "published", f"sound for {name}: its published form is sound, so there is only one"
-        )
-    given = {key: value for key, value in options.items() if key != "variant" or "variant" in type(method).OPTIONS}
-    changed: Method = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
-    return changed
+    return registry.chosen(available(), name, options)
 
 
 def options(method: Method) -> dict[str, Any]:
     """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
-    plain = available()[method.name]
-    return {o: getattr(method, o) for o in type(method).OPTIONS if getattr(method, o) != getattr(plain, o)}
+    return registry.changed(available(), method, method.name)
 
 
 def for_layers(method: Method, layers: list[str]) -> Method:

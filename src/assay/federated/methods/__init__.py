@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import importlib
-import pkgutil
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dp_accounting.dp_event import DpEvent
 
-from assay import spec
-from assay.errors import ConfigError
+from assay import registry
 
 if TYPE_CHECKING:
     from assay.federated.exchange import Exchange
@@ -71,29 +67,14 @@ class FederatedMethod(Protocol):
 @functools.cache
 def available() -> dict[str, FederatedMethod]:
     """Every federated method by name."""
-    found: dict[str, FederatedMethod] = {}
-    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
-        method: FederatedMethod = importlib.import_module(f"{__name__}.{module}").METHOD
-        found[method.name] = method
-    return found
+    return registry.found(__name__, __path__)
 
 
 def get(name: str, **options: Any) -> FederatedMethod:
     """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    methods = available()
-    if name not in methods:
-        raise ConfigError("method", name, "one of " + ", ".join(methods))
-    method = methods[name]
-    if options.get("variant", "sound") == "published" and "variant" not in type(method).OPTIONS:
-        raise ConfigError(
-            "variant", "published", f"sound for {name}: its published form is sound, so there is only one"
-        )
-    given = {key: value for key, value in options.items() if key != "variant" or "variant" in type(method).OPTIONS}
-    changed: FederatedMethod = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
-    return changed
+    return registry.chosen(available(), name, options)
 
 
 def options(method: FederatedMethod) -> dict[str, Any]:
     """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
-    plain = available()[method.name]
-    return {o: getattr(method, o) for o in type(method).OPTIONS if getattr(method, o) != getattr(plain, o)}
+    return registry.changed(available(), method, method.name)
