@@ -60,9 +60,14 @@ def test_a_run_and_its_files(assay, tmp_path):
     code, _, err = assay(*RUN, "--rounds", 2, "--epsilon", 8, "--out", out)
     assert code == 2
     assert "--force" in err
-    code, _, err = assay("audit", out)
+    code, _, err = assay("audit", out, "--worlds", 4)
     assert code == 2
-    assert "federated" in err
+    assert "one of its rounds is audited" in err
+    code, text, _ = assay("audit", out, "--releases", 300, "--seed", 0, "--json")
+    assert code == 0
+    assert json.loads(text)["verdict"] == "consistent"
+    assert read(out)["epsilon"]["audited"] == json.loads(text)["audited"] <= 8
+    assert json.loads(text)["sentence"] in assay("show", out)[1]
 
 
 def test_it_learns(assay, tmp_path):

@@ -12,7 +12,7 @@ from assay.federated import methods
 from assay.federated.plan import FederatedPlan
 from assay.privacy.accounting import Adjacency, epsilon, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.privacy.ledger import Ledger
-from assay.privacy.statement import shown, warnings
+from assay.privacy.statement import audit_line, head, shown
 from assay.runs.record import SCHEMA, number
 
 _MOST_CLIENTS = 64  # ε of each client is listed up to so many; each takes a composition of its own
@@ -137,19 +137,9 @@ def _each_client(plan: FederatedPlan, names: Mapping[str, Any], turns: list[int]
 def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -> str:
     """The statement of a finished run, in Markdown."""
     eps, fed = record["epsilon"], record["federated"]
-    published = record["variant"] == "published"
     lines = [
-        f"# Privacy statement: {record['method']}{' as published' if published else ''} on {record['data']}, federated",
-        "",
-        f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy: {record['unit']}).",
-        "",
-        *warnings(record, randomness),
-        "| ε | value | meaning |",
-        "|---|---|---|",
-        f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
-        f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
-        f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",
-        "",
+        *head(record, randomness, ", federated"),
+        *audit_line(record),
         "## What is protected",
         "",
         f"- Unit of privacy: {record['unit']}; there are {fed['clients']} clients.",

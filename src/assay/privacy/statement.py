@@ -33,11 +33,11 @@ def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
     return at_least(float(value)) if lower_bound else at_most(float(value))
 
 
-def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
-    """The statement of a finished run, in Markdown."""
+def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str]:
+    """How every statement begins: what was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
-    lines = [
-        f"# Privacy statement: {record['method']}{_variant(record)} on {record['data']}",
+    return [
+        f"# Privacy statement: {record['method']}{_variant(record)} on {record['data']}{kind}",
         "",
         f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy: {record['unit']}).",
         "",
@@ -48,8 +48,16 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
         f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",
         "",
+    ]
+
+
+def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
+    """The statement of a finished run, in Markdown."""
+    eps = record["epsilon"]
+    lines = [
+        *head(record, randomness),
         *_parts(record),
-        *_audit(record),
+        *audit_line(record),
         "## What is protected",
         "",
         f"- Unit of privacy: {record['unit']}, one of {record['records']} training records. Somebody with several records is protected less.",
@@ -134,7 +142,8 @@ def _noise(plan: Plan) -> str:
     return f"{event}, drawn once a step"
 
 
-def _audit(record: Mapping[str, Any]) -> list[str]:
+def audit_line(record: Mapping[str, Any]) -> list[str]:
+    """What an audit said, if there was one."""
     audit = record["audit"]
     if audit is None:
         return []
