@@ -1,5 +1,7 @@
 """Whole runs with canaries."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -41,12 +43,18 @@ def test_full_batches_show_what_an_ideal_attack_can(epsilon):
 
 
 def test_sampled_batches_show_most_of_it():
-    """Fixed seed. The ceiling is for Gaussian noise of the same (ε, δ), which sampled steps resemble the more there are."""
+    """Three fixed seeds, whose average scatters less than one run does. The ceiling is for Gaussian noise of the same (ε, δ), which sampled
+    steps resemble the more there are.
+    """
     made = plan(8.0, epochs=15)
-    found = white_box(network(), data(2000), made, canaries=1000, training=TRAINING)
     best = one_run.expected(gdp_mu(8.0, DELTA), 1000, one_run.most_guesses(8.0, DELTA, 1000, _lower))
-    assert 0.6 * _lower(best) <= found.gaussian.epsilon <= made.epsilon()
-    assert 0 < found.plain.epsilon < found.gaussian.epsilon
+    found = [
+        white_box(network(), data(2000), made, canaries=1000, training=replace(TRAINING, seed=seed))
+        for seed in (3, 4, 5)
+    ]
+    assert 0.6 * _lower(best) <= np.mean([audit.gaussian.epsilon for audit in found])
+    for audit in found:
+        assert 0 < audit.plain.epsilon < audit.gaussian.epsilon <= made.epsilon()
 
 
 def _lower(guesses: one_run.Guesses) -> float:

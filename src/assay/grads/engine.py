@@ -113,13 +113,12 @@ class RecordGrads:
         parts = [(name, part) for names, use in self.uses for name, part in zip(names, use.apart(), strict=True)]
         return {name: part.basis for name, part in parts if isinstance(part, Filtered)}
 
-    def total(self) -> dict[str, Tensor]:
-        """Σ of the gradients as they are, in the parameters' shapes."""
+    def total(self, weights: Tensor) -> dict[str, Tensor]:
+        """Σ of the gradients as they are, in the parameters' shapes; weights are [B, 1]."""
         whole: Found = [
             (n, Apart([p.whole() if isinstance(p, Filtered) else p for p in u.apart()])) for n, u in self.uses
         ]
-        ones = next(iter(self.parameters.values())).new_ones(self.records, 1)
-        sums = replace(self, uses=whole).weighted_sum(ones, [0] * self.layers)
+        sums = replace(self, uses=whole).weighted_sum(weights, [0] * self.layers)
         return {name: corner(value, self.parameters[name].shape) for name, value in sums.items()}
 
     def per_record(self) -> dict[str, Tensor]:
