@@ -21,8 +21,8 @@ TABLES = {"published": 0, "input-noise": None, "sound": 1, "sound-cifar10": 1}
 
 
 def cells(table: str) -> dict[tuple[str, ...], list[dict[str, Any]]]:
-    """The runs of a table by cell; none if it was not measured."""
-    path = HERE / f"{table}.json"
+    """The runs of a table by cell, at small scale if it was measured at no other; none if it was not measured."""
+    path = next((p for p in (HERE / f"{table}.json", HERE / f"{table}.small.json") if p.exists()), HERE / table)
     found: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
     if path.exists():
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
