@@ -85,7 +85,7 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
         ("```python\nprint(1.5)\n```\n\n```text\n1.4\n```\n", "no '1.4'"),
         ("```python\nprint(2)\nprint(1)\n```\n\n```text\n1\n2\n```\n", "no '2'"),
         ("```console\n$ assay methods dpsgd\nas published: not sound\n```\n", "not sound"),
-        ("```console\n$ assay train --epsilon 0 --out a\n```\n", "ended with 2"),
+        ("```console\n$ assay train --data digits --epsilon 0 --out a\n```\n", "ended with 2"),
         (
             '```python title="a.py"\nx = 1\n```\n```python title="b.py"\nx = 2\n```\n```diff\n-x = 1\n+x = 3\n```\n',
             "another file",
