@@ -32,8 +32,8 @@ def chosen(known: Mapping[str, M], name: str, options: Mapping[str, Any]) -> M:
             "variant", "published", f"sound for {name}: its published form is sound, so there is only one"
         )
     given = {key: value for key, value in options.items() if key != "variant" or "variant" in settable}
-    changed: M = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
-    return changed
+    made: M = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
+    return made
 
 
 def changed(known: Mapping[str, M], method: M, name: str) -> dict[str, Any]:

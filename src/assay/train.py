@@ -29,7 +29,7 @@ from assay.files import replace_file, replace_json, replace_text
 from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import OsSeeded, Randomness, Secure, Seeded
+from assay.privacy.rng import Randomness, check_source, source
 from assay.privacy.statement import render
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
@@ -64,20 +64,13 @@ class Training:
     def __post_init__(self) -> None:
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
-        if self.seed is not None and self.secure_rng:
-            raise ConfigError(
-                "seed",
-                self.seed,
-                "no seed together with secure_rng: a seeded run is reproducible, not private",
-            )
+        check_source(self.seed, self.secure_rng)
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
 
     def randomness(self) -> Randomness:
         """Where random numbers come from."""
-        if self.seed is not None:
-            return Seeded(self.seed)
-        return Secure() if self.secure_rng else OsSeeded()
+        return source(self.seed, self.secure_rng)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -201,7 +201,7 @@ def test_svt_is_as_private_as_it_is_charged():
     """Two inputs as far apart as clipping allows, one coordinate: the chance that it is chosen differs by at most e^ε (false alarm < 1e-6)."""
     options = {"select": "svt", "svt_epsilon": 0.5, "least": 1.0}
     plan = tiny.plan("fedags", options, noise="local", size=1)
-    both = type(exchange(plan))(plan.method, plan, 1, {})
+    both = type(exchange(plan))(plan.method, plan, 1)
     n = 6000
     seen = []
     for value in (0.0, 1.0):

@@ -91,7 +91,7 @@ def audit_step(
     if expected < math.inf and _unbounded(chain, specimen):
         return no_privacy(delta, confidence, "a gradient of any size: nothing bounds it", math.inf, 0)
     moved = float(case.moved.norm())
-    fresh = releases or (BARE_RELEASES if expected == math.inf else enough(expected))
+    fresh = releases or (BARE_RELEASES if expected == math.inf else _enough(expected))
     scores = [(noise.draw(total, fresh).double() @ test).numpy() for total in (case.without, case.with_canary)]
     centre = [float(vector @ test) for vector in case.centres]
     if max(float(np.ptp(s)) for s in scores) < 2 * BARE * float(np.abs(np.mean(scores[1]) - np.mean(scores[0]))):
@@ -208,7 +208,7 @@ def discriminant(moved: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
     return (shaped, best) if best > 1.1 * plain else (moved, plain)
 
 
-def enough(mu: float) -> int:
+def _enough(mu: float) -> int:
     """Releases of each data set for a μ within a twentieth of the true one, nine times out of ten.
 
     Both rates p = Φ(-μ/2) are known to √(p(1-p)/n), that is √(p(1-p)/n)/φ(μ/2) in units of the noise; their bounds lie

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from assay import models as models_room
 from assay.cli import options
-from assay.cli.inputs import build, load
+from assay.cli.inputs import build, check_ceiling, load, of_run
 from assay.cli.show import end, progress
 from assay.errors import ConfigError
 from assay.federated import carriers, methods, partition
@@ -24,9 +24,7 @@ from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
 from assay.federated.run import KIND, run_spec, site_settings
 from assay.federated.run import federate as run_rounds
 from assay.federated.run import resume as resume_rounds
-from assay.figures import at_most
 from assay.grads.layers import trainable_layers
-from assay.privacy.ledger import Ledger
 from assay.runs.directory import RunDirectory
 
 
@@ -192,11 +190,11 @@ def federate(
 def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
     """Go on with a federated run."""
     spec = directory.read_spec()
-    names, known = spec["names"], spec["names"]["data_dir"]
+    bundle, network = of_run(
+        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.run.resume"
+    )
     if data_dir is not None:
-        spec["names"] = {**names, "data_dir": str(data_dir)}
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), names["records"])
-    network = build(names["model"], names["circulant"], bundle, spec["training"]["seed"])
+        spec["names"] = {**spec["names"], "data_dir": str(data_dir)}
     reach = carriers.Reach(**spec["reach"])
     carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
     try:
@@ -205,16 +203,6 @@ def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
     finally:
         carrier.close()
     end(result, json, left_out="answers were not usable", steps="rounds")
-
-
-def show_unfinished(directory: RunDirectory) -> str:
-    """What an unfinished federated run has spent."""
-    plan = FederatedPlan.from_json(directory.read_spec()["plan"])
-    ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    return (
-        f"{directory.path} is unfinished: {ledger.total_steps} of {plan.rounds} planned rounds are charged, "
-        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {directory.path}"
-    )
 
 
 def _silo(network: torch.nn.Module, sizes: list[int], training: Training) -> Silo:
@@ -230,12 +218,7 @@ def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: floa
     """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
     if noise_multiplier is None:
         return start.calibrated(1.0 if epsilon is None else epsilon)
-    if epsilon is not None and start.method.variant == "published":
-        raise ConfigError(
-            "epsilon",
-            epsilon,
-            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
-        )
+    check_ceiling(epsilon, start.method.variant)
     return replace(start, epsilon_limit=epsilon)
 
 

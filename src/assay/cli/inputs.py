@@ -48,9 +48,7 @@ def of_run(
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     known = names["data_dir"]
-    records = (
-        spec["plan"]["records"] if "records" in spec["plan"] else names["records"]
-    )  # of clients together, if federated
+    records = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
     bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records)
     return bundle, build(names["model"], names["circulant"], bundle, seed)
 
@@ -62,11 +60,16 @@ def planned(
     if noise_multiplier is None:
         assert epsilon is not None
         return Plan.calibrated(epsilon=epsilon, epochs=epochs, method=method, **rest)
-    if epsilon is not None and method.variant == "published":
+    check_ceiling(epsilon, method.variant)
+    start = Plan(steps=1, noise_multiplier=noise_multiplier, epsilon_limit=epsilon, method=method, **rest)
+    return replace(start, steps=steps_for(epochs, start.sampler))
+
+
+def check_ceiling(epsilon: float | None, variant: str) -> None:
+    """Refuse an ε beside a given noise where it could only be a claimed one."""
+    if epsilon is not None and variant == "published":
         raise ConfigError(
             "epsilon",
             epsilon,
             "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
         )
-    start = Plan(steps=1, noise_multiplier=noise_multiplier, epsilon_limit=epsilon, method=method, **rest)
-    return replace(start, steps=steps_for(epochs, start.sampler))

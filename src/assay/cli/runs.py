@@ -18,6 +18,7 @@ from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
 from assay.errors import BudgetSpentError
+from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
 from assay.grads import clip as clipping
 from assay.optim import Optimizer
@@ -208,13 +209,17 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
         text = directory.statement.read_text(encoding="utf-8")
         console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
         return
-    if federate.is_federated(directory.read_spec()):
-        console.print(federate.show_unfinished(directory), highlight=False)
-        return
-    plan = Plan.from_json(directory.read_spec()["plan"])
+    spec = directory.read_spec()
+    plan: Plan | FederatedPlan
+    if federate.is_federated(spec):
+        plan = FederatedPlan.from_json(spec["plan"])
+        planned_steps = f"{plan.rounds} planned rounds"
+    else:
+        plan = Plan.from_json(spec["plan"])
+        planned_steps = f"{plan.steps} planned steps"
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     console.print(
-        f"{run} is unfinished: {ledger.total_steps} of {plan.steps} planned steps are charged, "
+        f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )

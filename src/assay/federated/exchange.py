@@ -70,18 +70,33 @@ class Exchange(Protocol):
         ...
 
 
+class Plain:
+    """The half of an exchange that says nothing: a task holds the model only, and nothing must survive a restart."""
+
+    @property
+    def task_arrays(self) -> Mapping[str, tuple[str, int]]:
+        """None."""
+        return {}
+
+    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
+        """None."""
+        return {}
+
+    def state(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Nothing to take up."""
+
+
 @dataclass(frozen=True)
-class Averaging:
+class Averaging(Plain):
     """Every client sends its whole update; the model moves by their private average."""
 
     layout: Layout
     noise: Noise
     bound: float
-    task_arrays: Mapping[str, tuple[str, int]]
-
-    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
-        """None."""
-        return {}
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
         """One number a coordinate."""
@@ -94,10 +109,3 @@ class Averaging:
     def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
         """The average."""
         return self.noise.average([answer.arrays["update"] for answer in answers], self.layout.size, stream)
-
-    def state(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take up."""

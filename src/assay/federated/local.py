@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from assay.errors import ConfigError, check_above_zero
 from assay.federated.plan import check_whole
-from assay.privacy.rng import OsSeeded, Randomness, Secure, Seeded, Stream
+from assay.privacy.rng import Randomness, Stream, check_source, source
 
 _LOSS_BATCH = 1000
 
@@ -45,16 +45,11 @@ class Training:
             check_whole("weight_records", self.weight_records, 1)
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise ConfigError("seed", self.seed, "a whole number from 0 to 2⁶⁴ - 1")
-        if self.seed is not None and self.secure_rng:
-            raise ConfigError(
-                "seed", self.seed, "no seed together with secure_rng: a seeded run is reproducible, not private"
-            )
+        check_source(self.seed, self.secure_rng)
 
     def randomness(self) -> Randomness:
         """Where the random numbers of one process come from."""
-        if self.seed is not None:
-            return Seeded(self.seed)
-        return Secure() if self.secure_rng else OsSeeded()
+        return source(self.seed, self.secure_rng)
 
     def weight(self, records: int) -> float:
         """How much a client counts, from 0 to 1."""

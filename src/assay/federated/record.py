@@ -10,10 +10,10 @@ from typing import Any
 
 from assay.federated import methods
 from assay.federated.plan import FederatedPlan
-from assay.privacy.accounting import Adjacency, epsilon, epsilon_curve, gdp_mu, rdp_epsilon
+from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.ledger import Ledger
-from assay.privacy.statement import audit_line, head, shown
-from assay.runs.record import SCHEMA, number
+from assay.privacy.statement import audit_line, curve_table, head, options_line, shown
+from assay.runs.record import SCHEMA, epsilon_facts, number
 
 _MOST_CLIENTS = 64  # ε of each client is listed up to so many; each takes a composition of its own
 
@@ -53,8 +53,6 @@ def finished_record(
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The record of a finished run. ε comes from the ledger alone."""
-    event, verified = ledger.event(), ledger.epsilon()
-    deltas = sorted({plan.delta, *(10.0**-k for k in range(3, 10))}, reverse=True)
     return {
         "schema": SCHEMA,
         "kind": "federated",
@@ -68,19 +66,9 @@ def finished_record(
         "data": names["data"],
         "unit": "one client" if plan.unit == "client" else f"one record of a client ({names['unit']})",
         "records": names["records"],
-        "epsilon": {
-            "target": plan.epsilon_limit if plan.epsilon_claimed is None else plan.epsilon_claimed,
-            "target_is": "verified" if plan.epsilon_claimed is None else "claimed",
-            "claimed": number(plan.claimed()),
-            "verified": number(verified),
-            "audited": None,
-            "delta": plan.delta,
-            "adjacency": plan.adjacency.value,
-            "accountant": "Rényi" if plan.unit == "client" and plan.noise == "distributed" else "PLD",
-            "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
-            "gdp_mu": number(gdp_mu(verified, plan.delta)),
-            "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
-        },
+        "epsilon": epsilon_facts(
+            plan, ledger, "Rényi" if plan.unit == "client" and plan.noise == "distributed" else "PLD"
+        ),
         "audit": None,
         "noise_multiplier": plan.noise_multiplier,
         "clip": f"flat:{plan.clip:g}",
@@ -150,7 +138,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         "## How ε was obtained",
         "",
         f"- Method: {plan.method.summary}. As published it is: {plan.method.soundness}.",
-        *_options(record),
+        *options_line(record),
         *_mechanism(record, plan),
         f"- Rounds: {record['steps']} done, {record['steps_charged']} charged"
         + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
@@ -163,10 +151,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         f"- Accountant: {_ACCOUNTANT[eps['accountant']]} Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.",
         f"- Random numbers: {randomness}.",
         "",
-        "| δ | ε |",
-        "|---|---|",
-        *(f"| {point['delta']:g} | {shown(point['epsilon'])} |" for point in eps["curve"]),
-        "",
+        *curve_table(record),
         "## What is covered by ε, and what is public",
         "",
         f"- Covered: {_released(plan)}, hence every checkpoint and the final model.",
@@ -212,11 +197,6 @@ def _released(plan: FederatedPlan) -> str:
     if plan.unit == "client" and plan.noise == "distributed":
         return "the sums that the aggregator reveals and the models made from them"
     return "every message that a client sends and the models made from them"
-
-
-def _options(record: Mapping[str, Any]) -> list[str]:
-    said = [f"{key} = {value}" for key, value in record["options"].items() if key != "variant"]
-    return [f"- Options of the method: {', '.join(said)}."] if said else []
 
 
 def _clients_epsilon(record: Mapping[str, Any]) -> list[str]:

@@ -141,6 +141,19 @@ class Seeded:
         return f"fixed seed {self.seed}: reproducible, not private"
 
 
+def check_source(seed: int | None, secure: bool) -> None:
+    """Refuse a seed where numbers are to be secret."""
+    if seed is not None and secure:
+        raise ConfigError("seed", seed, "no seed together with secure_rng: a seeded run is reproducible, not private")
+
+
+def source(seed: int | None, secure: bool) -> Randomness:
+    """Where the random numbers of a run come from: the seed, the cryptographic generator, or a generator that the system seeds."""
+    if seed is not None:
+        return Seeded(seed)
+    return Secure() if secure else OsSeeded()
+
+
 class _Shake(Protocol):
     """What `hashlib.shake_256` makes."""
 

@@ -68,7 +68,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "",
         f"- Method: {plan.method.summary}. As published it is: {plan.method.soundness}.",
         *([f"- Variant: {_VARIANTS[record['variant']]}."] if record["variant"] == "published" else []),
-        *_options(record),
+        *options_line(record),
         *([] if plan.stage is None else [f"- Before training: {line}." for line in plan.stage.describe()]),
         *([f"- Encoded before clipping: {', '.join(record['encode'])}."] if record["encode"] else []),
         _bound(record, plan),
@@ -82,10 +82,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         + f" Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.",
         f"- Random numbers: {randomness}.",
         "",
-        "| δ | ε |",
-        "|---|---|",
-        *(f"| {point['delta']:g} | {shown(point['epsilon'])} |" for point in eps["curve"]),
-        "",
+        *curve_table(record),
         "## What is covered by ε, and what is public",
         "",
         "- Covered: "
@@ -162,7 +159,14 @@ def _parts(record: Mapping[str, Any]) -> list[str]:
     return [*lines, "", *reasons, *([""] if reasons else [])]
 
 
-def _options(record: Mapping[str, Any]) -> list[str]:
+def curve_table(record: Mapping[str, Any]) -> list[str]:
+    """ε at several δ."""
+    points = record["epsilon"]["curve"]
+    return ["| δ | ε |", "|---|---|", *(f"| {p['delta']:g} | {shown(p['epsilon'])} |" for p in points), ""]
+
+
+def options_line(record: Mapping[str, Any]) -> list[str]:
+    """The options of the method that were set, if any."""
     said = [f"{key} = {value}" for key, value in record["options"].items() if key != "variant"]
     return [f"- Options of the method: {', '.join(said)}."] if said else []
 

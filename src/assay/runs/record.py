@@ -9,7 +9,7 @@ import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,9 @@ from assay.privacy.accounting import epsilon as epsilon_of
 from assay.privacy.accounting import epsilon_curve, gdp_mu, rdp_epsilon
 from assay.privacy.ledger import Ledger
 from assay.stage import rows
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
 
 SCHEMA = "assay.record/1"
 
@@ -42,6 +45,25 @@ def environment() -> dict[str, Any]:
     }
 
 
+def epsilon_facts(plan: Plan | FederatedPlan, ledger: Ledger, accountant: str) -> dict[str, Any]:
+    """ε as a record holds it: verified from the ledger alone, claimed by the plan's method, not yet audited."""
+    event, verified = ledger.event(), ledger.epsilon()
+    deltas = sorted({plan.delta, *(10.0**-k for k in range(3, 10))}, reverse=True)
+    return {
+        "target": plan.epsilon_limit if plan.epsilon_claimed is None else plan.epsilon_claimed,
+        "target_is": "verified" if plan.epsilon_claimed is None else "claimed",
+        "claimed": number(plan.claimed()),
+        "verified": number(verified),
+        "audited": None,
+        "delta": plan.delta,
+        "adjacency": plan.adjacency.value,
+        "accountant": accountant,
+        "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
+        "gdp_mu": number(gdp_mu(verified, plan.delta)),
+        "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
+    }
+
+
 def finished_record(
     *,
     plan: Plan,
@@ -55,9 +77,6 @@ def finished_record(
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The record of a finished run. ε comes from the ledger alone."""
-    event = ledger.event()
-    verified = ledger.epsilon()
-    deltas = sorted({plan.delta, *(10.0**-k for k in range(3, 10))}, reverse=True)
     return {
         "schema": SCHEMA,
         "status": "done" if steps >= plan.steps else "budget-spent",
@@ -70,19 +89,7 @@ def finished_record(
         "data": names.get("data", "unnamed"),
         "unit": names.get("unit", "one record"),
         "records": plan.records,
-        "epsilon": {
-            "target": plan.epsilon_limit if plan.epsilon_claimed is None else plan.epsilon_claimed,
-            "target_is": "verified" if plan.epsilon_claimed is None else "claimed",
-            "claimed": number(plan.claimed()),
-            "verified": number(verified),
-            "audited": None,
-            "delta": plan.delta,
-            "adjacency": plan.adjacency.value,
-            "accountant": "PLD",
-            "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
-            "gdp_mu": number(gdp_mu(verified, plan.delta)),
-            "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
-        },
+        "epsilon": epsilon_facts(plan, ledger, "PLD"),
         "parts": []
         if plan.stage is None
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),

@@ -18,7 +18,7 @@ split evenly. Both are upper bounds; the first is much smaller.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from assay.errors import ConfigError
 from assay.federated.binomial import rho, theorem_epsilon
-from assay.federated.exchange import Arrays, Exchange, Fields, Work
+from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.integers import Whole, bits_for, centred_binomial, packed, summed
 from assay.federated.layout import Layout, clipped
 from assay.federated.wire import Message, Schema
@@ -99,19 +99,14 @@ def hadamard(vector: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class Quantised:
-    """Both sides of a round of cpSGD."""
+class Quantised(Plain):
+    """Both sides of a round of cpSGD; the rotation follows from the public seed."""
 
     quantiser: Quantiser
     trials: int
     minimum: int
     bits: int
     public_seed: int
-    task_arrays: Mapping[str, tuple[str, int]]
-
-    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
-        """None: the rotation follows from the public seed."""
-        return {}
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
         """One residue a coordinate."""
@@ -129,13 +124,6 @@ class Quantised:
             return None
         total = summed([answer.arrays["levels"] for answer in answers], self.bits)
         return self.quantiser.backward(total / len(answers), self._signs(turn))
-
-    def state(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take up."""
 
     def _signs(self, turn: int) -> NDArray[np.float64]:
         draws = Seeded(self.public_seed).stream("rotation", turn).uniform(self.quantiser.padded).numpy()
@@ -166,7 +154,7 @@ class CpSGD:
         """Quantised updates."""
         quantiser, trials = self._parts(plan)
         largest = plan.per_round * quantiser.linf + 5 * math.sqrt(plan.per_round * trials)
-        return Quantised(quantiser, trials, plan.answers, bits_for(largest), plan.public_seed, {})
+        return Quantised(quantiser, trials, plan.answers, bits_for(largest), plan.public_seed)
 
     def _parts(self, plan: FederatedPlan) -> tuple[Quantiser, int]:
         """The quantiser, and each client's number of trials: even, so that the noise is whole numbers around 0."""

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from assay.errors import ConfigError, check_above_zero
 from assay.federated import bits
-from assay.federated.exchange import Arrays, Exchange, Fields, Work
+from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.layout import Layout, clipped
 from assay.federated.wire import Message, Schema
 from assay.methods import check_variant
@@ -108,22 +108,17 @@ class Significant:
 
 
 @dataclass(frozen=True)
-class Thresholded:
+class Thresholded(Plain):
     """Both sides of a round of the sound variant in which clients choose."""
 
     method: FedAGS
     plan: FederatedPlan
     size: int
-    task_arrays: Mapping[str, tuple[str, int]]
 
     @property
     def count(self) -> int:
         """c: the most coordinates that are chosen."""
         return max(1, math.ceil(self.method.least * self.size))
-
-    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
-        """None."""
-        return {}
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
         """The chosen set and c numbers, as many of them for coordinates as the set has; the rest is noise alone."""
@@ -161,26 +156,14 @@ class Thresholded:
             total[places] += torch.from_numpy(answer.arrays["update"].astype("float64"))[: len(places)]
         return total / max(1, len(answers))
 
-    def state(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take up."""
-
 
 @dataclass(frozen=True)
-class Published:
+class Published(Plain):
     """Both sides of a round of Algorithm 1."""
 
     method: FedAGS
     plan: FederatedPlan
     size: int
-    task_arrays: Mapping[str, tuple[str, int]]
-
-    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
-        """None."""
-        return {}
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
         """Gradient, loss and number of records."""
@@ -220,13 +203,6 @@ class Published:
             weight = sum(parts) / len(parts) if parts else 1 / len(answers)
             total -= weight * torch.from_numpy(answer.arrays["gradient"].astype("float64"))
         return total
-
-    def state(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take up."""
 
 
 @dataclass(frozen=True)
@@ -289,8 +265,8 @@ class FedAGS:
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
         """One of the three."""
         if self.variant == "published":
-            return Published(self, plan, layout.size, {})
-        return Thresholded(self, plan, layout.size, {}) if self.select == "svt" else Significant(self, plan, layout)
+            return Published(self, plan, layout.size)
+        return Thresholded(self, plan, layout.size) if self.select == "svt" else Significant(self, plan, layout)
 
     def event(self, plan: FederatedPlan) -> DpEvent:
         """That of the noise, and of the choice where clients make it; as published, no noise is enough."""

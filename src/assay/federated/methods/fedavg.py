@@ -39,7 +39,7 @@ class FedAvg:
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
         """Whole updates."""
         bound = plan.clip if plan.unit == "client" else float("inf")
-        return Averaging(layout, plan.source(layout.size), bound, {})
+        return Averaging(layout, plan.source(layout.size), bound)
 
     def event(self, plan: FederatedPlan) -> DpEvent:
         """That of the noise."""

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from assay.errors import ConfigError, check_above_zero
 from assay.federated import bits
-from assay.federated.exchange import Arrays, Exchange, Fields, Work
+from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.layout import Layout, clipped
 from assay.federated.methods.fedags import gaussian_claim
 from assay.federated.wire import Message, Schema
@@ -117,16 +117,11 @@ class Scored:
 
 
 @dataclass(frozen=True)
-class Published:
+class Published(Plain):
     """Both sides of a round as published."""
 
     plan: FederatedPlan
     layout: Layout
-    task_arrays: Mapping[str, tuple[str, int]]
-
-    def instructions(self, turn: int) -> Arrays:  # noqa: ARG002
-        """None."""
-        return {}
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
         """Gradient and number of records."""
@@ -150,13 +145,6 @@ class Published:
             weight = own / sum(records) if sum(records) else 1 / len(answers)
             total -= weight * torch.from_numpy(answer.arrays["gradient"].astype(np.float64))
         return total
-
-    def state(self) -> dict[str, Tensor]:
-        """None."""
-        return {}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take up."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +180,7 @@ class FedSNLC:
 
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
         """One of the two."""
-        return Published(plan, layout, {}) if self.variant == "published" else Scored(self, plan, layout)
+        return Published(plan, layout) if self.variant == "published" else Scored(self, plan, layout)
 
     def event(self, plan: FederatedPlan) -> DpEvent:
         """That of the noise; as published, none is enough."""
