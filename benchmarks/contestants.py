@@ -25,17 +25,19 @@ _ENDLESS = 10**6  # more steps than any measurement takes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model by name, the shape of its records and the batch size."""
+    """A model by name, the shape of its records and the batch size; how its kernels lie in memory is the same for all."""
 
     model: str
     shape: tuple[int, ...]
     batch: int
     classes: int = 10
+    channels_last: bool = False
 
     def build(self) -> nn.Module:
         """The model, the same weights every time."""
         torch.manual_seed(0)
-        return models.build(self.model, input_shape=self.shape, classes=self.classes)
+        model = models.build(self.model, input_shape=self.shape, classes=self.classes)
+        return model.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
 
     def data(self) -> TensorDataset:
         """One batch of random records, the same every time."""

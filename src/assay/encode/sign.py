@@ -31,7 +31,7 @@ class Sign:
 
     def __call__(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
         """The signs."""
-        return {name: torch.sign(torch.hardshrink(value, self.tau)) for name, value in gradients.items()}
+        return {name: torch.hardshrink(value, self.tau).sign_() for name, value in gradients.items()}
 
     def applied(self, chain: Chain) -> Chain:
         """The chain with signs in place of gradients."""

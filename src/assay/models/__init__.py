@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
+import torch
 from torch import nn
 
 from assay.errors import ConfigError
@@ -51,7 +52,8 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int) -> nn.Module
             name,
             f"{name} takes {info.accepts}, the data has shape {input_shape}; for this shape: {fitting}",
         )
-    return info.make(input_shape, classes)
+    network = info.make(input_shape, classes)
+    return network.to(memory_format=torch.channels_last) if info.channels_last else network
 
 
 def _known_names(name: str) -> str:

@@ -44,5 +44,6 @@ MODELS = (
         summary="AlexNet for 32×32: five 3×3 convolutions, FC 120, 84 (ReLU)",
         make=alexnet,
         smallest_side=17,  # the least that leaves the fifth rounding-up pool more than one value
+        channels_last=True,
     ),
 )

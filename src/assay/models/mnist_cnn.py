@@ -45,5 +45,6 @@ MODELS = (
         make=mnist_cnn,
         # Side s: conv1 s//2, pool1 s//2 - 1, conv2 needs 6 to leave the 2×2 that pool2 needs: s//2 >= 7.
         smallest_side=14,
+        channels_last=True,
     ),
 )

@@ -39,5 +39,6 @@ MODELS = (
         summary="Model-3 of Spectral-DP: six 3×3 convolutions (32-32-64-64-128-128), FC 120 (ReLU)",
         make=model3,
         smallest_side=8,  # three halvings
+        channels_last=True,
     ),
 )

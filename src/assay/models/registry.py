@@ -13,7 +13,8 @@ class ModelInfo:
     """One architecture of the models room.
 
     `input_rank` is 3 for networks on images (channels, height, width) and None for networks that flatten
-    a record of any shape. `smallest_side` is the least height and width the layers can still work on.
+    a record of any shape. `smallest_side` is the least height and width the layers can still work on. `channels_last` is
+    how its kernels lie in memory, where a CPU was measured to be faster that way.
     """
 
     name: str
@@ -21,6 +22,7 @@ class ModelInfo:
     make: Callable[[tuple[int, ...], int], nn.Module] = field(repr=False)
     input_rank: int | None = 3
     smallest_side: int = 1
+    channels_last: bool = False
 
     @property
     def accepts(self) -> str:
