@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks.contestants import CLIP, Contestant, Maker, Setting, sgd, whole_batches
 
 try:
+    from opacus import PrivacyEngine
     from opacus.grad_sample import wrap_model
     from opacus.optimizers import get_optimizer_class
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -70,4 +72,33 @@ OPACUS: dict[str, Maker] = {
     "Opacus ew": functools.partial(_per_record, "ew"),
     "Opacus ghost": functools.partial(_two_passes, True),
     "Opacus fast clipping": functools.partial(_two_passes, False),
+}
+
+
+def _loaded(mode: str, model: nn.Module, data: TensorDataset, batch: int) -> Callable[[], None]:
+    """An epoch as Opacus's users write it: `make_private`, its Poisson sampling data loader, its optimizer."""
+    criterion = nn.CrossEntropyLoss()
+    made: Any = PrivacyEngine(accountant="rdp").make_private(
+        module=model,
+        optimizer=sgd(model, Setting()),
+        data_loader=DataLoader(data, batch_size=batch),
+        criterion=criterion,
+        noise_multiplier=1.0,
+        max_grad_norm=CLIP,
+        grad_sample_mode=mode,
+    )
+    wrapped, optimizer, loss, loader = made if mode == "ghost" else (*made[:2], criterion, made[-1])
+
+    def epoch() -> None:
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss(wrapped(x), y).backward()
+            optimizer.step()
+
+    return epoch
+
+
+OPACUS_LOADED: dict[str, Callable[[nn.Module, TensorDataset, int], Callable[[], None]]] = {
+    "Opacus hooks": functools.partial(_loaded, "hooks"),
+    "Opacus ghost": functools.partial(_loaded, "ghost"),
 }

@@ -53,7 +53,9 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int) -> nn.Module
             f"{name} takes {info.accepts}, the data has shape {input_shape}; for this shape: {fitting}",
         )
     network = info.make(input_shape, classes)
-    return network.to(memory_format=torch.channels_last) if info.channels_last else network
+    if info.channels_last:
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return network
 
 
 def _known_names(name: str) -> str:
