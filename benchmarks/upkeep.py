@@ -1,0 +1,145 @@
+"""What privacy's bookkeeping costs in a step of a model of ten million parameters. `python -m benchmarks.upkeep`
+
+A transformer of 10.7 million parameters trains with everything a real run has: a ledger on disk, charged before each release, a released
+training loss, a TensorBoard log. Timed inside the run are the release (paying the ledger, drawing and adding the noise, averaging) and the logging;
+the rest of a step is forward, backward, clipping and the optimizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import assay
+from assay.grads.clip import Flat
+from assay.runs.logs import logging
+from assay.step import MeanLoss
+from assay.train import Progress
+from benchmarks import report
+from benchmarks.contestants import CLIP, Setting, sgd
+
+TARGET = 0.03  # the most that release and logging may take of a step
+BATCH, POSITIONS, WIDTH, LAYERS, CLASSES = 32, 64, 384, 6, 2
+_STEPS = 6
+
+
+class Encoder(nn.Module):
+    """Six layers of 384 on sequences of vectors; the mean over positions is classified."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 6, 4 * WIDTH, dropout=0.0, batch_first=True)
+        self.body = nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores."""
+        scores: Tensor = self.head(self.body(x).mean(1))
+        return scores
+
+
+class _Timed(assay.PrivateStep):
+    """A private step that knows how long its releases took."""
+
+    seconds = 0.0
+
+    def _release(self) -> None:
+        start = time.perf_counter()
+        super()._release()
+        self.seconds += time.perf_counter() - start
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upkeep:
+    """Seconds a step, and of these for the release and for logging."""
+
+    parameters: int
+    step: float
+    release: float
+    logging: float
+
+    @property
+    def share(self) -> float:
+        """Release and logging as a part of the step."""
+        return (self.release + self.logging) / self.step
+
+
+def _progress(step: assay.PrivateStep, loss: float | None) -> Progress:
+    return Progress(
+        step=step.taken,
+        steps=step.limit,
+        epoch=step.taken,
+        loss=loss,
+        epsilon=step.epsilon(),
+        accuracy=None,
+        epoch_end=True,
+    )
+
+
+def run(steps: int = _STEPS) -> Upkeep:
+    """Train for some steps; the first, in which the engine proves itself, does not count."""
+    torch.set_num_threads(report.THREADS)
+    torch.manual_seed(0)
+    model = Encoder()
+    data = torch.utils.data.TensorDataset(torch.randn(BATCH, POSITIONS, WIDTH), torch.randint(CLASSES, (BATCH,)))
+    plan = assay.Plan(
+        records=BATCH,
+        batch_size=BATCH,
+        steps=steps + 1,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        clip=Flat(bound=CLIP),
+        sampling="full",
+    )
+    optimizer, loss = sgd(model, Setting()), MeanLoss()
+    logged = whole = 0.0
+    with tempfile.TemporaryDirectory() as name, logging("tensorboard", Path(name)) as log:
+        step = _Timed(model, plan, ledger=Path(name) / "ledger.jsonl", side=[loss])
+        for x, y in step.batches(data):
+            if step.taken == 1:
+                whole, step.seconds, logged = time.perf_counter(), 0.0, 0.0
+            step.backward(F.cross_entropy(model(x), y, reduction="none"))
+            optimizer.step()
+            start = time.perf_counter()
+            log(_progress(step, loss.value))
+            logged += time.perf_counter() - start
+        whole = time.perf_counter() - whole
+        step.close()
+    count = sum(p.numel() for p in model.parameters())
+    return Upkeep(parameters=count, step=whole / steps, release=step.seconds / steps, logging=logged / steps)
+
+
+def rendered(found: Upkeep) -> str:
+    """The table as text."""
+    rows = [
+        ["whole step", f"{1e3 * found.step:.0f}", "100 %"],
+        ["ledger, noise, average", f"{1e3 * found.release:.1f}", f"{found.release / found.step:.2%}"],
+        ["logging, a line every step", f"{1e3 * found.logging:.1f}", f"{found.logging / found.step:.2%}"],
+    ]
+    title = f"transformer of {found.parameters / 1e6:.1f} M parameters, batch {BATCH}, {POSITIONS} positions"
+    verdict = f"together {found.share:.2%}, target {TARGET:.0%}: {'met' if found.share <= TARGET else 'not met'}"
+    return "\n".join([title, "", report.table(["", "ms", "share"], rows), "", verdict])
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.upkeep", description="what noise and ledger cost")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    found = run()
+    if options.json:
+        print(json.dumps({"machine": report.machine(), "upkeep": asdict(found) | {"share": found.share}}, indent=2))
+    else:
+        print(f"{report.described()}\n\n{rendered(found)}")
+
+
+if __name__ == "__main__":
+    main()
