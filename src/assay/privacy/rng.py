@@ -276,7 +276,8 @@ def _normal_float32(shape: Sequence[int], generator: torch.Generator) -> Tensor:
 def _redrawn(tail: Tensor, generator: torch.Generator) -> Tensor:
     """New numbers beyond 4.5, on the same sides: given |z| > 4.5, the probability of an even larger |z| is uniform."""
     larger = 1 - torch.rand(len(tail), dtype=torch.float64, generator=generator)
-    return torch.special.ndtri(larger * _TAIL_MASS).abs().to(tail.dtype).copysign(tail)
+    size: Tensor = torch.special.ndtri(larger * _TAIL_MASS).abs()
+    return size.to(tail.dtype).copysign(tail)
 
 
 class _Hashed:
