@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from assay import Plan, methods
 from assay.denoise.bayes import Bayes, thresholds
 from assay.errors import ConfigError
 from assay.types import Stateful
@@ -67,6 +68,18 @@ def test_decisions_are_those_of_algorithm_3(nu, ratio, priors, multiples):
     for value, emitted in zip(y, got, strict=True):
         want, margin = algorithm_3(value, nu, s, priors)
         assert emitted == want or margin < 1e-8, (value, emitted, want, margin)
+
+
+@pytest.mark.parametrize("sigma", [0.001, 0.02, 1.0])
+def test_a_threshold_of_the_sum_decides_on_the_sum(sigma):
+    """The `discrete` method with `scale=sum`: what Algorithm 1 prints, though gradients are averaged before they are corrected."""
+    nu, batch = 0.01, 256
+    method = methods.get("discrete", nu=nu, scale="sum")
+    plan = Plan(records=60000, batch_size=batch, steps=1, noise_multiplier=sigma, delta=1e-5, method=method)
+    (correct,) = plan.chain(1.0).after
+    sums = [m * nu for m in (-500, -3, -1.5, -0.7, -0.1, 0.1, 0.7, 1.5, 3, 500)]
+    got = one(correct, [y / batch for y in sums], sigma / batch).tolist()
+    assert got == [algorithm_3(y, nu, sigma)[0] for y in sums]
 
 
 @pytest.mark.parametrize("priors", PRIORS)

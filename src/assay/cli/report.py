@@ -1,4 +1,4 @@
-"""`assay report`: one HTML page about a run, a study or a tree of runs; or the same page served while they go on."""
+"""`assay report`: one HTML page about a run, a study, a tree of runs or a folder of experiments; or one served while runs go on."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from rich.console import Console
 
 from assay.errors import ConfigError
 from assay.files import replace_text
+from assay.report import papers
 from assay.report.collect import Collector
 from assay.report.page import render
 from assay.report.serve import ReportServer, is_loopback
+from assay.studies import tables
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +23,9 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run, a study, or a directory with runs below it.")],
+    directory: Annotated[
+        Path, typer.Argument(help="A run, a study, a directory with runs below it, or an experiments folder.")
+    ],
     out: Annotated[Path | None, typer.Option(help="The page to write. (default: report.html in the directory)")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the page while runs go on, and write nothing.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to listen on.")] = "127.0.0.1",
@@ -29,6 +33,15 @@ def report(
 ) -> None:
     """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements, attacks."""
     console = Console(soft_wrap=True, highlight=False)
+    if tables.names(directory):
+        if serve:
+            raise ConfigError(
+                "serve",
+                str(directory),
+                "a directory of runs; an experiments folder changes only when a table is measured",
+            )
+        console.print(str(_written(papers.render(directory), directory, out)), markup=False)
+        return
     collector = Collector(directory)
     if serve:
         if out is not None:
@@ -38,10 +51,7 @@ def report(
     found = collector.collect()
     if not (found.finished or found.unfinished or found.damaged or found.waiting):
         raise ConfigError("directory", str(directory), "a directory with runs in it; there are none below this one")
-    target = out or directory / "report.html"
-    if target.is_dir():
-        raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")
-    replace_text(target, render(found))
+    target = _written(render(found), directory, out)
     counts = [
         f"{len(found.finished)} finished",
         *([f"{len(found.unfinished)} unfinished"] if found.unfinished else []),
@@ -51,6 +61,14 @@ def report(
     console.print(f"{target} ({', '.join(counts)})", markup=False)
     for entry in found.damaged:
         Console(stderr=True, soft_wrap=True, highlight=False).print(f"damaged: {entry.name}: {entry.why}", markup=False)
+
+
+def _written(page: str, directory: Path, out: Path | None) -> Path:
+    target = out or directory / "report.html"
+    if target.is_dir():
+        raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")
+    replace_text(target, page)
+    return target
 
 
 def _serve(directory: Path, host: str, port: int, console: Console) -> None:

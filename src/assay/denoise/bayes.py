@@ -46,10 +46,12 @@ class Bayes:
     unbounded intervals, so they are not densities of y, and under heavy noise `stop` would vanish whatever the data.)
     If gradients do take those three values, the proportions converge to the true ones, slowly where s is far above ν.
 
-    Sees released values only, so it costs no privacy. `nu` is on the scale of the averaged gradient.
+    Sees released values only, so it costs no privacy. `nu` is on the scale of the averaged gradient; `emitted` is what stands for ν in
+    the output, ν itself unless given.
     """
 
     nu: float = 0.01
+    emitted: float | None = None
     emit: str = "map"
     priors: str = "equal"
 
@@ -59,6 +61,8 @@ class Bayes:
     def __post_init__(self) -> None:
         if not 0 < self.nu < math.inf:
             raise ConfigError("bayes nu", self.nu, "a finite number above 0")
+        if self.emitted is not None and not 0 < self.emitted < math.inf:
+            raise ConfigError("bayes emitted", self.emitted, "a finite number above 0")
         if self.emit not in ("map", "mean"):
             raise ConfigError("bayes emit", self.emit, "map or mean")
         self._priors = _EQUAL if self.priors in ("equal", "learnt") else _given(self.priors)
@@ -68,12 +72,16 @@ class Bayes:
         noiseless = noise_std <= _NEGLIGIBLE * self.nu
         if self.emit == "map" or noiseless:
             below, above = thresholds(self.nu, noise_std, self._priors)
-            corrected = {name: _decided(v, self.nu, below, above) for name, v in grads.items()}
+            corrected = {name: _decided(v, self._size, below, above) for name, v in grads.items()}
         else:
-            corrected = {name: _mean(v, self.nu, noise_std, self._priors) for name, v in grads.items()}
+            corrected = {name: _mean(v, self.nu, noise_std, self._priors, self._size) for name, v in grads.items()}
         if self.priors == "learnt" and not noiseless:  # without noise the priors do not matter
             self._learn(grads, noise_std)
         return corrected
+
+    @property
+    def _size(self) -> float:
+        return self.nu if self.emitted is None else self.emitted
 
     def _learn(self, grads: Grads, noise_std: float) -> None:
         """π ← π + rate · (mean responsibilities under π - π), no prior below a floor."""
@@ -177,13 +185,13 @@ def _wide(y: Tensor) -> Tensor:
     return y if y.dtype in (torch.float32, torch.float64) else y.float()
 
 
-def _decided(y: Tensor, nu: float, below: float, above: float) -> Tensor:
-    """-ν where y < below, ν where y > above, 0 elsewhere."""
+def _decided(y: Tensor, size: float, below: float, above: float) -> Tensor:
+    """-size where y < below, size where y > above, 0 elsewhere."""
     wide = _wide(y)
     # Written into numbers at once: comparisons that give booleans to be selected by are several times slower.
     up = torch.gt(wide, _rounded(above, wide.dtype, -math.inf), out=torch.empty_like(wide))
     down = torch.lt(wide, _rounded(below, wide.dtype, math.inf), out=torch.empty_like(wide))
-    return up.sub_(down).mul_(nu).to(y.dtype)
+    return up.sub_(down).mul_(size).to(y.dtype)
 
 
 def _rounded(value: float, dtype: torch.dtype, towards: float) -> float:
@@ -196,8 +204,8 @@ def _rounded(value: float, dtype: torch.dtype, towards: float) -> float:
     return float(near)
 
 
-def _mean(y: Tensor, nu: float, noise_std: float, priors: Priors) -> Tensor:
-    """ν·(P(up) - P(down)), with the likelihoods as 2Φ(x) = erfc(-x/√2)."""
+def _mean(y: Tensor, nu: float, noise_std: float, priors: Priors, size: float) -> Tensor:
+    """size·(P(up) - P(down)), with the likelihoods as 2Φ(x) = erfc(-x/√2)."""
     scale = 1 / (math.sqrt(2) * noise_std)
     u, a = _wide(y) * scale, nu * scale
     up = torch.erfc(a - u)
@@ -206,7 +214,7 @@ def _mean(y: Tensor, nu: float, noise_std: float, priors: Priors) -> Tensor:
     stop = u.abs_().sub_(a).erfc_().sub_(torch.minimum(up, down))
     up, down = up.mul_(priors[2]), down.mul_(priors[0])
     total = stop.mul_(priors[1]).add_(up).add_(down)
-    mean: Tensor = up.sub_(down).div_(total).mul_(nu)
+    mean: Tensor = up.sub_(down).div_(total).mul_(size)
     return mean.to(y.dtype)
 
 

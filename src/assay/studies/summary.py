@@ -28,6 +28,8 @@ class Measured:
     status: str = "done"
     parts: Mapping[str, float | str] = field(default_factory=dict)
     """The verified ε of parts that have noise of their own, by name."""
+    history: Sequence[tuple[float, float]] = ()
+    """Test accuracy after so many epochs (or rounds)."""
 
     @classmethod
     def of_record(cls, labels: tuple[str, ...], seed: int, record: Mapping[str, Any]) -> Measured:
@@ -45,6 +47,11 @@ class Measured:
             seconds=record["timing"]["seconds"],
             status=record["status"],
             parts={part["name"]: part["verified"] for part in record.get("parts", [])},
+            history=[
+                (entry["epoch"], entry["test_accuracy"])
+                for entry in record["history"]
+                if entry["test_accuracy"] is not None
+            ],
         )
 
     def to_json(self) -> dict[str, Any]:

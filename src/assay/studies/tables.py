@@ -2,7 +2,8 @@
 
 `[train]` holds the options of `assay train` that all runs share, `[axis.NAME.LABEL]` what a label stands for, `[[where]]` options for some
 cells only (labels by axis, and `train`), `seeds` the seeds, `[theirs]` the paper's numbers by label, `note` what a reader must know. `[small]` says what is reduced for a table that can be run in minutes: `seeds`, `[small.train]`
-(options that then have the last word) and `[small.labels]` (the labels that are kept of an axis).
+(options that then have the last word) and `[small.labels]` (the labels that are kept of an axis). `[figure]` says how the paper draws it: `x` is an axis whose labels begin with numbers,
+or `epochs` for what happened while training, `series` an axis with a line for each label; the other axes have a panel for each label. `[pictures]` names PNG files beside the TOML, with captions.
 """
 
 from __future__ import annotations
@@ -17,8 +18,19 @@ from assay.errors import AssayError, ConfigError
 from assay.studies.grid import Grid, label_list
 
 SCALES = ("full", "small")
-_KEYS = {"title", "seeds", "train", "axis", "theirs", "small", "note", "where"}
+_KEYS = {"title", "seeds", "train", "axis", "theirs", "small", "note", "where", "figure", "pictures"}
+_FIGURE_KEYS = {"x", "series", "log"}
+EPOCHS = "epochs"
 _SMALL_KEYS = {"seeds", "train", "labels"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """Which axis (or `epochs`) goes along the bottom, which one has a line for each label."""
+
+    x: str
+    series: str
+    log: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +44,8 @@ class Table:
     theirs: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     reduced: tuple[str, ...] = ()
+    figure: Figure | None = None
+    pictures: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def stem(self) -> Path:
@@ -102,6 +116,8 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
         theirs=data.get("theirs", {}),
         note=data.get("note", ""),
         reduced=tuple(_reductions(full, grid)),
+        figure=_figure(path, data.get("figure"), full),
+        pictures=data.get("pictures", {}),
     )
 
 
@@ -112,6 +128,16 @@ def _known(path: Path, data: Mapping[str, Any], keys: set[str], needed: set[str]
         )
     if needed - data.keys():
         raise AssayError(f"{path} lacks {', '.join(sorted(needed - data.keys()))}")
+
+
+def _figure(path: Path, data: Mapping[str, Any] | None, grid: Grid) -> Figure | None:
+    if data is None:
+        return None
+    _known(path, data, _FIGURE_KEYS, {"x", "series"})
+    axes = set(grid.axes)
+    if data["series"] not in axes or data["x"] not in axes - {data["series"]} | {EPOCHS}:
+        raise AssayError(f"{path}: [figure] needs series and x among {', '.join(sorted(axes))}, or {EPOCHS} for x")
+    return Figure(**data)
 
 
 def _smaller(path: Path, full: Grid, small: Mapping[str, Any]) -> Grid:

@@ -1,0 +1,278 @@
+"""One page about a folder of experiments: every table of every paper, theirs and ours side by side, from the records kept beside the TOMLs.
+
+Nothing is run, and nothing depends on when or where the page is made: the same records give the same page.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from assay.errors import AssayError, ConfigError
+from assay.report.charts import Axis, Point, Series, legend, plot
+from assay.report.curves import ACCURACY
+from assay.report.groups import Tone
+from assay.report.html import Html, join, tag
+from assay.report.page import filled
+from assay.report.parts import badge, epsilon, figure, num, section, table
+from assay.studies import results, summary, tables
+from assay.studies.results import Results
+from assay.studies.summary import Cell
+from assay.studies.tables import EPOCHS, SCALES, Figure, Table
+
+_NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?")
+Measured = tuple[Table, Results]
+
+
+def render(where: Path) -> str:
+    """The page."""
+    names = tables.names(where)
+    papers = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    found = {paper: list(_measured(where, [n for n in names if n.startswith(f"{paper}/")])) for paper in papers}
+    if not any(found.values()):
+        raise ConfigError("directory", str(where), "a folder of experiments with results; `assay reproduce` makes them")
+    missing = [n for n in names if not any(t.name == n for t, _ in found[n.partition("/")[0]])]
+    body = join(
+        _overview(found, missing),
+        [_paper(where, paper, measured) for paper, measured in found.items() if measured],
+    )
+    return filled("Papers, measured again", body)
+
+
+def _measured(where: Path, names: Sequence[str]) -> Iterator[Measured]:
+    """What has results, the paper's settings before reduced ones."""
+    for name in names:
+        for scale in SCALES:
+            if (where / f"{name}{'' if scale == 'full' else f'.{scale}'}.json").exists():
+                asked = tables.read(where, name, scale)
+                yield asked, results.read(asked)
+                break
+
+
+def _overview(found: dict[str, list[Measured]], missing: Sequence[str]) -> Html:
+    rows = []
+    for paper, measured in found.items():
+        cells = [cell for t, r in measured for cell in summary.cells(r.runs, list(t.grid.cells())) if cell.runs]
+        broken = [cell for cell in cells if _exceeds(cell)]
+        reduced = sum(bool(r.reduced) for _, r in measured)
+        rows.append(
+            tag(
+                "tr",
+                tag("th", tag("a", paper, href=f"#{paper}") if measured else paper, scope="row"),
+                num(len(measured)),
+                num(reduced),
+                num(len(cells)),
+                num(sum(len(cell.runs) for cell in cells)),
+                num(len(broken)),
+            )
+        )
+    heads = [
+        ("paper", False),
+        ("tables measured", True),
+        ("of these reduced", True),
+        ("settings", True),
+        ("runs", True),
+        ("settings that spend more than they claim", True),
+    ]
+    words = tag(
+        "p",
+        tag("b", "Claimed"),
+        " is what the paper would report for a setting, ",
+        tag("b", "verified"),
+        " what follows from the noise, clipping and sampling really done (an upper bound), ",
+        tag("b", "audited"),
+        " what an attack could show (a lower bound). The papers report at the claimed ε.",
+        class_="hint",
+    )
+    left = tag("p", "Not measured: ", ", ".join(missing), ".", class_="hint") if missing else None
+    return section("overview", "Overview", words, table("Tables of each paper", heads, rows), left)
+
+
+def _exceeds(cell: Cell) -> bool:
+    """Whether a setting's verified ε is above its claim."""
+    return cell.claimed is not None and cell.verified is not None and cell.verified > cell.claimed * (1 + 1e-9)
+
+
+def _paper(where: Path, paper: str, measured: Sequence[Measured]) -> Html:
+    readme = where / paper / "README.md"
+    first = readme.read_text(encoding="utf-8").partition("\n")[0] if readme.exists() else paper
+    return section(paper, first.lstrip("# ").strip(), [_table(where, *one) for one in measured])
+
+
+def _table(where: Path, asked: Table, found: Results) -> Html:
+    cells = summary.cells(found.runs, list(asked.grid.cells()))
+    broken = [cell for cell in cells if _exceeds(cell)]
+    command = f"assay reproduce {asked.name}" + ("" if asked.scale == "full" else f" --scale {asked.scale}")
+    seeds = sorted({run.seed for run in found.runs})
+    reduced = tag("p", badge(Tone.NOTE, "reduced"), " ", "; ".join(found.reduced), ".") if found.reduced else None
+    spent = (
+        tag("p", badge(Tone.BAD, "claims do not hold"), f" {len(broken)} of {len(cells)} settings spend more.")
+        if broken
+        else None
+    )
+    made = tag(
+        "p",
+        tag("code", command),
+        f". Measured: {found.date or 'date not kept'}. Machine: {found.machine}. "
+        f"Seeds: {', '.join(map(str, seeds))}. Accuracy is mean ± standard deviation over seeds.",
+        class_="hint",
+    )
+    return tag(
+        "div",
+        tag("h3", found.title),
+        reduced,
+        spent,
+        tag("p", asked.note.strip()) if asked.note else None,
+        _drawn(asked, cells),
+        _rows(asked, found, cells),
+        [_picture(where / asked.name, name, caption) for name, caption in asked.pictures.items()],
+        made,
+        class_="panel",
+    )
+
+
+def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
+    theirs, audited = bool(asked.theirs), any(run.audited is not None for run in found.runs)
+    heads = [
+        *((axis, False) for axis in asked.grid.axes),
+        ("ours (%)", True),
+        *([("paper (%)", True)] if theirs else []),
+        ("ε claimed", True),
+        ("ε verified", True),
+        *([("ε audited", True)] if audited else []),
+        ("seeds", True),
+    ]
+    rows = []
+    for cell in cells:
+        mean = _mean(cell)
+        first, *others = cell.labels
+        reported = asked.reported(cell.labels)
+        rows.append(
+            tag(
+                "tr",
+                tag("th", first, scope="row"),
+                [tag("td", label, class_="text") for label in others],
+                num(mean, cell.accuracy),
+                num(float(reported) if _is_number(reported) else None, reported) if theirs else None,
+                epsilon(cell.claimed),
+                epsilon(cell.verified),
+                epsilon(cell.audited, lower_bound=True) if audited else None,
+                num(len(cell.runs)),
+            )
+        )
+    return table(f"{asked.name}: ours{' and the paper’s' if theirs else ''}", heads, rows)
+
+
+def _is_number(text: str) -> bool:
+    return _NUMBER.fullmatch(text) is not None
+
+
+def _mean(cell: Cell) -> float | None:
+    values = [run.test_accuracy for run in cell.runs if run.test_accuracy is not None]
+    return statistics.mean(values) if values else None
+
+
+def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:
+    """The paper's figure: a panel for each combination of labels of the axes that are neither x nor series."""
+    how = asked.figure
+    if how is None:
+        return None
+    axes = list(asked.grid.axes)
+    rest = [i for i, axis in enumerate(axes) if axis not in (how.x, how.series)]
+    panels: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        panels.setdefault(tuple(cell.labels[i] for i in rest), []).append(cell)
+    styles = {label: i for i, label in enumerate(asked.grid.axes[how.series])}
+    made, shown = [], []
+    for labels, members in panels.items():
+        lines = _lines(asked, how, members, styles)
+        name = ", ".join(labels)
+        x = Axis(label="epoch", from_zero=True) if how.x == EPOCHS else Axis(label=how.x, log=how.log)
+        caption = [f"{name}."] if name else []
+        if how.x != EPOCHS:
+            caption.append("Bars are ± one standard deviation over seeds.")
+        if any(line.hollow for line in lines):
+            caption.append("Hollow marks are the paper's.")
+        chart = plot(f"Accuracy against {how.x}: {name or asked.grid.title}", lines, x, ACCURACY)
+        made.append(figure(chart, " ".join(caption)))
+        shown += lines
+    return tag("div", legend(shown), tag("div", made, class_="figures")) if shown else None
+
+
+def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, int]) -> list[Series]:
+    axes = list(asked.grid.axes)
+    ours: dict[str, list[Point]] = {}
+    theirs: dict[str, list[Point]] = {}
+    for cell in cells:
+        label = cell.labels[axes.index(how.series)]
+        if how.x == EPOCHS:
+            ours.setdefault(label, []).extend(_over_epochs(cell))
+            continue
+        at = cell.labels[axes.index(how.x)]
+        ours.setdefault(label, []).extend(_at_label(cell, at))
+        theirs.setdefault(label, []).extend(_reported(cell, at, asked.reported(cell.labels)))
+    both = [(label, points, False) for label, points in ours.items()]
+    both += [(f"{label}, paper", points, True) for label, points in theirs.items()]
+    return [
+        Series(
+            label=label,
+            style=styles[label.removesuffix(", paper") if paper else label],
+            method=label,
+            points=sorted(points, key=lambda point: point.x),
+            hollow=paper,
+            marks=how.x != EPOCHS,
+        )
+        for label, points, paper in both
+        if points
+    ]
+
+
+def _reported(cell: Cell, label: str, value: str) -> list[Point]:
+    number = _NUMBER.search(label)
+    if number is None or not _is_number(value) or not cell.runs:
+        return []
+    tip = f"{', '.join(cell.labels)}: {value} % in the paper"
+    return [Point(x=float(number.group()), y=float(value) / 100, tip=tip)]
+
+
+def _at_label(cell: Cell, label: str) -> list[Point]:
+    values = [run.test_accuracy for run in cell.runs if run.test_accuracy is not None]
+    number = _NUMBER.search(label)
+    if not values or number is None:
+        return []
+    mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
+    return [
+        Point(
+            x=float(number.group()),
+            y=mean,
+            low=None if spread is None else mean - spread,
+            high=None if spread is None else mean + spread,
+            tip=f"{', '.join(cell.labels)}: {cell.accuracy} %",
+        )
+    ]
+
+
+def _over_epochs(cell: Cell) -> list[Point]:
+    """Mean over the seeds at the epochs that all of them have."""
+    curves = [dict(run.history) for run in cell.runs if run.history]
+    common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
+    return [
+        Point(
+            x=epoch,
+            y=statistics.mean(curve[epoch] for curve in curves),
+            tip=f"{', '.join(cell.labels)}: {100 * statistics.mean(curve[epoch] for curve in curves):.2f} % after {epoch:g}",
+        )
+        for epoch in common
+    ]
+
+
+def _picture(stem: Path, name: str, caption: str) -> Html:
+    path = stem.with_name(name)
+    try:
+        data = base64.b64encode(path.read_bytes()).decode()
+    except OSError as error:
+        raise AssayError(f"{stem}.toml names the picture {path}, which cannot be read: {error}") from error
+    return tag("figure", tag("img", src=f"data:image/png;base64,{data}", alt=caption), tag("figcaption", caption))

@@ -1,0 +1,132 @@
+"""The page about a folder of experiments."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from assay.errors import AssayError, ConfigError
+from assay.report import papers
+
+ROOT = Path(__file__).parents[2]
+TOML = """
+title = "A <b>table</b>"
+note = "A note."
+seeds = [0, 1]
+[train]
+data = "digits"
+[axis.epsilon."1.0"]
+epsilon = 1.0
+[axis.epsilon."2.0 (more)"]
+epsilon = 2.0
+[axis.method.ours]
+method = "dpsgd"
+[axis.method.other]
+method = "lssgd"
+[figure]
+x = "{x}"
+series = "method"
+[theirs."1.0"]
+ours = 77.5
+[small]
+seeds = [0]
+"""
+
+
+def cell(epsilon, method, seed, accuracy, claimed=1.0, verified=1.0):
+    return {
+        "labels": [epsilon, method],
+        "seed": seed,
+        "test_accuracy": accuracy,
+        "claimed": claimed,
+        "verified": verified,
+        "audited": None,
+        "noise_multiplier": 1.0,
+        "steps": 2,
+        "seconds": 1.0,
+        "history": [[1.0, accuracy - 0.1], [2.0, accuracy]],
+    }
+
+
+@pytest.fixture
+def folder(tmp_path):
+    def make(x="epsilon", name="paper/table.json", cells=(), **more):
+        (tmp_path / "paper").mkdir(exist_ok=True)
+        (tmp_path / "paper/table.toml").write_text(TOML.format(x=x))
+        (tmp_path / "paper/other.toml").write_text(TOML.format(x=x))
+        results = {"title": "A <b>table</b>", "environment": None, "cells": list(cells), **more}
+        (tmp_path / name).write_text(json.dumps(results))
+        return tmp_path
+
+    return make
+
+
+def test_ours_stand_beside_theirs_with_claimed_and_verified(folder):
+    cells = [cell("1.0", "ours", 0, 0.7), cell("1.0", "ours", 1, 0.8), cell("1.0", "other", 0, 0.6, verified="inf")]
+    page = papers.render(folder(cells=cells))
+    assert "A &lt;b&gt;table&lt;/b&gt;" in page
+    assert "<b>table" not in page, "text from files is never markup"
+    assert "75.00 ± 7.07" in page
+    assert "77.5" in page
+    assert "∞" in page
+    assert "1 of 4 settings spend more" in page
+    assert "assay reproduce paper/table<" in page
+    assert "Not measured: paper/other." in page
+    assert "1.0, ours: 75.00 ± 7.07 %" in page, "a mark in the chart"
+    assert "1.0, ours: 77.5 % in the paper" in page
+
+
+def test_curves_are_means_at_the_epochs_that_all_seeds_have(folder):
+    cells = [cell("1.0", "ours", 0, 0.7), cell("1.0", "ours", 1, 0.8)]
+    cells[1]["history"].append([3.0, 0.9])
+    page = papers.render(folder(x="epochs", cells=cells))
+    assert "1.0, ours: 65.00 % after 1" in page
+    assert "1.0, ours: 75.00 % after 2" in page
+    assert "after 3" not in page
+
+
+def test_reduced_results_say_so_and_give_way_to_full_ones(folder):
+    where = folder(name="paper/table.small.json", cells=[cell("1.0", "ours", 0, 0.5)], reduced=["1 of 2 seeds"])
+    page = papers.render(where)
+    assert "1 of 2 seeds" in page
+    assert "assay reproduce paper/table --scale small<" in page
+    page = papers.render(folder(cells=[cell("1.0", "ours", 0, 0.9)]))
+    assert "90.00" in page
+    assert "50.00" not in page
+
+
+def test_what_cannot_be_drawn_is_an_error(folder):
+    where = folder(x="colour", cells=[cell("1.0", "ours", 0, 0.5)])
+    with pytest.raises(AssayError, match="needs series and x among epsilon, method, or epochs"):
+        papers.render(where)
+    where = folder(cells=[cell("1.0", "ours", 0, 0.5)])
+    with (where / "paper/table.toml").open("a") as file:
+        file.write('[pictures]\n"gone.png" = "A picture"\n')
+    with pytest.raises(AssayError, match=r"gone\.png"):
+        papers.render(where)
+
+
+def test_a_folder_without_results_is_refused(folder, tmp_path):
+    where = folder()
+    (where / "paper/table.json").unlink()
+    with pytest.raises(ConfigError, match="assay reproduce"):
+        papers.render(where)
+
+
+def test_the_command_knows_an_experiments_folder(folder):
+    where = folder(cells=[cell("1.0", "ours", 0, 0.7)])
+    command = [sys.executable, "-m", "assay", "report", str(where)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(where / "report.html")
+    assert (where / "report.html").read_text() == papers.render(where)
+    refused = subprocess.run([*command, "--serve"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 2
+    assert "serve" in refused.stderr
+
+
+def test_the_page_in_the_repository_is_that_of_its_records():
+    """`assay report experiments` after a table was measured."""
+    kept = ROOT / "experiments" / "report.html"
+    assert kept.read_text(encoding="utf-8") == papers.render(ROOT / "experiments"), "run: assay report experiments"
