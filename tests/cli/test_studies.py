@@ -180,3 +180,90 @@ def test_bars_on_a_terminal(finished):
     assert "dpsgd, 3, seed 0: accuracy" in screen.getvalue()
     assert "it [broke]" in screen.getvalue()
     assert bars.done == 1
+
+
+FEDERATED = (
+    'title = "Clients"\nseeds = [0, 1]\n[federate]\ndata = "digits"\nmodel = "logistic"\nclients = 10\nper_round = 5\nrounds = 40\n'
+    'partition = "dirichlet:1"\n[axis.epsilon."5"]\nepsilon = 5.0\n[axis.method.FedAvg]\nmethod = "fedavg"\n'
+    '[axis.method."FedAGS, published"]\nmethod = "fedags"\nvariant = "published"\n[[where]]\nmethod = "FedAvg"\nfederate = { clip = 0.5 }\n'
+    '[theirs."5"]\nFedAvg = 88.34\n[small]\nseeds = [0]\n[small.federate]\nrounds = 4\n'
+)
+
+
+def test_a_table_of_federated_runs_and_a_figure_of_the_same_runs(assay, tmp_path, monkeypatch):
+    (tmp_path / "experiments/p").mkdir(parents=True)
+    (tmp_path / "experiments/p/t.toml").write_text(FEDERATED)
+    (tmp_path / "experiments/p/f.toml").write_text(
+        'title = "A figure"\nruns = "p/t"\n[figure]\nx = "rounds"\nseries = "method"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, err = assay("reproduce", "p/t", "--scale", "small", "--workers", 1)
+    assert code == 0, err
+    assert "rounds 4 instead of 40" in out
+    rows = {line.split(" | ")[1]: line.strip("| ").split(" | ") for line in out.splitlines() if line.startswith("| 5")}
+    sound, published = rows["FedAvg"], rows["FedAGS, published"]
+    assert sound[3] == "88.34"
+    assert 4.9 < float(sound[5]) <= 5, "a target is a verified one"
+    assert published[3] == "–"
+    assert 4.9 < float(published[4]) <= 5, "as published a target is one to claim"
+    assert published[5] == "∞", "and the truth stands beside it"
+    assert float(published[6]) > 0, "megabytes that the clients sent"
+    run = tmp_path / "runs/p/t.small/5/FedAvg/seed0"
+    record = json.loads((run / "record.json").read_text())
+    assert (record["kind"], record["clip"], record["steps"]) == ("federated", "flat:0.5", 4)
+    page = assay("report", "runs/p/t.small", "--out", "page.html")
+    assert page[0] == 0, page
+    shown = (tmp_path / "page.html").read_text()
+    assert shown.count('alt="partition.png"') == 2
+    assert "MB up" in shown
+    before = files(tmp_path / "runs")
+    code, out, err = assay("reproduce", "p/f", "--scale", "small", "--workers", 1)
+    assert code == 0, err
+    assert "2 runs, 2 done" in err
+    assert "# A figure" in out
+    assert files(tmp_path / "runs") == before, "measured once"
+    cells = json.loads((tmp_path / "experiments/p/f.small.json").read_text())["cells"]
+    assert [[time for time, _ in cell["history"]] for cell in cells] == [[1, 2, 3, 4]] * 2, "rounds"
+    assert assay("report", "experiments", "--out", "papers.html")[0] == 0
+    assert "Accuracy against rounds: 5" in (tmp_path / "papers.html").read_text()
+
+
+def test_federated_methods_are_compared_and_an_unfinished_run_is_gone_on_with(assay, tmp_path):
+    grid = ("compare", "--methods", "fedavg,fedags:least=0.5", "--epsilon", 3, "--seeds", 1, "--data", "digits")
+    grid = (*grid, "--model", "logistic", "--clients", 10, "--per-round", 5, "--rounds", 3, "--out", tmp_path / "s")
+    code, out, err = assay(*grid, "--workers", 1, "--json")
+    assert code == 0, err
+    cells = json.loads(out)["cells"]
+    assert [cell["method"] for cell in cells] == ["fedavg", "fedags:least=0.5"]
+    assert all(2.9 < cell["verified"] <= 3 for cell in cells)
+    run = tmp_path / "s/fedavg/3/seed0"
+    model = (run / "model.safetensors").read_bytes()
+    for name in ("record.json", "statement.md", "model.safetensors"):
+        (run / name).unlink()
+    code, _, err = assay(*grid, "--workers", 1)
+    assert code == 0, err
+    assert "fedavg, 3, seed 0, resumed" in err
+    assert (run / "model.safetensors").read_bytes() == model
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--methods", "dpsgd,fedavg"), "assay federate only"),
+        (("--methods", "fedavg,fedsnlc", "--unit", "record"), "fedsnlc"),
+        (("--methods", "fedavg", "--epochs", "3"), "--epochs"),
+        (("--methods", "fedavg", "--clients", "0"), "clients"),
+        (
+            (
+                "--methods",
+                "fedags:colour=red",
+            ),
+            "assay federate",
+        ),
+    ],
+)
+def test_bad_federated_studies_are_told_before_anything_is_written(assay, tmp_path, arguments, told):
+    code, _, err = assay("compare", *arguments, "--data", "digits", "--model", "logistic", "--out", tmp_path / "s")
+    assert code == 2, err
+    assert told in " ".join(err.split())
+    assert not (tmp_path / "s").exists()

@@ -24,7 +24,7 @@ def grid(**changed):
         "epsilon": {"1": {"epsilon": 1.0}, "2": {"epsilon": 2.0}},
         "method": {"a": {"method": "dpsgd"}, "b/c": {"option": ["x=1"]}},
     }
-    return Grid(**({"title": "t", "train": {"epochs": 3, "option": ["y=2"]}, "axes": axes, "seeds": [0, 1]} | changed))
+    return Grid(**({"title": "t", "shared": {"epochs": 3, "option": ["y=2"]}, "axes": axes, "seeds": [0, 1]} | changed))
 
 
 def test_runs_are_every_combination_all_cells_of_a_seed_first():
@@ -86,7 +86,7 @@ def test_settings_are_those_of_assay_train_and_only_what_was_given():
         "replace-one",
         "--secure-rng",
     ]
-    found = passing.settings(asked, decided={})
+    found = passing.settings("train", asked, decided={})
     assert found == {
         "epochs": 3.0,
         "clip": "flat:1",
@@ -94,7 +94,7 @@ def test_settings_are_those_of_assay_train_and_only_what_was_given():
         "adjacency": "replace-one",
         "secure_rng": True,
     }
-    assert passing.settings(flags(found), decided={}) == found
+    assert passing.settings("train", flags(found), decided={}) == found
 
 
 def test_a_study_is_written_once_and_other_settings_are_refused_by_name(tmp_path):
@@ -102,7 +102,7 @@ def test_a_study_is_written_once_and_other_settings_are_refused_by_name(tmp_path
     before = (tmp_path / "s/study.json").read_bytes()
     assert Study.at(tmp_path / "s", grid()).grid.to_json() == Study.open(tmp_path / "s").grid.to_json()
     with pytest.raises(ConfigError, match=r"train\.epochs was 3 and now is 4.*seeds was \[0, 1\] and now is \[0\]"):
-        Study.at(tmp_path / "s", grid(train={"epochs": 4, "option": ["y=2"]}, seeds=[0]))
+        Study.at(tmp_path / "s", grid(shared={"epochs": 4, "option": ["y=2"]}, seeds=[0]))
     assert (tmp_path / "s/study.json").read_bytes() == before
     (tmp_path / "other").mkdir()
     (tmp_path / "other/letter.txt").write_text("mine")
@@ -126,13 +126,14 @@ def test_differences_are_named_exactly_where_there_are_any(a, b):
 
 
 def test_method_entries():
-    axis = method_axis("dpsgd,lssgd:sigma=2,over=tensor,gredp:clip=per-layer:1.0,lr=0.2", "verified")
+    command, axis = method_axis("dpsgd,lssgd:sigma=2,over=tensor,gredp:clip=per-layer:1.0,lr=0.2", "verified")
+    assert command == "train"
     assert axis == {
         "dpsgd": {"method": "dpsgd"},
         "lssgd:sigma=2,over=tensor": {"method": "lssgd", "option": ["sigma=2", "over=tensor"]},
         "gredp:clip=per-layer:1.0,lr=0.2": {"method": "gredp", "clip": "per-layer:1.0", "lr": "0.2"},
     }
-    claimed = method_axis("dpsgd,gredp,discrete:variant=sound", "claimed")
+    _, claimed = method_axis("dpsgd,gredp,discrete:variant=sound", "claimed")
     assert "option" not in claimed["dpsgd"], "nothing published differs from it"
     assert claimed["gredp"]["option"] == ["variant=published"]
     assert claimed["discrete:variant=sound"]["option"] == ["variant=sound"]
@@ -149,7 +150,7 @@ def test_bad_method_entries_are_refused(text):
 @pytest.mark.parametrize("name", tables.names(EXPERIMENTS))
 def test_every_table_of_the_checkout_is_a_grid_whose_numbers_belong_to_its_cells(name):
     table = tables.read(EXPERIMENTS, name)
-    known = set(passing.options())
+    known = set(passing.options(table.grid.command))
     for labels in table.grid.cells():
         assert set(table.grid.settings(labels)) <= known
 
@@ -211,7 +212,17 @@ def test_epsilon_is_rounded_to_the_side_that_is_true():
 
 @pytest.mark.parametrize(
     ("text", "told"),
-    [("seeds = [0", "not valid TOML"), ('title = "T"\n', "lacks axis, seeds, train"), ("colour = 1\n", "colour")],
+    [
+        ("seeds = [0", "not valid TOML"),
+        ('title = "T"\n', "lacks axis, seeds"),
+        ("colour = 1\n", "colour"),
+        ('title = "T"\nseeds = [0]\n[axis]\n', "exactly one of"),
+        ('title = "T"\nseeds = [0]\n[axis]\n[train]\n[federate]\n', "exactly one of"),
+        ('title = "T"\nseeds = [0]\n[axis]\n[federate]\n[small.train]\n', "train"),
+        ('title = "T"\nseeds = [0]\n[axis.a.b]\n[federate]\n[figure]\nx = "epochs"\nseries = "a"\n', "rounds for x"),
+        ('title = "T"\nruns = "p/t"\n[figure]\n', "another table"),
+        ('title = "T"\nruns = "p/s"\n', "lacks figure"),
+    ],
 )
 def test_a_bad_toml_is_told(tmp_path, text, told):
     (tmp_path / "p").mkdir()
@@ -230,3 +241,26 @@ def test_unknown_names_are_refused_with_what_there_is(tmp_path, monkeypatch):
         tables.folder(None)
     monkeypatch.chdir(EXPERIMENTS / "gredp")
     assert tables.folder(None) == EXPERIMENTS
+
+
+def test_a_grid_of_federated_runs_is_written_under_its_command_and_comes_back():
+    rule = {"method": "a", "federate": {"rounds": 9}}
+    made = grid(command="federate", where=[rule])
+    written = made.to_json()
+    assert written["federate"] == {"epochs": 3, "option": ["y=2"]}
+    assert "train" not in written
+    assert Grid.from_json(json.loads(json.dumps(written))) == made
+    assert {run.labels: run.settings for run in made.runs()}["1", "a"]["rounds"] == 9
+    with pytest.raises(ConfigError, match="federate"):
+        grid(command="federate", where=[{"method": "a", "train": {}}])
+
+
+def test_methods_decide_the_command_and_are_not_mixed():
+    command, axis = method_axis("fedavg,fedags:least=0.2,noise=local,cpsgd", "verified")
+    assert command == "federate"
+    assert axis["fedags:least=0.2,noise=local"] == {"method": "fedags", "noise": "local", "option": ["least=0.2"]}
+    _, claimed = method_axis("fedags,cpsgd", "claimed")
+    assert claimed["fedags"]["option"] == ["variant=published"]
+    assert "option" not in claimed["cpsgd"], "nothing published differs from it"
+    with pytest.raises(ConfigError, match="assay federate only"):
+        method_axis("dpsgd,fedavg", "verified")

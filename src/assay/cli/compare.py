@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from assay.cli import options, passing
 from assay.cli.show import print_json
 from assay.cli.study_progress import listening
 from assay.errors import ConfigError, check_above_zero
+from assay.federated import methods as federated_methods
 from assay.runs.record import number
 from assay.studies import running, summary
 from assay.studies.directory import Study
@@ -48,7 +50,7 @@ def compare(
     methods: Annotated[
         str,
         typer.Option(
-            help="Methods, separated by commas; an entry may carry options of the method or of `assay train`: "
+            help="Methods, separated by commas; an entry may carry options of the method or of its command: "
             "dpsgd,lssgd:sigma=1,gredp:clip=per-layer:1.0"
         ),
     ],
@@ -63,17 +65,20 @@ def compare(
 ) -> None:
     """Train a grid of methods, ε and seeds, and print accuracy (mean ± standard deviation) with claimed and verified ε.
 
-    Every other option of `assay train` may be added (--data, --model, --epochs, --clip, ...) and goes to all runs.
+    The methods are all of `assay train`, or all of `assay federate` (fedavg,fedags,...): an ε for a client is none for a record.
+    Every other option of that command may be added (--data, --model, --clip, ...) and goes to all runs.
     A study that was stopped or killed goes on with the same command. Seeds are fixed: runs are reproducible, not private.
     """
     if equal not in _EQUAL:
         raise ConfigError("equal", equal, "one of " + ", ".join(_EQUAL))
     if seeds < 1:
         raise ConfigError("seeds", seeds, "a whole number, 1 or above")
+    command, axis = method_axis(methods, equal)
     grid = Grid(
         title=f"Methods at equal {equal} ε",
-        train=passing.settings(context.args, decided=_DECIDED),
-        axes={"method": method_axis(methods, equal), "epsilon": _epsilon_axis(epsilon)},
+        command=command,
+        shared=passing.settings(command, context.args, decided=_DECIDED),
+        axes={"method": axis, "epsilon": _epsilon_axis(epsilon)},
         seeds=range(seeds),
     )
     if not (out / "study.json").exists():
@@ -86,8 +91,11 @@ def compare(
         _print(study, json)
 
 
-def method_axis(text: str, equal: str) -> dict[str, dict[str, Any]]:
-    """Entries such as `lssgd:sigma=1,over=tensor`; a part with = and no name before it belongs to the entry before."""
+def method_axis(text: str, equal: str) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The command that the methods belong to, and what their entries stand for.
+
+    Entries are such as `lssgd:sigma=1,over=tensor`; a part with = and no name before it belongs to the entry before.
+    """
     entries: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if entries and "=" in part and ":" not in part.partition("=")[0]:
@@ -96,13 +104,32 @@ def method_axis(text: str, equal: str) -> dict[str, dict[str, Any]]:
             entries.append(part)
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError("methods", text, "at least one method, each entry once")
-    return {entry: _method(entry, equal) for entry in entries}
+    command = _command(text, [entry.partition(":")[0] for entry in entries])
+    return command, {entry: _method(command, entry, equal) for entry in entries}
 
 
-def _method(entry: str, equal: str) -> dict[str, Any]:
+_ROOMS: Mapping[str, Any] = {"train": methods_room, "federate": federated_methods}
+
+
+def _command(text: str, names: list[str]) -> str:
+    known = {name: command for command, room in _ROOMS.items() for name in room.available()}
+    for name in names:
+        if name not in known:
+            raise ConfigError("method", name, "one of " + ", ".join(known))
+    if len({known[name] for name in names}) > 1:
+        raise ConfigError(
+            "methods",
+            text,
+            "methods of assay train only, or of assay federate only: what an ε protects there is not the same",
+        )
+    return known[names[0]]
+
+
+def _method(command: str, entry: str, equal: str) -> dict[str, Any]:
     name, _, rest = entry.partition(":")
-    known = type(methods_room.get(name)).OPTIONS
-    train = passing.options()
+    room = _ROOMS[command]
+    known = type(room.get(name)).OPTIONS
+    passed = passing.options(command)
     own: dict[str, str] = {}
     settings: dict[str, Any] = {"method": name}
     for part in rest.split(",") if rest else []:
@@ -112,17 +139,17 @@ def _method(entry: str, equal: str) -> dict[str, Any]:
             raise ConfigError("methods", entry, "options as key=value, each once")
         if key in known:
             own[key] = value
-        elif key in train and key not in _DECIDED:
+        elif key in passed and key not in _DECIDED:
             settings[key] = value
         else:
             raise ConfigError(
                 "methods",
                 entry,
-                f"options of {name} ({', '.join(known) or 'it has none'}) or of assay train; not {key}",
+                f"options of {name} ({', '.join(known) or 'it has none'}) or of assay {command}; not {key}",
             )
     if equal == "claimed" and "variant" in known:
         own.setdefault("variant", "published")
-    methods_room.get(name, **own)
+    room.get(name, **own)
     return settings | ({"option": [f"{key}={value}" for key, value in own.items()]} if own else {})
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from assay import models as models_room
 from assay.cli import options
 from assay.cli.inputs import build, check_ceiling, load, of_run
+from assay.cli.privacy import report_spending
 from assay.cli.show import end, progress
 from assay.errors import ConfigError
 from assay.federated import carriers, methods, partition
@@ -104,6 +105,7 @@ def federate(
     ] = False,
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Train one model across clients that keep their records, and write its record and its privacy statement."""
@@ -166,6 +168,11 @@ def federate(
         "sizes": sizes if unit == "record" else None,
     }
     _warn(plan)
+    if dry_run:
+        facts = {"rounds": plan.rounds, "clients": plan.clients, "per_round": plan.per_round, "unit": plan.unit}
+        words = f"{plan.rounds} rounds of {plan.per_round} of {plan.clients} clients, unit {plan.unit}"
+        report_spending(plan, facts, words, json)
+        return
     spec = run_spec(plan, training, names, engine, vars(reach))
     directory = RunDirectory.create(out, spec, force=force)
     partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")

@@ -30,6 +30,9 @@ MicroBatch = Annotated[
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time, one thread each. (default: as many as there are cores)")
 ]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check the settings, say what they would spend, and train nothing.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")]
 Clip = Annotated[

@@ -1,4 +1,4 @@
-"""Options of `assay train` given to other commands: parsed by the command itself, so that none is listed twice."""
+"""Options of `assay train` or `assay federate` given to other commands: parsed by the command itself, so that none is listed twice."""
 
 from __future__ import annotations
 
@@ -10,28 +10,30 @@ from typing import Any
 import typer
 import typer.main
 
-from assay.cli import runs
+from assay.cli import federate, runs
 from assay.errors import AssayError, ConfigError
 from assay.studies.grid import Grid, flags
 
+_COMMANDS: Mapping[str, Callable[..., None]] = {"train": runs.train, "federate": federate.federate}
 
-def _command() -> Any:
+
+def _command(name: str) -> Any:
     app = typer.Typer(add_completion=False)
-    app.command()(runs.train)
+    app.command()(_COMMANDS[name])
     return typer.main.get_command(app)
 
 
-def options() -> dict[str, Any]:
-    """`assay train`'s options by name."""
-    return {parameter.name: parameter for parameter in _command().params}
+def options(command: str) -> dict[str, Any]:
+    """The command's options by name."""
+    return {parameter.name: parameter for parameter in _command(command).params}
 
 
-def settings(words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, Any]:
-    """What these words ask of `assay train`, checked and converted by its own parser; only what was really given.
+def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, Any]:
+    """What these words ask of the command, checked and converted by its own parser; only what was really given.
 
     `decided` names options that the caller decides, with what to use instead.
     """
-    context = _command().make_context("train", [*words, "--out", "."])
+    context = _command(command).make_context(command, [*words, "--out", "."])
     given = {
         name: value
         for name, value in context.params.items()
@@ -43,18 +45,18 @@ def settings(words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, A
 
 
 def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str]) -> None:
-    """Ask `assay train` whether it takes the settings of every label, without training or writing anything."""
+    """Ask the grid's command whether it takes the settings of every label, without training or writing anything."""
     for run in grid.rehearsals():
         words = [*flags(run.settings), "--seed", str(run.seed), "--out", "rehearsal", "--dry-run"]
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                _command().main(words, standalone_mode=False)
+                _command(grid.command).main(words, standalone_mode=False)
         except ConfigError as error:
             raise ConfigError("run", named(run.labels), f"{error}") from error
         except (AssayError, OSError):
             raise
         except Exception as error:
-            # the parser's own complaint: an option that `assay train` does not have, or a value that is no number
+            # the parser's own complaint: an option that the command does not have, or a value that is no number
             if not hasattr(error, "format_message"):
                 raise
             raise ConfigError("run", named(run.labels), error.format_message()) from error

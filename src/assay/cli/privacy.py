@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,6 +12,7 @@ from assay.cli import options
 from assay.cli.show import print_json
 from assay.data.sampling import SAMPLERS
 from assay.errors import ConfigError
+from assay.federated.plan import FederatedPlan
 from assay.grads import clip as clipping
 from assay.plan import Plan, steps_for
 from assay.privacy.accounting import Adjacency
@@ -106,17 +108,26 @@ def calibrate(
 def report_plan(plan: Plan, as_json: bool) -> None:
     """What a plan would spend."""
     facts = {
+        "steps": plan.steps,
+        "sampling_rate": plan.sampler.rate,
+        "batch_size": plan.batch_size,
+        "micro_batch": plan.micro_batch,
+    }
+    words = f"{plan.steps} steps, batches of {plan.batch_size:g} expected\n{plan.sampler.describe()}"
+    report_spending(plan, facts, words, as_json)
+
+
+def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: str, as_json: bool) -> None:
+    """The ε of a plan, and `more` or, in words, `words` about it."""
+    facts = {
         "claimed": number(plan.claimed()),
         "verified": number(plan.epsilon()),
         "delta": plan.delta,
         "noise_multiplier": plan.noise_multiplier,
-        "steps": plan.steps,
-        "sampling_rate": plan.sampler.rate,
-        "batch_size": plan.batch_size,
         "adjacency": plan.adjacency.value,
         "method": plan.method.name,
         "variant": plan.method.variant,
-        "micro_batch": plan.micro_batch,
+        **more,
     }
     if as_json:
         print_json(facts)
@@ -124,7 +135,4 @@ def report_plan(plan: Plan, as_json: bool) -> None:
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
     console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
-    console.print(
-        f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
-    )
-    console.print(plan.sampler.describe())
+    console.print(f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {words}")

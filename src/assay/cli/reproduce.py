@@ -37,7 +37,7 @@ def reproduce(
     console = Console(soft_wrap=True, highlight=False)
     for asked in [tables.read(where, name, scale) for name in table]:
         if not only_print:
-            _measure(asked, runs / asked.stem.relative_to(where), workers or os.cpu_count() or 1)
+            _measure(asked, runs / asked.study, workers or os.cpu_count() or 1)
         console.print(results.render(asked, results.read(asked)), markup=False)
 
 

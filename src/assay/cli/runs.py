@@ -100,9 +100,7 @@ def train(
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the settings, say what they would spend, and train nothing.")
-    ] = False,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement."""

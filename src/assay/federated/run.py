@@ -255,6 +255,7 @@ class _Run:
         self.history.append(
             {
                 "epoch": round(self.done * self.plan.per_round / self.plan.clients, 2),
+                "round": self.done,
                 "step": self.done,
                 "epsilon": number(self.ledger.epsilon_after(self.done - self.origin)),
                 "train_loss": None,

@@ -243,7 +243,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         method=str(plan.get("method", "unnamed")),
         data=str(names.get("data", "unnamed")),
         model=str(names.get("model", "unnamed")),
-        planned=plan.get("steps"),
+        planned=plan.get("steps", plan.get("rounds")),
         charged=charged,
         epsilon=epsilon,
         delta=delta,

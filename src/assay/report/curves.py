@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from assay.figures import at_most
@@ -73,22 +73,34 @@ def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> 
 
 def _mean_history(group: Group, what: str) -> list[Point]:
     by_time: dict[float, list[float]] = {}
+    named = "epoch"
     for run in group.runs:
         for entry in run.record.get("history") or []:
             value, time = finite(entry.get(what)), when(entry)
             if value is not None and time is not None:
                 by_time.setdefault(time, []).append(value)
+                named = _counted(entry)
     whole = {time: values for time, values in by_time.items() if len(values) == len(group.runs)}
     points = []
     for time, values in sorted(whole.items()):
         value = max(values) if what == "epsilon" else statistics.mean(values)
-        points.append(Point(x=time, y=value, tip=f"{group.name}, epoch {time:g}: {_said(value, what)}"))
+        points.append(Point(x=time, y=value, tip=f"{group.name}, {named} {time:g}: {_said(value, what)}"))
     return points
 
 
 def when(entry: Mapping[str, Any]) -> float | None:
-    """The time of a history entry: its epoch, or for runs that have none its round or step."""
-    return next((found for key in ("epoch", "round", "step") if (found := finite(entry.get(key))) is not None), None)
+    """The time of a history entry: its round if it is federated, else its epoch, or for runs that have none its step."""
+    return next((found for key in ("round", "epoch", "step") if (found := finite(entry.get(key))) is not None), None)
+
+
+def time_axis(histories: Iterable[Sequence[Mapping[str, Any]]]) -> Axis:
+    """Named after what `when` finds."""
+    named = {_counted(entry) for history in histories for entry in history}
+    return Axis(label=" or ".join(sorted(named)) or "epoch", from_zero=True)
+
+
+def _counted(entry: Mapping[str, Any]) -> str:
+    return "round" if "round" in entry else "epoch"
 
 
 def _said(value: float, what: str) -> str:
@@ -109,7 +121,7 @@ def of_history(history: Sequence[Mapping[str, Any]], what: str, label: str, *, m
     for entry in history:
         value, time = finite(entry.get(what)), when(entry)
         if value is not None and time is not None:
-            points.append(Point(x=time, y=value, tip=f"epoch {time:g}: {_said(value, what)}"))
+            points.append(Point(x=time, y=value, tip=f"{_counted(entry)} {time:g}: {_said(value, what)}"))
     return [Series(label=label, style=0, method="", marks=False if marks else None, points=_thinned(points, 200))]
 
 

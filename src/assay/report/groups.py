@@ -84,6 +84,12 @@ class Group:
         """Standard deviation over seeds."""
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
+    def sent(self, way: str) -> float | None:
+        """Megabytes between server and clients in a whole run, `up` or `down`, mean over seeds; None if there were no clients."""
+        counts = [finite((run.record.get("federated") or {}).get(f"bytes_{way}")) for run in self.runs]
+        known = [count for count in counts if count is not None]
+        return round(statistics.mean(known) / 1e6, 3) if known else None
+
     @property
     def seeded(self) -> bool:
         """Whether a seed was fixed: reproducible, and therefore not private."""
@@ -149,6 +155,9 @@ def _circulant(run: Finished) -> str:
     return "" if block is None else f", circulant {block}"
 
 
+_FEDERATED = ("clients", "rounds", "unit", "noise", "min_answers", "partition", "partition_seed")
+
+
 def _settings(run: Finished) -> dict[str, Any]:
     """Everything that tells two settings apart, the seed and what follows from it left out."""
     record, eps = run.record, run.record["epsilon"]
@@ -180,6 +189,8 @@ def _settings(run: Finished) -> dict[str, Any]:
     training = {
         k: v for k, v in (record.get("training") or {}).items() if k not in ("seed", "device", "max_physical_batch")
     }
+    federated = record.get("federated") or {}
+    settings |= {name: federated[name] for name in _FEDERATED if name in federated}
     return settings | {"training": training}
 
 

@@ -15,7 +15,7 @@ from assay.report.charts import Series, legend, plot
 from assay.report.collect import Collected
 from assay.report.groups import Group, Tone, accuracy, grouped, verdict
 from assay.report.html import Html, join, tag
-from assay.report.parts import TIME, badge, epsilon, figure, num, section, table
+from assay.report.parts import badge, epsilon, figure, num, section, table
 from assay.report.single import attacks, runs_section
 from assay.report.unfinished import unfinished
 
@@ -149,6 +149,7 @@ def _headline(groups: Sequence[Group]) -> Html | None:
     if not groups:
         return None
     more = _differing(groups)
+    sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
     heads = [
         ("method", False),
         ("ε asked for", True),
@@ -160,9 +161,10 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         ("data", False),
         ("model", False),
         *((name, False) for name in more),
+        *((f"MB {way}", True) for way in sent),
         ("seeds", True),
     ]
-    rows = [_headline_row(group, more) for group in groups]
+    rows = [_headline_row(group, more, sent) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
     caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
     words = tag(
@@ -188,7 +190,7 @@ def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
     return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
 
 
-def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]]) -> Html:
+def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str]) -> Html:
     said = verdict(group)
     mean, spread = group.mean, group.deviation
     text = None if mean is None else f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
@@ -213,6 +215,7 @@ def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]]) -> H
         tag("td", group.data, class_="text"),
         tag("td", group.model, class_="text"),
         [tag("td", value(group), class_="setting") for value in more.values()],
+        [num(group.sent(way)) for way in sent],
         num(len(group.runs)),
         data_method=group.method,
         data_data=group.data,
@@ -232,6 +235,7 @@ def _panel(data: str, model: str, groups: Sequence[Group], styles: Mapping[str, 
     final = curves.against_epsilon(groups, styles)
     history = curves.over_time(groups, styles, "test_accuracy")
     spent = curves.over_time(groups, styles, "epsilon")
+    time = curves.time_axis(run.record.get("history") or [] for group in groups for run in group.runs)
     unbounded = sum(any(curves.infinite_epsilon(run.record.get("history") or []) for run in g.runs) for g in groups)
     figures = [
         figure(
@@ -239,11 +243,11 @@ def _panel(data: str, model: str, groups: Sequence[Group], styles: Mapping[str, 
             "Accuracy against verified ε; bars are ± one standard deviation over seeds, hollow marks published variants.",
         ),
         figure(
-            plot(f"Test accuracy while training: {name}", history, TIME, curves.ACCURACY),
+            plot(f"Test accuracy while training: {name}", history, time, curves.ACCURACY),
             "Test accuracy while training, mean over seeds.",
         ),
         figure(
-            plot(f"Privacy spent while training: {name}", spent, TIME, curves.SPENT),
+            plot(f"Privacy spent while training: {name}", spent, time, curves.SPENT),
             "Verified ε spent while training."
             + (f" {unbounded} setting{'s' if unbounded > 1 else ''} with ε = ∞ cannot be drawn." if unbounded else ""),
         ),

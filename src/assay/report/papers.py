@@ -21,7 +21,7 @@ from assay.report.parts import badge, epsilon, figure, num, section, table
 from assay.studies import results, summary, tables
 from assay.studies.results import Results
 from assay.studies.summary import Cell
-from assay.studies.tables import EPOCHS, SCALES, Figure, Table
+from assay.studies.tables import SCALES, Figure, Table
 
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?")
 Measured = tuple[Table, Results]
@@ -190,13 +190,13 @@ def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:
     for labels, members in panels.items():
         lines = _lines(asked, how, members, styles)
         name = ", ".join(labels)
-        x = Axis(label="epoch", from_zero=True) if how.x == EPOCHS else Axis(label=how.x, log=how.log)
+        x = Axis(label=how.x.removesuffix("s"), from_zero=True) if how.over_time else Axis(label=how.x, log=how.log)
         caption = [f"{name}."] if name else []
-        if how.x != EPOCHS:
+        if not how.over_time:
             caption.append("Bars are ± one standard deviation over seeds.")
         if any(line.hollow for line in lines):
             caption.append("Hollow marks are the paper's.")
-        chart = plot(f"Accuracy against {how.x}: {name or asked.grid.title}", lines, x, ACCURACY)
+        chart = plot(f"Accuracy against {how.x}: {name or asked.title}", lines, x, ACCURACY)
         made.append(figure(chart, " ".join(caption)))
         shown += lines
     return tag("div", legend(shown), tag("div", made, class_="figures")) if shown else None
@@ -208,7 +208,7 @@ def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, i
     theirs: dict[str, list[Point]] = {}
     for cell in cells:
         label = cell.labels[axes.index(how.series)]
-        if how.x == EPOCHS:
+        if how.over_time:
             ours.setdefault(label, []).extend(_over_epochs(cell))
             continue
         at = cell.labels[axes.index(how.x)]
@@ -223,7 +223,7 @@ def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, i
             method=label,
             points=sorted(points, key=lambda point: point.x),
             hollow=paper,
-            marks=how.x != EPOCHS,
+            marks=not how.over_time,
         )
         for label, points, paper in both
         if points

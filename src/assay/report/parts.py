@@ -9,11 +9,10 @@ from typing import Any
 
 from assay.figures import at_least, at_most
 from assay.report import curves
-from assay.report.charts import Axis, plot
+from assay.report.charts import plot
 from assay.report.groups import Tone
 from assay.report.html import Child, Html, join, tag
 
-TIME = Axis(label="epoch", from_zero=True)
 _SIGNS = {Tone.GOOD: "✓", Tone.NOTE: "•", Tone.BAD: "✕"}
 
 
@@ -92,8 +91,9 @@ def figure(chart: Html | None, caption: str) -> Html | None:
 
 def curves_of(name: str, history: Sequence[Mapping[str, Any]], *, marks: bool = True) -> list[Html | None]:
     """What happened while one run trained."""
+    time = curves.time_axis([history])
     return [
-        figure(plot(f"{words} of {name}", curves.of_history(history, what, name, marks=marks), TIME, axis), words)
+        figure(plot(f"{words} of {name}", curves.of_history(history, what, name, marks=marks), time, axis), words)
         for what, words, axis in (
             ("test_accuracy", "Test accuracy", curves.ACCURACY),
             ("test_loss", "Test loss", curves.LOSS),

@@ -1,1 +1,1 @@
-"""Studies: grids of ordinary `assay train` runs, run by several workers, resumable, and summed up over seeds."""
+"""Studies: grids of ordinary runs of `assay train` or `assay federate`, run by several workers, resumable, and summed up over seeds."""

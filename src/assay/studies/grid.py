@@ -1,6 +1,7 @@
-"""A grid of ordinary `assay train` runs: settings that all share, axes whose labels each stand for a few settings, and seeds.
+"""A grid of ordinary runs: settings that all share, axes whose labels each stand for a few settings, and seeds.
 
-A run is one label of each axis and one seed. Settings are the names and values of `assay train`'s own options.
+A run is one label of each axis and one seed. One command runs them all, `assay train` or `assay federate`, and settings are the names
+and values of its own options. Wherever a grid is written down (TOML, study.json), settings stand under the name of that command.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 from assay.errors import ConfigError
 
 Settings = Mapping[str, Any]
+
+COMMANDS = ("train", "federate")
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,12 @@ class Grid:
     """The runs of a study. `where` gives settings to some cells only, `last` has the last word everywhere."""
 
     title: str
-    train: Settings
+    shared: Settings
     axes: Mapping[str, Mapping[str, Settings]]
     seeds: Sequence[int]
     where: Sequence[Settings] = ()
     last: Settings = field(default_factory=dict)
+    command: str = "train"
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -55,9 +59,9 @@ class Grid:
             if len({_folder(label).casefold() for label in labels}) < len(labels):
                 raise ConfigError(f"axis {axis}", list(labels), "labels that differ in their letters and digits")
         for rule in self.where:
-            for axis in rule.keys() - {"train"}:
+            for axis in rule.keys() - {self.command}:
                 if not set(label_list(rule[axis])) <= self.axes.get(axis, {}).keys():
-                    raise ConfigError("where", dict(rule), "labels of the table's axes, and `train`")
+                    raise ConfigError("where", dict(rule), f"labels of the table's axes, and `{self.command}`")
 
     def cells(self) -> Iterator[tuple[str, ...]]:
         """Every combination of labels, the last axis running fastest."""
@@ -70,18 +74,18 @@ class Grid:
                 yield Run(labels, seed, self.settings(labels))
 
     def settings(self, labels: tuple[str, ...]) -> dict[str, Any]:
-        """What `assay train` is asked for in this cell. Lists of an axis add to lists that are there; an empty text takes a
+        """What the command is asked for in this cell. Lists of an axis add to lists that are there; an empty text takes a
         setting away.
         """
-        settings = dict(self.train)
+        settings = dict(self.shared)
         here = dict(zip(self.axes, labels, strict=True))
         for axis, label in here.items():
             for key, value in self.axes[axis][label].items():
                 both = isinstance(value, list) and isinstance(settings.get(key), list)
                 settings[key] = [*settings[key], *value] if both else value
         for rule in self.where:
-            if all(here[axis] in label_list(rule[axis]) for axis in rule if axis != "train"):
-                settings |= rule["train"]
+            if all(here[axis] in label_list(rule[axis]) for axis in rule if axis != self.command):
+                settings |= rule.get(self.command, {})
         return {key: value for key, value in (settings | dict(self.last)).items() if value != ""}
 
     def rehearsals(self) -> Iterator[Run]:
@@ -98,7 +102,7 @@ class Grid:
         }
         return {
             "title": self.title,
-            "train": dict(self.train),
+            self.command: dict(self.shared),
             "axes": axes,
             "where": [dict(rule) for rule in self.where],
             "last": dict(self.last),
@@ -108,7 +112,9 @@ class Grid:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Grid:
         """The grid that `to_json` described."""
-        return cls(**{key: data[key] for key in ("title", "train", "axes", "where", "last", "seeds")})
+        command = next(name for name in COMMANDS if name in data)
+        kept = {key: data[key] for key in ("title", "axes", "where", "last", "seeds")}
+        return cls(command=command, shared=data[command], **kept)
 
 
 def flags(settings: Settings) -> list[str]:

@@ -64,7 +64,7 @@ def collect(table: Table, study: Study) -> Results:
     records = [study.of(run) for run in table.grid.runs() if study.of(run).finished]
     latest = max((directory.record.stat().st_mtime for directory in records), default=None)
     return Results(
-        title=table.grid.title,
+        title=table.title,
         runs=summary.measured(study),
         environment=records[-1].read_record()["environment"] if records else None,
         date=None if latest is None else datetime.datetime.fromtimestamp(latest, datetime.UTC).date().isoformat(),
@@ -125,6 +125,7 @@ def render(table: Table, results: Results) -> str:
 def rows(table: Table, results: Results) -> str:
     """One line a cell; cells that are not measured yet are there and say so."""
     theirs, audited = bool(table.theirs), any(run.audited is not None for run in results.runs)
+    sent = table.grid.command == "federate"
     header = [
         *table.grid.axes,
         "ours (%)",
@@ -132,6 +133,7 @@ def rows(table: Table, results: Results) -> str:
         "ε claimed",
         "ε verified",
         *(["ε audited"] if audited else []),
+        *(["MB up", "MB down"] if sent else []),
         "seeds",
     ]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
@@ -142,5 +144,7 @@ def rows(table: Table, results: Results) -> str:
         row += [summary.epsilon(cell.claimed), summary.epsilon(cell.verified)]
         if audited:
             row.append(summary.epsilon(cell.audited, lower_bound=True))
+        if sent:
+            row += [cell.sent("up"), cell.sent("down")]
         lines.append(f"| {' | '.join([*row, str(len(cell.runs))])} |")
     return "\n".join(lines)

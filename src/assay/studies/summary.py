@@ -30,6 +30,9 @@ class Measured:
     """The verified ε of parts that have noise of their own, by name."""
     history: Sequence[tuple[float, float]] = ()
     """Test accuracy after so many epochs (or rounds)."""
+    bytes_up: int | None = None
+    bytes_down: int | None = None
+    """Between clients and server, where there are clients."""
 
     @classmethod
     def of_record(cls, labels: tuple[str, ...], seed: int, record: Mapping[str, Any]) -> Measured:
@@ -48,10 +51,12 @@ class Measured:
             status=record["status"],
             parts={part["name"]: part["verified"] for part in record.get("parts", [])},
             history=[
-                (entry["epoch"], entry["test_accuracy"])
+                (entry.get("round", entry["epoch"]), entry["test_accuracy"])
                 for entry in record["history"]
                 if entry["test_accuracy"] is not None
             ],
+            bytes_up=record.get("federated", {}).get("bytes_up"),
+            bytes_down=record.get("federated", {}).get("bytes_down"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -93,6 +98,11 @@ class Cell:
     def audited(self) -> float | None:
         """ε by attack."""
         return min((run.audited for run in self.runs if run.audited is not None), default=None)
+
+    def sent(self, way: str) -> str:
+        """Megabytes of a whole run, `up` or `down`, mean over seeds."""
+        counts = [count for run in self.runs if (count := getattr(run, f"bytes_{way}")) is not None]
+        return f"{statistics.mean(counts) / 1e6:.3g}" if counts else "–"
 
 
 def measured(study: Study) -> list[Measured]:

@@ -4,33 +4,42 @@
 cells only (labels by axis, and `train`), `seeds` the seeds, `[theirs]` the paper's numbers by label, `note` what a reader must know. `[small]` says what is reduced for a table that can be run in minutes: `seeds`, `[small.train]`
 (options that then have the last word) and `[small.labels]` (the labels that are kept of an axis). `[figure]` says how the paper draws it: `x` is an axis whose labels begin with numbers,
 or `epochs` for what happened while training, `series` an axis with a line for each label; the other axes have a panel for each label. `[pictures]` names PNG files beside the TOML, with captions.
+For runs across clients it is `federate` in place of `train` everywhere, with the options of `assay federate`, and `rounds` in place of `epochs`.
+
+A figure of runs that another table has says `runs = "paper/table"`, `[figure]` and nothing of what to run: they are measured once.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
-from assay.studies.grid import Grid, label_list
+from assay.studies.grid import COMMANDS, Grid, label_list
 
 SCALES = ("full", "small")
-_KEYS = {"title", "seeds", "train", "axis", "theirs", "small", "note", "where", "figure", "pictures"}
+_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures"}
 _FIGURE_KEYS = {"x", "series", "log"}
-EPOCHS = "epochs"
-_SMALL_KEYS = {"seeds", "train", "labels"}
+_BORROWING_KEYS = {"title", "note", "runs", "figure"}
+_TIMES = {"train": "epochs", "federate": "rounds"}
+_SMALL_KEYS = {"seeds", "labels"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Which axis (or `epochs`) goes along the bottom, which one has a line for each label."""
+    """Which axis (or `epochs`, or `rounds`) goes along the bottom, which one has a line for each label."""
 
     x: str
     series: str
     log: bool = False
+
+    @property
+    def over_time(self) -> bool:
+        """Whether it shows what happened while training."""
+        return self.x in _TIMES.values()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +47,12 @@ class Table:
     """What is run at this scale, what the paper reports, and what was reduced."""
 
     name: str
+    title: str
     scale: str
     folder: Path
     grid: Grid
+    runs: str
+    """The table whose runs these are: itself, unless it is a figure of another one's."""
     theirs: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     reduced: tuple[str, ...] = ()
@@ -50,7 +62,15 @@ class Table:
     @property
     def stem(self) -> Path:
         """Where its results are, without the ending: small ones never take the place of full ones."""
-        return self.folder / (self.name if self.scale == "full" else f"{self.name}.small")
+        return self.folder / self._scaled(self.name)
+
+    @property
+    def study(self) -> str:
+        """Where its runs are, below the directory for runs."""
+        return self._scaled(self.runs)
+
+    def _scaled(self, name: str) -> str:
+        return name if self.scale == "full" else f"{name}.small"
 
     def reported(self, labels: tuple[str, ...]) -> str:
         """The paper's number for a cell. It may be given for fewer axes than there are: then it is the same along the others."""
@@ -97,28 +117,53 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise AssayError(f"{path} is not valid TOML: {error}") from error
-    _known(path, data, _KEYS, {"title", "seeds", "train", "axis"})
+    if "runs" in data:
+        return _borrowing(path, data, where, name, scale)
+    _known(path, data, _KEYS | set(COMMANDS), {"title", "seeds", "axis"})
+    named = [command for command in COMMANDS if command in data]
+    if len(named) != 1:
+        raise AssayError(f"{path} needs exactly one of {' and '.join(f'[{command}]' for command in COMMANDS)}")
+    command = named[0]
     full = Grid(
-        title=data["title"], train=data["train"], axes=data["axis"], where=data.get("where", []), seeds=data["seeds"]
+        title=data["title"],
+        command=command,
+        shared=data[command],
+        axes=data["axis"],
+        where=data.get("where", []),
+        seeds=data["seeds"],
     )
     small = data.get("small")
+    _known(path, small or {}, _SMALL_KEYS | {command}, set())
     grid = full
     if scale == "small":
         if small is None:
             raise ConfigError("scale", scale, f"full for {name}: its TOML has no [small] section")
-        _known(path, small, _SMALL_KEYS, set())
         grid = _smaller(path, full, small)
     return Table(
         name=name,
+        title=data["title"],
         scale=scale,
         folder=where,
         grid=grid,
+        runs=name,
         theirs=data.get("theirs", {}),
         note=data.get("note", ""),
         reduced=tuple(_reductions(full, grid)),
         figure=_figure(path, data.get("figure"), full),
         pictures=data.get("pictures", {}),
     )
+
+
+def _borrowing(path: Path, data: Mapping[str, Any], where: Path, name: str, scale: str) -> Table:
+    """A figure of the runs of another table."""
+    _known(path, data, _BORROWING_KEYS, {"title", "figure"})
+    if data["runs"] == name:
+        raise AssayError(f"{path}: runs must name another table")
+    base = read(where, data["runs"], scale)
+    if base.runs != data["runs"]:
+        raise AssayError(f"{path}: {data['runs']} is a figure itself; name {base.runs}, which has the runs")
+    figure = _figure(path, data["figure"], base.grid)
+    return replace(base, name=name, title=data["title"], note=data.get("note", ""), figure=figure, pictures={})
 
 
 def _known(path: Path, data: Mapping[str, Any], keys: set[str], needed: set[str]) -> None:
@@ -135,8 +180,9 @@ def _figure(path: Path, data: Mapping[str, Any] | None, grid: Grid) -> Figure | 
         return None
     _known(path, data, _FIGURE_KEYS, {"x", "series"})
     axes = set(grid.axes)
-    if data["series"] not in axes or data["x"] not in axes - {data["series"]} | {EPOCHS}:
-        raise AssayError(f"{path}: [figure] needs series and x among {', '.join(sorted(axes))}, or {EPOCHS} for x")
+    time = _TIMES[grid.command]
+    if data["series"] not in axes or data["x"] not in axes - {data["series"]} | {time}:
+        raise AssayError(f"{path}: [figure] needs series and x among {', '.join(sorted(axes))}, or {time} for x")
     return Figure(**data)
 
 
@@ -149,18 +195,19 @@ def _smaller(path: Path, full: Grid, small: Mapping[str, Any]) -> Grid:
         axes[axis] = {label: axes[axis][label] for label in kept}
     where = [
         {
-            key: value if key == "train" else [label for label in label_list(value) if label in axes[key]]
+            key: value if key == full.command else [label for label in label_list(value) if label in axes[key]]
             for key, value in rule.items()
         }
         for rule in full.where
     ]
     return Grid(
         title=full.title,
-        train=full.train,
+        command=full.command,
+        shared=full.shared,
         axes=axes,
         where=where,
         seeds=small.get("seeds", full.seeds),
-        last=small.get("train", {}),
+        last=small.get(full.command, {}),
     )
 
 
