@@ -243,6 +243,13 @@ def test_unknown_names_are_refused_with_what_there_is(tmp_path, monkeypatch):
     assert tables.folder(None) == EXPERIMENTS
 
 
+def test_settings_of_assay_federate_come_back():
+    asked = ["--partition", "dirichlet:1", "--clients", "10", "--option", "least=0.5"]
+    found = passing.settings("federate", asked, decided={})
+    assert found == {"partition": "dirichlet:1", "clients": 10, "option": ["least=0.5"]}
+    assert passing.settings("federate", flags(found), decided={}) == found
+
+
 def test_a_grid_of_federated_runs_is_written_under_its_command_and_comes_back():
     rule = {"method": "a", "federate": {"rounds": 9}}
     made = grid(command="federate", where=[rule])

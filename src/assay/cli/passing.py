@@ -25,7 +25,7 @@ def _command(name: str) -> Any:
 
 def options(command: str) -> dict[str, Any]:
     """The command's options by name."""
-    return {parameter.name: parameter for parameter in _command(command).params}
+    return {_named(parameter): parameter for parameter in _command(command).params}
 
 
 def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, Any]:
@@ -35,13 +35,18 @@ def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) 
     """
     context = _command(command).make_context(command, [*words, "--out", "."])
     given = {
-        name: value
-        for name, value in context.params.items()
-        if name != "out" and context.get_parameter_source(name).name == "COMMANDLINE"
+        _named(parameter): context.params[parameter.name]
+        for parameter in context.command.params
+        if parameter.name != "out" and context.get_parameter_source(parameter.name).name == "COMMANDLINE"
     }
     for name in given.keys() & decided.keys():
         raise ConfigError(name, given[name], decided[name])
     return {name: _plain(value) for name, value in given.items()}
+
+
+def _named(parameter: Any) -> str:
+    """A setting's name: that of its option, from which `flags` makes the option again."""
+    return str(parameter.opts[0]).removeprefix("--").replace("-", "_")
 
 
 def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str]) -> None:

@@ -60,7 +60,7 @@ class Grid:
                 raise ConfigError(f"axis {axis}", list(labels), "labels that differ in their letters and digits")
         for rule in self.where:
             for axis in rule.keys() - {self.command}:
-                if not set(label_list(rule[axis])) <= self.axes.get(axis, {}).keys():
+                if axis not in self.axes or not set(label_list(rule[axis])) <= self.axes[axis].keys():
                     raise ConfigError("where", dict(rule), f"labels of the table's axes, and `{self.command}`")
 
     def cells(self) -> Iterator[tuple[str, ...]]:

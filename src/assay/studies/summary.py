@@ -69,7 +69,8 @@ class Measured:
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
         """What `to_json` gave; results from before audits and statuses were kept have neither."""
         eps = {name: _float(data.get(name)) for name in ("claimed", "verified", "audited")}
-        return cls(**{**data, "labels": tuple(data["labels"]), **eps})
+        history = tuple((time, accuracy) for time, accuracy in data.get("history", ()))
+        return cls(**{**data, "labels": tuple(data["labels"]), "history": history, **eps})
 
 
 @dataclass(frozen=True, kw_only=True)
