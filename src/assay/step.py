@@ -6,6 +6,9 @@
         if step.backward(losses):                                 # clip, sum, charge, add noise, write .grad
             optimizer.step()
 
+Under `torchrun` (or any other launch of several processes) the same loop trains on all of them: every rank gets its own part of each
+batch, and after `backward` all have the same `.grad` (`assay.distributed`).
+
 Privacy lives in the step, not in an optimizer: `backward` writes an ordinary, already private `.grad`, and whatever is
 done with it is post-processing. Any number of optimizers, schedulers or non-private models around it (a GAN's
 generator) need no wrapper.
@@ -26,6 +29,10 @@ from torch.utils.data import Dataset
 
 from assay.chain import Form
 from assay.data.records import Records
+from assay.distributed import limits
+from assay.distributed.placement import Everywhere, Placement
+from assay.distributed.world import Part, Ranks, World
+from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.figures import at_most
 from assay.grads.clip import AdaptiveQuantile
@@ -122,9 +129,12 @@ class PrivateStep:
         max_physical_batch: int | None = None,
         side: Sequence[SideQuery] = (),
         taken: int = 0,
+        world: World | None = None,
     ) -> None:
         if max_physical_batch is not None and max_physical_batch < 1:
             raise ConfigError("max_physical_batch", max_physical_batch, "a whole number, 1 or above")
+        self.world = world = current_world() if world is None else world
+        limits.check(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
         asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
         chain = plan.chain(1.0 - sum(query.share for query in asked))
@@ -132,21 +142,26 @@ class PrivateStep:
         self.chain = chain.on(self.engine.parameters)
         self.randomness = OsSeeded() if randomness is None else randomness
         if not isinstance(ledger, Ledger):
-            path = None if ledger is None else Path(ledger)
+            path = None if ledger is None or not world.leader else Path(ledger)
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        copy = world.once(ledger.copied)
+        ledger = ledger if world.leader else copy
         if plan.stage is not None and not ledger.paid(plan.stage_event):
             raise ConfigError(
                 "method",
                 plan.method.name,
                 "a ledger that was charged for what this method releases before its first step; `assay.fit` does all of that",
             )
+        world.alike(model)
+        self.placement: Placement = Everywhere(world)
         self.ledger = ledger
         # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh
         # randomness starts anew.
         seeded = self.randomness.reproducible
         self._origin = 0 if seeded else taken
         self.taken = taken
-        self._limit = self._origin + ledger.begin(plan.steps_event, plan.steps - self._origin, repeat=seeded)
+        cleared = ledger.begin(plan.steps_event, plan.steps - self._origin, repeat=seeded)
+        self._limit = self._origin + world.once(lambda: cleared)
         self.nonfinite = 0
         self._physical = max_physical_batch
         own = self.chain.clip
@@ -160,9 +175,26 @@ class PrivateStep:
         self._measured: list[Tensor] = []
         self._pending = 1
         self._padded = False
+        self._part: Part | None = None
         self._drawn: int | None = None
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
+
+    def shard(self, losses: Tensor, device: torch.device | None = None) -> None:
+        """Split the model over the ranks (FSDP2), for one that does not fit a device; before its optimizer is made.
+
+        `losses` are those of two records or more, whichever: by them the engine proves itself on the whole model. They count for nothing.
+        """
+        from assay.distributed.shards import Shards  # FSDP2 takes a second to import
+
+        limits.check_shard(self.plan, self.world.size)
+        assert isinstance(self.world, Ranks)
+        if losses.dim() != 1 or len(losses) < 2:
+            raise ConfigError("losses", f"shape {tuple(losses.shape)}", "those of two records or more, one value each")
+        self.engine.collect(losses)
+        if not self.engine.proven:
+            raise ConfigError("losses", "no finite gradients", "finite ones: the model is split only once it is proven")
+        self.placement = Shards(self.engine, self.world, device or losses.device)
 
     def batches(self, dataset: Dataset[Any] | Records, steps: int | None = None) -> Iterator[Any]:
         """The batches of the plan's sampler, up to the end of the plan (or `steps` of them), collated as a DataLoader
@@ -171,14 +203,12 @@ class PrivateStep:
         With `max_physical_batch`, a batch comes in parts and `backward` returns True after the last. A batch that came
         out empty is given as one record of zeros, which counts for nothing: the step is taken, with its noise, as for
         any other batch.
+
+        On several ranks `dataset` is the whole data set, of which each rank takes an equal share, or the rank's own share, which no
+        other rank has. The plan is always that of the whole.
         """
         records = dataset if isinstance(dataset, Records) else Records(dataset)
-        if len(records) != self.plan.records:
-            raise ConfigError(
-                "dataset",
-                f"{len(records)} records",
-                f"the {self.plan.records} records that the plan was made for",
-            )
+        self._part = self.world.part(len(records), self.plan.records)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         while self.taken < end:
             now = self.taken
@@ -188,24 +218,40 @@ class PrivateStep:
 
     def _parts(self, records: Records) -> Iterator[Any]:
         local = self.taken - self._origin
-        index = self.plan.sampler.draw(local, self.randomness)
+        index = self._index(local)
         slots = None
         if self.plan.micro_batch > 1:
             count = max(1, round(self.plan.batch_size / self.plan.micro_batch))
             slots, order = self.randomness.stream("micro", local).integers(count, len(index)).sort()
             index = index[order]
-        self._padded = len(index) == 0
-        if self._padded:
-            self._pending, self._drawn = 1, 1
-            self._slots = None if slots is None else slots.new_zeros(1)
-            yield records.zeros()
-            return
-        cuts = _cuts(len(index), self._physical, slots)
-        self._pending = len(cuts)
+        cuts = _cuts(len(index), self._physical, slots) if len(index) else []
+        passes = self.placement.passes(max(1, len(cuts)))
+        self._pending = passes
+        self._padded = False
         for start, stop in cuts:
             self._slots = None if slots is None else slots[start:stop]
             self._drawn = stop - start
             yield records.gather(index[start:stop])
+        self._padded = True
+        for _ in range(len(cuts), passes):
+            self._slots = None if slots is None else slots.new_zeros(1)
+            self._drawn = 1
+            yield records.zeros()
+
+    def _index(self, local: int) -> Tensor:
+        """This rank's part of the batch.
+
+        Every rank draws for the whole and keeps what is its own. With a fixed seed that is the batch of one process; without one every
+        rank has a key of its own, which is the same in distribution where records are drawn independently of each other.
+        """
+        assert self._part is not None
+        sampler = self.plan.sampler
+        index = (
+            sampler.draw(local, self.randomness)
+            if sampler.independent
+            else self.world.once(lambda: sampler.draw(local, self.randomness))
+        )
+        return self._part.own(index)
 
     def backward(self, losses: Tensor) -> bool:
         """Clip and add up; after the last part of a batch charge, add noise, write `.grad`, and return True.
@@ -234,9 +280,9 @@ class PrivateStep:
         if self._pending > 1:
             for parameter in self.engine.parameters.values():
                 parameter.grad = None
-        # In a domain of maps, a batch without records must have noise of the same shape as any other: its one record of zeros
-        # runs through the model like others, and counts for nothing.
-        if not self._padded or self.chain.rules:
+        # In a domain of maps, a batch without records must have noise of the same shape as any other, and a model that is split
+        # needs all ranks for a pass: the one record of zeros runs through the model like others, and counts for nothing.
+        if not self._padded or self.chain.rules or self.placement.split:
             grads = self.engine.collect(losses)
             total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
@@ -264,7 +310,9 @@ class PrivateStep:
         total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
         measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
-        released = self.chain.release(Bounded(total, self.chain.l2), self._noise.at(local))
+        # the noise is in the leader's part before the parts are added up, and the ledger was charged before either
+        released = self.chain.release(Bounded(total, self.chain.l2), self.placement.noise(self._noise.at(local)))
+        self.placement.released(released.value)
         spent = [released.event]
         if self._side:
             spent += self._release_side(measured, local)
@@ -274,21 +322,20 @@ class PrivateStep:
         self.taken += 1
         grads = self.chain.finish(released, self._expected_size, self._forms)
         for name, parameter in self.engine.parameters.items():
-            parameter.grad = grads[name]
+            parameter.grad = self.placement.gradient(parameter, grads[name])
 
     def _release_side(self, measured: list[Tensor], local: int) -> list[DpEvent]:
         """Release what the side queries measured and hand it to them; what that cost."""
         measured = measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
-        spent = []
+        sides = []
         for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
             noise = Gaussian(multiplier=self.plan.noise_multiplier / math.sqrt(query.share))
-            side = noise.release(
-                Bounded({"": value.cpu().double().view(1)}, query.sensitivity),
-                self.randomness.stream(f"side {i}", local),
-            )
-            spent.append(side.event)
+            bounded = Bounded({"": value.cpu().double().view(1)}, query.sensitivity)
+            sides.append(noise.release(bounded, self.world.noise(self.randomness.stream(f"side {i}", local))))
+        self.world.sum([side.value[""] for side in sides])
+        for query, side in zip(self._side, sides, strict=True):
             query.receive(float(side.value[""]), self._expected_size)
-        return spent
+        return [side.event for side in sides]
 
     def _pay(self, local: int) -> None:
         """Charge this step, and a few ahead if steps are short; nothing is released before the ledger is on disk."""

@@ -3,10 +3,14 @@
 It charges before it moves (`assay.step`), stops by itself when the plan or the budget ends, writes a checkpoint every
 epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
 uninterrupted run ends (on a CPU), without one with fresh randomness, the lost steps staying charged.
+
+Under `torchrun` all ranks train one model (`assay.distributed`). Only the leader has a directory, and with it all files; what it
+reads from there it gives to the others.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,13 +21,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from dp_accounting.dp_event import NoOpDpEvent
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay import stage
 from assay.averaging import Average
 from assay.data.records import Records
+from assay.distributed import limits
+from assay.distributed.launch import restarted
+from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.files import replace_file, replace_json, replace_text
 from assay.optim import Optimizer
@@ -51,7 +58,8 @@ class Training:
 
     `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
     `secure_rng` takes every random number from the operating system's cryptographic generator. `ema` is the decay of an
-    exponential moving average of the weights, which is then the result.
+    exponential moving average of the weights, which is then the result. `shard` splits parameters and optimizer state over the
+    ranks of a distributed run (FSDP2), for models that do not fit one device.
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -60,6 +68,7 @@ class Training:
     secure_rng: bool = False
     max_physical_batch: int | None = None
     device: str = "auto"
+    shard: bool = False
 
     def __post_init__(self) -> None:
         if self.ema is not None and not 0 < self.ema < 1:
@@ -140,19 +149,47 @@ def fit(
 
     `train` yields (input, target); `loss(output, target)` gives one value a record. `out` names a new directory for
     checkpoints, ledger, record, statement and model. `names` describes model and data in the record. To go on with an
-    interrupted run, call `resume`.
+    interrupted run, call `resume`; ranks that torchrun has started again go on by themselves.
     """
-    training = training or Training()
+    training, ranks = training or Training(), world()
     plan = plan.for_model(model)
     if plan.stage is not None:
         plan.stage.check(model, Records(train), (names or {}).get("data"))
+    limits.check(plan, ranks.size)
+    if training.shard:
+        limits.check_shard(plan, ranks.size)
     plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
     directory = None
     if out is not None:
         spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
-        directory = RunDirectory.create(Path(out), spec, force=force)
-    return _Run(model, train, plan, test, loss, training, directory, names or {}, watch).go()
+        directory = ranks.once(lambda: _begun(Path(out), spec, force))
+        if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
+            return _complete(model, directory, ranks)
+    return _Run(model, train, plan, test, loss, training, directory, names or {}, watch, ranks).go()
+
+
+def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
+    """A new run's directory; or, for ranks that were started again, that of the very run which they had begun."""
+    if restarted() and (found := RunDirectory(out)).spec.exists():
+        there = found.read_spec()
+        if {key: there.get(key) for key in spec} == json.loads(json.dumps(spec)):
+            return found
+    return RunDirectory.create(out, spec, force=force)
+
+
+def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:
+    """The result of a run that has all its files."""
+    record, statement, tensors = ranks.once(
+        lambda: (directory.read_record(), directory.statement.read_text(encoding="utf-8"), load_file(directory.model))
+    )
+    if "input_scale" in tensors and "input_scale" not in dict(model.named_buffers(recurse=False)):
+        stage.scale_inputs(model, tensors["input_scale"])
+    model.load_state_dict(tensors)
+    model.eval()
+    return Result(
+        model=model, record=record, statement=statement, directory=directory if ranks.leader else None, nonfinite=0
+    )
 
 
 def resume(
@@ -165,12 +202,17 @@ def resume(
     watch: Callable[[Progress], None] | None = None,
 ) -> Result:
     """Go on with the run in directory `out`, under the plan and settings it was started with."""
-    directory = RunDirectory.open(Path(out))
+    ranks = world()
+    directory, spec = ranks.once(lambda: _unfinished(Path(out)))
+    plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
+    return _Run(model, train, plan, test, loss, training, directory, spec["names"], watch, ranks).go()
+
+
+def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
+    directory = RunDirectory.open(out)
     if directory.finished:
         raise AssayError(f"{out} is finished: there is nothing to resume")
-    spec = directory.read_spec()
-    plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
-    return _Run(model, train, plan, test, loss, training, directory, spec["names"], watch).go()
+    return directory, directory.read_spec()
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
@@ -206,9 +248,14 @@ class _Run:
         directory: RunDirectory | None,
         names: Mapping[str, Any],
         watch: Callable[[Progress], None] | None,
+        ranks: World = ALONE,
     ) -> None:
+        self.world = ranks
+        if not ranks.leader:  # all that is written or shown is the leader's
+            directory, watch = None, None
         self.device = pick_device(training.device)
-        self.model = model.to(self.device).train()
+        # a model that is to be split may be larger than the device
+        self.model = model.to("cpu" if training.shard else self.device).train()
         self.plan, self.loss, self.training, self.directory, self.names = (
             plan,
             loss,
@@ -221,8 +268,12 @@ class _Run:
         self.meter = MeanLoss()
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        saved = (
-            checkpoint.load(directory.checkpoint) if directory is not None and directory.checkpoint.exists() else None
+        saved = ranks.once(
+            lambda: (
+                checkpoint.load(directory.checkpoint)
+                if directory is not None and directory.checkpoint.exists()
+                else None
+            )
         )
         ledger = Ledger(
             None if directory is None else directory.ledger,
@@ -232,8 +283,8 @@ class _Run:
         )
         randomness = training.randomness()
         self._stage(train, ledger, randomness)
-        self.optimizer = training.optimizer.build(self.model)
-        self.average = Average(training.ema, self.model) if training.ema is not None else None
+        if saved is not None:
+            self._restore_model(saved[0])
         measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
         self.step = PrivateStep(
             self.model,
@@ -243,7 +294,12 @@ class _Run:
             max_physical_batch=training.max_physical_batch,
             side=[self.meter] if measured else [],
             taken=0 if saved is None else saved[1]["step"],
+            world=ranks,
         )
+        if training.shard:
+            self._shard()
+        self.optimizer = training.optimizer.build(self.model)
+        self.average = Average(training.ema, self.model) if training.ema is not None else None
         if saved is not None:
             self._restore(*saved)
 
@@ -251,18 +307,36 @@ class _Run:
         """What the method does before training, if anything; sets the records and the loss that training has."""
         first = self.plan.stage
         if first is not None:
-            released = stage.released(
-                first,
-                model=self.model,
-                records=Records(train, self.device),
-                ledger=ledger,
-                randomness=randomness,
-                device=self.device,
-                directory=self.directory,
+            if len(Records(train)) != self.plan.records:
+                raise ConfigError(
+                    "dataset",
+                    f"{len(Records(train))} records",
+                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases something about "
+                    "all of them before the first step",
+                )
+            released = self.world.once(
+                lambda: stage.released(
+                    first,
+                    model=self.model,
+                    records=Records(train, self.device),
+                    ledger=ledger,
+                    randomness=randomness,
+                    device=self.device,
+                    directory=self.directory,
+                )
             )
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
         self.train = Records(train, self.device)
+
+    def _shard(self) -> None:
+        records = Records(self.train.dataset)
+        if len(records) < 2:
+            raise ConfigError(
+                "shard", True, "two records or more on every rank: the engine proves itself on them first"
+            )
+        inputs, targets = records.gather(torch.arange(2))
+        self.step.shard(self.loss(self.model(inputs), targets), self.device)
 
     def go(self) -> Result:
         """Run to the end of the plan or of the budget."""
@@ -292,7 +366,7 @@ class _Run:
             if at_end:
                 self._epoch_end()
             self._tell(at_end)
-            if stop() and step.taken < step.limit:
+            if self.world.any(stop()) and step.taken < step.limit:
                 step.settle()
                 self._save()
                 where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
@@ -303,7 +377,8 @@ class _Run:
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
-            _seed_torch(int(self.step.randomness.stream("model", step).integers(2**62, 1)), self.device)
+            own = self.step.randomness.stream(self.world.purpose("model"), step)
+            _seed_torch(int(own.integers(2**62, 1)), self.device)
 
     def _epoch_end(self) -> None:
         self.step.settle()
@@ -336,8 +411,7 @@ class _Run:
         )
 
     def _save(self) -> None:
-        if self.directory is None:
-            return
+        self.step.placement.check(self.model)
         tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
             tensors |= {f"average.{n}": t for n, t in self.average.values.items()}
@@ -350,13 +424,18 @@ class _Run:
             "meter": self.meter.state(),
             "chain": self.step.chain.state(),
         }
-        checkpoint.save(self.directory.checkpoint, tensors | optimizer_tensors, state)
+        tensors = self.step.placement.whole(tensors | optimizer_tensors)
+        if self.directory is not None:
+            checkpoint.save(self.directory.checkpoint, tensors, state)
+
+    def _restore_model(self, tensors: dict[str, Tensor]) -> None:
+        self.model.load_state_dict(_below("model.", tensors))
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        self.model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
         if self.average is not None:
-            self.average.load({n.removeprefix("average."): t for n, t in tensors.items() if n.startswith("average.")})
-        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"])
+            kept = _below("average.", tensors)
+            self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
+        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.own)
         self.history, self.seconds = state["history"], state["seconds"]
         self.meter.restore(state["meter"])
         self.step.chain.restore(state["chain"])
@@ -389,31 +468,48 @@ class _Run:
     def _finish(self) -> Result:
         self.step.settle()
         accuracy, test_loss = self._last_result()
-        record = finished_record(
-            plan=self.plan,
-            ledger=self.step.ledger,
-            training=training_json(self.training),
-            names=self.names,
-            steps=self.step.taken,
-            history=self.history,
-            result={"test_accuracy": accuracy, "test_loss": test_loss},
-            seconds=self.seconds,
-            environment=environment(),
+        record = self.world.once(
+            lambda: finished_record(
+                plan=self.plan,
+                ledger=self.step.ledger,
+                training=training_json(self.training),
+                names=self.names,
+                steps=self.step.taken,
+                history=self.history,
+                result={"test_accuracy": accuracy, "test_loss": test_loss},
+                seconds=self.seconds,
+                environment=environment(),
+            )
         )
         statement = render(record, self.plan, self.step.randomness.describe())
         if self.average is not None:
             self.average.apply()
-        return finished(self.model, record, statement, self.directory, self.step.nonfinite)
+        nonfinite = torch.tensor(self.step.nonfinite)
+        self.world.sum([nonfinite])
+        tensors = self.step.placement.whole(self.model.state_dict())
+        return finished(self.model, record, statement, self.directory, int(nonfinite), tensors)
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def finished(
-    model: nn.Module, record: dict[str, Any], statement: str, directory: RunDirectory | None, nonfinite: int
+    model: nn.Module,
+    record: dict[str, Any],
+    statement: str,
+    directory: RunDirectory | None,
+    nonfinite: int,
+    tensors: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """The result of a run, its files written: the record last, since where it is the run is complete."""
+    """The result of a run, its files written: the record last, since where it is the run is complete. `tensors` are the model's, if
+    they are not to be had from it.
+    """
     model.eval()
     if directory is not None:
-        tensors = {n: t.detach().cpu().contiguous().clone() for n, t in model.state_dict().items()}
-        replace_file(directory.model, lambda part: save_file(tensors, part))
+        kept = model.state_dict() if tensors is None else tensors
+        whole = {n: t.detach().cpu().contiguous().clone() for n, t in kept.items()}
+        replace_file(directory.model, lambda part: save_file(whole, part))
         replace_text(directory.statement, statement)
         replace_json(directory.record, record)
         directory.finish()

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay.audit.observe import Observed, observed
+from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
@@ -123,7 +124,7 @@ def _own(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
     if plan.stage is not None:
         ledger.pay(plan.stage_event)
-    return PrivateStep(model, plan, ledger=ledger, randomness=randomness)
+    return PrivateStep(model, plan, ledger=ledger, randomness=randomness, world=ALONE)
 
 
 def _one_step(

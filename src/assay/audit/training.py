@@ -23,6 +23,7 @@ from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
 from assay.audit.result import Audit
 from assay.audit.scores import Assume, from_scores
 from assay.data.records import Records
+from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
@@ -132,7 +133,8 @@ def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateSte
             "one that releases nothing before training, to train again in an audit; audit one step instead (without --canaries or --worlds)",
         )
     model.to(pick_device(training.device)).train()
-    return PrivateStep(model, plan, randomness=training.randomness(), max_physical_batch=training.max_physical_batch)
+    physical = training.max_physical_batch
+    return PrivateStep(model, plan, randomness=training.randomness(), max_physical_batch=physical, world=ALONE)
 
 
 def train(

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs
+from assay.distributed.launch import check_alone
+from assay.distributed.world import LeaderError
 from assay.errors import AssayError
 
 app = typer.Typer(
@@ -18,6 +20,15 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def _command(context: typer.Context) -> None:
+    """Differentially private training whose ε is true: claimed, verified and audited side by side."""
+    if context.invoked_subcommand not in ("train", "resume"):
+        check_alone(str(context.invoked_subcommand))
+
+
 runs.register(app)
 federate.register(app)
 privacy.register(app)
@@ -34,6 +45,8 @@ def main() -> None:
     """Run the command and turn deliberate errors into a line on standard error and an exit code."""
     try:
         app()
+    except LeaderError as error:  # the leader has reported it
+        sys.exit(error.exit_code)
     except AssayError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(error.exit_code)

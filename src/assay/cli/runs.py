@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -17,6 +17,8 @@ from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
+from assay.distributed.launch import check_alone, unreliable_restarts
+from assay.distributed.world import world
 from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
@@ -95,6 +97,12 @@ def train(
         typer.Option("--secure-rng", help="Every random number from the system's cryptographic generator."),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
+    shard: Annotated[
+        bool,
+        typer.Option(
+            "--shard", help="Under torchrun: split the model over the ranks (FSDP2), for one too large for a device."
+        ),
+    ] = False,
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
     log: Annotated[
@@ -103,7 +111,8 @@ def train(
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Train a model privately and write its record and its privacy statement."""
+    """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
+    ranks = world()
     chosen = options.method(method, variant, noise_form, groups, option)
     name = optimizer or chosen.optimizer
     training = Training(
@@ -120,6 +129,7 @@ def train(
         secure_rng=secure_rng,
         max_physical_batch=max_physical_batch,
         device=device,
+        shard=shard,
     )
     logs.check(log)
     rule = clipping.parse(clip or chosen.clip)
@@ -151,7 +161,8 @@ def train(
         "notes": bundle.notes,
         "log": log,
     }
-    _warn(plan)
+    if ranks.leader:
+        _warn(plan)
     if dry_run:
         pick_device(device)
         report_plan(plan, json)
@@ -168,7 +179,7 @@ def train(
             names=names,
             watch=_both(shown, logged),
         )
-    end(result, json, left_out="gradients were not finite")
+    end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
 def resume(
@@ -177,15 +188,16 @@ def resume(
     json: options.Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed."""
-    directory = RunDirectory.open(run)
-    if directory.finished:
+    ranks = world()
+    directory, finished, spec = ranks.once(lambda: _asked(run))
+    if finished:
         directory.finish()
         if directory.read_record()["status"] == "budget-spent":
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
-    spec = directory.read_spec()
     if federate.is_federated(spec):
+        check_alone("resume of a federated run")
         federate.resume(directory, data_dir, json)
         return
     bundle, network = of_run(
@@ -193,7 +205,12 @@ def resume(
     )
     with progress(spec["plan"]["epsilon_limit"]) as shown, logs.logging(spec["names"].get("log"), run) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
-    end(result, json, left_out="gradients were not finite")
+    end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
+    directory = RunDirectory.open(run)
+    return directory, directory.finished, directory.read_spec()
 
 
 def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
@@ -239,3 +256,5 @@ def _warn(plan: Plan) -> None:
         )
     if plan.noise_multiplier == 0:
         console.print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
+    if (restarts := unreliable_restarts()) is not None:
+        console.print(f"[yellow]note:[/] {restarts}")

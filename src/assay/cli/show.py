@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
 from assay.privacy.statement import shown
 from assay.train import Progress, Result
@@ -85,8 +86,13 @@ def outcome(result: Result) -> None:
             console.print(f"{name:<15}{value}", markup=False)
 
 
-def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps") -> None:
-    """What a run ends with: its outcome or its record, what was left out (that many `left_out`), and an error if the budget ended it early."""
+def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World = ALONE) -> None:
+    """What a run ends with: its outcome or its record, what was left out (that many `left_out`), and an error if the budget ended it early.
+
+    Of several ranks the leader says so, and none ends with an error: a launcher would take that for a failure and start them again.
+    """
+    if not ranks.leader:
+        return
     if result.nonfinite:
         Console(stderr=True, soft_wrap=True, highlight=False).print(
             f"[yellow]note:[/] {result.nonfinite} {left_out} and were left out; this count is not private"
@@ -96,6 +102,7 @@ def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps") -
     else:
         outcome(result)
     if result.budget_spent:
-        raise BudgetSpentError(
-            f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
-        )
+        early = f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
+        if ranks.size == 1:
+            raise BudgetSpentError(early)
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {early}")

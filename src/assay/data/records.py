@@ -50,6 +50,14 @@ class Records:
 
     def zeros(self) -> Any:
         """One record of zeros, shaped like the others: it stands for an empty batch and says nothing about any record."""
+        if self._tensors is not None:  # without a look at any record: there may be none
+            return [torch.zeros(1, *t.shape[1:], dtype=t.dtype, device=self._device) for t in self._tensors]
+        if len(self) == 0:
+            raise ConfigError(
+                "dataset",
+                "no records",
+                "a TensorDataset on a rank without records: what a record looks like must be known",
+            )
         return pytree.tree_map(
             lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, self.gather(torch.tensor([0]))
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -45,6 +45,11 @@ class Sampler(Protocol):
         """The chance that a record is in a batch."""
         ...
 
+    @property
+    def independent(self) -> bool:
+        """Whether a record's place in the batches says nothing of another's: then each process may draw for its own records."""
+        ...
+
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """Indices of the batch of this step, counted from the start of this randomness."""
         ...
@@ -71,6 +76,7 @@ class Poisson:
 
     records: int
     expected_size: float
+    independent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.records, self.expected_size)
@@ -101,6 +107,7 @@ class WithoutReplacement:
 
     records: int
     expected_size: float
+    independent: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         _check(self.records, self.expected_size)
@@ -149,6 +156,7 @@ class Shuffled:
 
     records: int
     expected_size: float
+    independent: ClassVar[bool] = True
     _drawn: dict[tuple[Randomness, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -190,6 +198,7 @@ class FullBatch:
 
     records: int
     expected_size: float
+    independent: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         _check(self.records, self.expected_size)

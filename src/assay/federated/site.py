@@ -18,6 +18,7 @@ from torch import Tensor
 
 from assay import data as data_room
 from assay import models as models_room
+from assay.distributed.world import ALONE
 from assay.errors import BudgetSpentError
 from assay.federated import partition
 from assay.federated.exchange import Work
@@ -160,7 +161,7 @@ class Site:
         taken = turn * silo.steps if seeded else ledger.total_steps
         seed = self.training.seed
         randomness = self.training.randomness() if seed is None else Seeded(_derived(seed, client))
-        step = PrivateStep(self.model.train(), plan, ledger=ledger, randomness=randomness, taken=taken)
+        step = PrivateStep(self.model.train(), plan, ledger=ledger, randomness=randomness, taken=taken, world=ALONE)
         try:
             if step.limit - step.taken < silo.steps:
                 raise BudgetSpentError(f"client {client} has spent its budget: ε = {step.epsilon():.4g}")

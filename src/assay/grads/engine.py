@@ -66,6 +66,8 @@ class _Unit(Generic[R]):
 
 
 Found = list[tuple[Sequence[str], LayerUse]]
+Reduce = Callable[[Tensor], Tensor]
+"""What becomes of a parameter's weighted sum as soon as it is there; called for the parameters in their order."""
 
 
 @dataclass(slots=True)
@@ -78,6 +80,7 @@ class RecordGrads:
     layer_of: Mapping[str, int]
     layers: int
     nonfinite: int = 0
+    reduce: Reduce | None = None
 
     def norms(self, groups: list[int]) -> Tensor:
         """l2 norm of each record's gradient in each clipping group, [B, L].
@@ -91,7 +94,8 @@ class RecordGrads:
             for names, use in self.uses:
                 group, squares = groups[self.layer_of[names[0]]], use.sq_norm()
                 by_group[group] = by_group[group] + squares if group in by_group else squares
-            zeros = next(iter(self.parameters.values())).detach().new_zeros(self.records)
+            first = next(iter(self.parameters.values()))
+            zeros = torch.zeros(self.records, dtype=first.dtype, device=first.device)
             norms = torch.stack([by_group.get(group, zeros) for group in range(max(groups) + 1)], 1).sqrt_()
         if not math.isfinite(norms.sum().item()):
             bad = ~torch.isfinite(norms.sum(1))
@@ -103,10 +107,25 @@ class RecordGrads:
     def weighted_sum(self, weights: Tensor, groups: list[int]) -> dict[str, Tensor]:
         """Σ_i weights[i, group] · gradient_i for every parameter; call after `norms`, which drops what is not finite."""
         columns = [weights] if weights.shape[1] == 1 else weights.t().contiguous().unsqueeze(2).unbind(0)
+        if self.reduce is not None:
+            return self._reduced_sum(columns, groups, self.reduce)
         out: dict[str, Tensor] = {}
         for names, use in self.uses:
             out.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[names[0]]]]), strict=True))
         return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
+
+    def _reduced_sum(self, columns: Sequence[Tensor], groups: list[int], reduce: Reduce) -> dict[str, Tensor]:
+        """Layer by layer in the parameters' order, so that no more than a layer's sums are there whole."""
+        of = {name: (names, use) for names, use in self.uses for name in names}
+        made: dict[str, Tensor] = {}
+        out: dict[str, Tensor] = {}
+        for name, p in self.parameters.items():
+            if name in of and name not in made:
+                names, use = of[name]
+                made.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[name]]]), strict=True))
+            total = made.pop(name) if name in made else torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+            out[name] = reduce(total)
+        return out
 
     def bases(self) -> dict[str, Basis]:
         """Of the parameters whose weighted sum is in coordinates."""
@@ -176,6 +195,7 @@ class Engine:
         self._records = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
+        self._reduce: Reduce | None = None
         self._proof: proof.Proof | None = proof.Proof()
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
@@ -194,6 +214,17 @@ class Engine:
         self._replaced = []
         self._stop_watching()
         self._taped, self._expanded = [], []
+
+    @property
+    def proven(self) -> bool:
+        """Whether the engine has proven itself on this model."""
+        return self._proof is None
+
+    def placed(self, reduce: Reduce) -> None:
+        """Take up the parameters that have taken the place of the model's own, split over ranks; their sums go through `reduce`."""
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
+        self._reduce = reduce
 
     def collect(self, losses: Tensor) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter."""
@@ -221,7 +252,7 @@ class Engine:
             if proof_now is not None:
                 proof_now.forget()
         uses = _gathered(found) if len(found) > 1 else found
-        grads = RecordGrads(self._records, uses, self.parameters, self._layer_of, len(self.layers))
+        grads = RecordGrads(self._records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if proof_now is None:
             for name in expected:
                 raise UnsupportedModelError(proof.used_outside(name))
@@ -246,7 +277,7 @@ class Engine:
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
-        if any(module is other for other in self._modules()):  # one module in two places
+        if any(module is other for other in self.modules()):  # one module in two places
             return
         rule = rule_for(module, rules)
         if rule is None:
@@ -258,7 +289,8 @@ class Engine:
         else:
             self._expanded.append(_Unit(path, module, rule, names, frozenset(own)))
 
-    def _modules(self) -> list[nn.Module]:
+    def modules(self) -> list[nn.Module]:
+        """What the engine runs itself, each as one."""
         return [*(unit.module for unit in self._taped), *(unit.module for unit in self._expanded)]
 
     def _attach(self, owner: nn.Module, run: Callable[..., Any]) -> None:

@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from assay import data as data_room
 from assay import models
 from assay.data.records import Records
+from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.perturb.relevance import PUBLIC_MODEL
 from assay.privacy.rng import Randomness
@@ -163,7 +164,7 @@ def _trained_privately(network: nn.Module, records: Records, plan: Plan, randomn
     from assay.step import PrivateStep  # needs plans, which need methods, which need this
 
     optimizer = torch.optim.SGD(network.parameters(), lr=_PRIVATE_LR, momentum=_MOMENTUM)
-    step = PrivateStep(network, plan, randomness=randomness)
+    step = PrivateStep(network, plan, randomness=randomness, world=ALONE)  # the leader's work alone
     for x, y in step.batches(records):
         if step.backward(F.cross_entropy(network(x), y, reduction="none")):
             optimizer.step()

@@ -46,13 +46,18 @@ class _Segment:
     once: bool = False
 
 
+def _unknown(_steps: int) -> DpEvent:
+    """What steps cost before a segment is opened."""
+    return NonPrivateDpEvent()
+
+
 class Ledger:
     """Charges steps against a ceiling. `path=None` keeps it in memory only (then nothing survives the process)."""
 
     def __init__(self, path: Path | None, *, delta: float, adjacency: Adjacency, ceiling: float | None) -> None:
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
         self._segments: list[_Segment] = []
-        self._cost: Callable[[int], DpEvent] = lambda _: NonPrivateDpEvent()
+        self._cost: Callable[[int], DpEvent] = _unknown
         self._cleared = self._floor = 0
         self._header = {"schema": SCHEMA, "delta": delta, "adjacency": adjacency.value, "ceiling": ceiling}
         if path is not None and path.exists():
@@ -60,6 +65,12 @@ class Ledger:
         elif path is not None:
             self._append(self._header)
             sync_folder(path.parent)
+
+    def copied(self) -> Ledger:
+        """The same charges in memory only, for a process that must know what is spent while another one keeps the file."""
+        copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling)
+        copy._segments = [_Segment(s.steps, s.event, s.once) for s in self._segments]
+        return copy
 
     def begin(self, cost: Callable[[int], DpEvent], wanted: int, *, repeat: bool = False) -> int:
         """Open a segment whose first n steps cost `cost(n)`; returns how many of `wanted` steps the ceiling allows.

@@ -7,6 +7,7 @@ The state of a random generator is never stored: whoever had it could subtract t
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,18 @@ def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor]
     return tensors, {"state": plain, "groups": whole["param_groups"]}
 
 
-def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], plain: dict[str, Any]) -> None:
-    """Put back what `optimizer_state` gave."""
+def restore_optimizer(
+    optimizer: torch.optim.Optimizer,
+    tensors: dict[str, Tensor],
+    plain: dict[str, Any],
+    split: Callable[[Tensor, Tensor], Tensor] = lambda _, whole: whole,
+) -> None:
+    """Put back what `optimizer_state` gave; `split(parameter, value)` gives what a parameter is kept with."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {int(i): dict(entry) for i, entry in plain["state"].items()}
     for name, value in tensors.items():
         head, _, rest = name.partition(".")
         if head == "optimizer":
             index, _, key = rest.partition(".")
-            state.setdefault(int(index), {})[key] = value
+            state.setdefault(int(index), {})[key] = split(parameters[int(index)], value)
     optimizer.load_state_dict({"state": state, "param_groups": plain["groups"]})

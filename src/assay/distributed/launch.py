@@ -1,0 +1,57 @@
+"""What a launcher (torchrun, or another that sets the same variables) says about this process, and joining the others."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+import torch
+from torch import distributed as dist
+
+from assay.errors import ConfigError
+
+
+def launched() -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and {"RANK", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys()
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the ranks again after one of them had ended."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def unreliable_restarts() -> str | None:
+    """What to change so that restarts work every time; None if nothing, or if none were asked for."""
+    shares = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if not shares or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
+        return None
+    return (
+        "torchrun lets its ranks meet in its own store, where some restarts fail; "
+        "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and use --standalone or --rdzv-backend c10d"
+    )
+
+
+def check_alone(what: str) -> None:
+    """Refuse to do this on each of several ranks, where each would do all of it."""
+    if launched():
+        raise ConfigError(
+            "command", what, "one process: of the commands, only train and resume share their work under torchrun"
+        )
+
+
+def join() -> None:
+    """Meet the other ranks, once: gloo on the CPU, NCCL beside it where there is CUDA. The process leaves when it ends."""
+    if dist.is_initialized():
+        return
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    dist.init_process_group(backend)
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

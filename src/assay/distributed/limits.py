@@ -1,0 +1,46 @@
+"""What several ranks cannot do, said before anything is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from assay.errors import ConfigError
+from assay.mechanisms.gaussian import Gaussian
+
+if TYPE_CHECKING:
+    from assay.plan import Plan
+
+
+def check(plan: Plan, ranks: int) -> None:
+    """Refuse a plan whose meaning would change on so many ranks."""
+    if plan.micro_batch > 1 and ranks > 1:
+        raise ConfigError(
+            "micro_batch",
+            plan.micro_batch,
+            f"1 on {ranks} ranks: a micro-batch is averaged before it is clipped, and would have its records on several of them",
+        )
+
+
+def check_shard(plan: Plan, ranks: int) -> None:
+    """Refuse to split a model where something needs the whole of it, or its whole gradient, in one place."""
+    if ranks == 1:
+        raise ConfigError("shard", True, "several ranks, as started by: torchrun --nproc-per-node N -m assay train ...")
+    if plan.stage is not None:
+        raise ConfigError(
+            "shard", True, f"a method without a stage: what {plan.method.name} does first needs the whole model"
+        )
+    chain = plan.chain()
+    if (
+        chain.rules
+        or chain.each
+        or chain.before
+        or chain.decode
+        or chain.after
+        or not isinstance(chain.noise, Gaussian)
+    ):
+        raise ConfigError(
+            "shard",
+            True,
+            "method dpsgd or dpadam without --encode and --denoise: anything else works on whole gradients, "
+            "and of a model that is split no rank has one",
+        )

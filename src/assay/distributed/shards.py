@@ -1,0 +1,171 @@
+"""A model split over the ranks by FSDP2 (`torch.distributed.fsdp.fully_shard`), for models that do not fit one device.
+
+Parameters, gradients and optimizer state are split by rows. For its pass through a layer every rank gets the layer's parameters whole
+and lets go of them after. The engine works on that layer as ever: norms and clipped sums of the rank's own records. Then the sums are
+added over the ranks, layer by layer, each rank keeping its rows. A record's norm needs no other rank, since its gradient is made where it is.
+
+The noise is drawn by the leader as in one process, and each rank is sent that of its rows. So every coordinate has its noise once, and
+with the same seed the one it would have in one process. The leader needs memory for one whole vector of noise, on the CPU.
+
+The engine proves itself on the whole model, before that is split: afterwards no rank has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from assay.distributed.world import Ranks
+from assay.errors import UnsupportedModelError
+from assay.grads.engine import Engine
+from assay.privacy.rng import Stream
+
+_CPU = torch.device("cpu")
+
+
+class Shards:
+    """Every number of the model is on one rank."""
+
+    split = True
+
+    def __init__(self, engine: Engine, ranks: Ranks, device: torch.device) -> None:
+        self._ranks = ranks
+        _split(engine, ranks.size, device)
+        engine.placed(self._reduced)
+        self._shapes = {name: parameter.shape for name, parameter in engine.parameters.items()}
+
+    def noise(self, stream: Stream) -> Stream:
+        """That of the rank's own rows."""
+        return _Scattered(self._ranks, stream, list(self._shapes.values()))
+
+    def released(self, value: Mapping[str, Tensor]) -> None:
+        """Released already: what is added up has been added up."""
+
+    def passes(self, count: int) -> int:
+        """As many as the rank with the most parts makes."""
+        return self._ranks.most(count)
+
+    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """The rank's rows of it."""
+        return _like(parameter, value)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Gathered one by one; on the leader only, so that no other rank needs the room."""
+        out: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self._ranks.leader:
+                out[name] = full.cpu()
+        return out
+
+    def own(self, parameter: Tensor, value: Tensor) -> Tensor:
+        """The rank's rows, where it has the parameter's shape."""
+        if value.shape != parameter.shape:
+            return value
+        start, stop = _rows(len(value), self._ranks.size, self._ranks.rank)
+        return _like(parameter, value[start:stop].to(parameter.device).clone())
+
+    def check(self, model: nn.Module) -> None:
+        """Nothing is twice, so nothing can differ."""
+
+    def _reduced(self, total: Tensor) -> Tensor:
+        """The rank's rows of a sum over all ranks."""
+        rows, ranks = len(total), self._ranks
+        each = -(-rows // ranks.size)
+        padded = total if each * ranks.size == rows else total.new_zeros(each * ranks.size, *total.shape[1:])
+        if padded is not total:
+            padded[:rows] = total
+        out = total.new_empty(each, *total.shape[1:])
+        dist.reduce_scatter_tensor(out, padded.contiguous())
+        start, stop = _rows(rows, ranks.size, ranks.rank)
+        return out[: stop - start]
+
+
+def _rows(rows: int, ranks: int, rank: int) -> tuple[int, int]:
+    """Which rows a rank has: as many as the others, but for the last ones."""
+    each = -(-rows // ranks)
+    return min(rank * each, rows), min((rank + 1) * each, rows)
+
+
+def _like(parameter: Any, value: Tensor) -> Tensor:
+    whole: Tensor = DTensor.from_local(
+        value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
+    )
+    return whole
+
+
+def _split(engine: Engine, ranks: int, device: torch.device) -> None:
+    """Split what the engine runs as one, and every other module that has parameters, by itself; what several share, with the model."""
+    model = engine.model
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 0:
+            raise UnsupportedModelError(
+                f"parameter {name} is a single number, which cannot be split over ranks: give it shape [1]"
+            )
+    owners: dict[int, set[nn.Module]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(module)
+    shared = {key for key, modules in owners.items() if len(modules) > 1}
+    mesh = init_device_mesh(device.type, (ranks,))
+    within: set[nn.Module] = set()
+    for module in [*engine.modules(), *model.modules()]:
+        owned = list(module.parameters(recurse=module in engine.modules()))
+        if module in within or module is model or not owned or any(id(p) in shared for p in owned):
+            continue
+        within.update(module.modules())
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    fully_shard(model, mesh=mesh, reshard_after_forward=True)
+
+
+class _Scattered:
+    """The leader's noise, each rank's rows of it."""
+
+    def __init__(self, ranks: Ranks, stream: Stream, shapes: Sequence[torch.Size]) -> None:
+        self._ranks, self._stream, self._shapes = ranks, stream, shapes
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Drawn for all coordinates at once, as in one process, and sent where they belong."""
+        counts = [self._count(rank) for rank in range(self._ranks.size)]
+        assert tuple(shape) == (counts[self._ranks.rank],), "noise is for all of a rank's rows at once"
+        mine = torch.empty(max(counts), dtype=dtype)
+        dist.scatter(mine, self._drawn(max(counts), dtype) if self._ranks.leader else None, 0, group=self._ranks.cpu)
+        return mine[: counts[self._ranks.rank]].to(device)
+
+    def _count(self, rank: int) -> int:
+        parts = (_rows(shape[0], self._ranks.size, rank) for shape in self._shapes)
+        return sum((stop - start) * shape[1:].numel() for (start, stop), shape in zip(parts, self._shapes, strict=True))
+
+    def _drawn(self, longest: int, dtype: torch.dtype) -> list[Tensor]:
+        sizes = [shape.numel() for shape in self._shapes]
+        noise = self._stream.normal((sum(sizes),), dtype=dtype, device=_CPU).split_with_sizes(sizes)
+        out = []
+        for rank in range(self._ranks.size):
+            own = torch.zeros(longest, dtype=dtype)
+            parts = [
+                part.view(shape)[slice(*_rows(shape[0], self._ranks.size, rank))].reshape(-1)
+                for part, shape in zip(noise, self._shapes, strict=True)
+            ]
+            joined = torch.cat(parts)
+            own[: len(joined)] = joined
+            out.append(own)
+        return out
+
+    def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Not for a model that is split."""
+        raise AssertionError(f"a split model asked for {shape} Laplace numbers of {dtype} on {device}")
+
+    def uniform(self, n: int) -> Tensor:
+        """Not for a model that is split."""
+        raise AssertionError(f"a split model asked for {n} uniform numbers")
+
+    def integers(self, high: int, n: int) -> Tensor:
+        """Not for a model that is split."""
+        raise AssertionError(f"a split model asked for {n} numbers below {high}")
