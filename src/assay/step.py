@@ -187,7 +187,7 @@ class PrivateStep:
         """
         from assay.distributed.shards import Shards  # FSDP2 takes a second to import
 
-        limits.check_shard(self.plan, self.world.size)
+        limits.check(self.plan, self.world.size, shard=True)
         assert isinstance(self.world, Ranks)
         if losses.dim() != 1 or len(losses) < 2:
             raise ConfigError("losses", f"shape {tuple(losses.shape)}", "those of two records or more, one value each")
@@ -310,6 +310,7 @@ class PrivateStep:
         total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
         measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
+        self.taken += 1  # from here on: what follows may fail when the noisy sum has left this process already
         # the noise is in the leader's part before the parts are added up, and the ledger was charged before either
         released = self.chain.release(Bounded(total, self.chain.l2), self.placement.noise(self._noise.at(local)))
         self.placement.released(released.value)
@@ -319,7 +320,6 @@ class PrivateStep:
         if spent != self._paid:  # compared once; steps rarely differ in what they release
             _check_paid(events.joint(spent), self.plan.step_event)
             self._paid = spent
-        self.taken += 1
         grads = self.chain.finish(released, self._expected_size, self._forms)
         for name, parameter in self.engine.parameters.items():
             parameter.grad = self.placement.gradient(parameter, grads[name])

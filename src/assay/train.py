@@ -155,9 +155,7 @@ def fit(
     plan = plan.for_model(model)
     if plan.stage is not None:
         plan.stage.check(model, Records(train), (names or {}).get("data"))
-    limits.check(plan, ranks.size)
-    if training.shard:
-        limits.check_shard(plan, ranks.size)
+    limits.check(plan, ranks.size, shard=training.shard)
     plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
     directory = None

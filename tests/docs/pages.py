@@ -4,7 +4,7 @@
 |---|---|
 | `python` | run, in one namespace a page |
 | `python title="a/b.py"` | written to that file |
-| `console` | every line `$ assay ...` is run by the command line; the other lines are its output |
+| `console` | every line `$ assay ...` is run by the command line, and `$ torchrun ...` as processes; the other lines are their output |
 | `text` | the output of the block before |
 | `diff` | takes the first to the second of the two files written before |
 
@@ -17,8 +17,10 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import os
 import re
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,8 +113,12 @@ class Reader:
     def _console(self, block: Block) -> None:
         for part in re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
             command, _, shown = part.partition("\n")
-            assert command.startswith("assay "), f"{self.where(block)}: {command!r} is no command of assay"
-            code, said = run(shlex.split(command)[1:])
+            name, *arguments = (words := shlex.split(command))
+            if "torchrun" in words:
+                code, said = launched(words, self.folder)
+            else:
+                assert name == "assay", f"{self.where(block)}: {command!r} is no command of assay"
+                code, said = run(arguments)
             assert code == 0, f"{self.where(block)}: {command} ended with {code}\n{said}"
             check_shown(shown, said, f"{self.where(block)}: {command}")
             self.said = said
@@ -149,6 +155,21 @@ def run(arguments: list[str]) -> tuple[int, str]:
     finally:
         sys.argv = before
     return code, out.getvalue() if code == 0 else out.getvalue() + err.getvalue()
+
+
+def launched(words: list[str], folder: Path) -> tuple[int, str]:
+    """Exit code and standard output of `NAME=VALUE ... torchrun ...`; errors are among the output."""
+    at = words.index("torchrun")
+    settings = dict(word.split("=", 1) for word in words[:at])
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words[at + 1 :]],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout if done.returncode == 0 else done.stdout + done.stderr
 
 
 def check_shown(shown: str, said: str, where: str) -> None:

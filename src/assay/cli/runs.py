@@ -17,6 +17,7 @@ from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
+from assay.distributed import limits
 from assay.distributed.launch import check_alone, unreliable_restarts
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError
@@ -165,9 +166,11 @@ def train(
         _warn(plan)
     if dry_run:
         pick_device(device)
-        report_plan(plan, json)
+        limits.check(plan, ranks.size, shard=shard)
+        if ranks.leader:
+            report_plan(plan, json)
         return
-    with progress(plan.epsilon_limit) as shown, logs.logging(log, out) as logged:
+    with progress(plan.epsilon_limit, ranks) as shown, logs.logging(log, out) as logged:
         result = fit(
             network,
             bundle.train,
@@ -203,7 +206,7 @@ def resume(
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
-    with progress(spec["plan"]["epsilon_limit"]) as shown, logs.logging(spec["names"].get("log"), run) as logged:
+    with progress(spec["plan"]["epsilon_limit"], ranks) as shown, logs.logging(spec["names"].get("log"), run) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 

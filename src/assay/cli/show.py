@@ -24,9 +24,12 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(allowed: float | None) -> Iterator[Callable[[Progress], None]]:
-    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error."""
+def progress(allowed: float | None, ranks: World = ALONE) -> Iterator[Callable[[Progress], None]]:
+    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks."""
     console = Console(stderr=True)
+    if not ranks.leader:
+        yield lambda _: None
+        return
     if not console.is_terminal:
         yield lambda now: _line(console, now, allowed) if now.epoch_end else None
         return

@@ -11,18 +11,16 @@ if TYPE_CHECKING:
     from assay.plan import Plan
 
 
-def check(plan: Plan, ranks: int) -> None:
-    """Refuse a plan whose meaning would change on so many ranks."""
+def check(plan: Plan, ranks: int, *, shard: bool = False) -> None:
+    """Refuse a plan whose meaning would change on so many ranks, and to split a model that something needs whole."""
     if plan.micro_batch > 1 and ranks > 1:
         raise ConfigError(
             "micro_batch",
             plan.micro_batch,
             f"1 on {ranks} ranks: a micro-batch is averaged before it is clipped, and would have its records on several of them",
         )
-
-
-def check_shard(plan: Plan, ranks: int) -> None:
-    """Refuse to split a model where something needs the whole of it, or its whole gradient, in one place."""
+    if not shard:
+        return
     if ranks == 1:
         raise ConfigError("shard", True, "several ranks, as started by: torchrun --nproc-per-node N -m assay train ...")
     if plan.stage is not None:

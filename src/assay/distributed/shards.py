@@ -12,6 +12,7 @@ The engine proves itself on the whole model, before that is split: afterwards no
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from assay.distributed.world import Ranks
@@ -28,6 +29,8 @@ from assay.grads.engine import Engine
 from assay.privacy.rng import Stream
 
 _CPU = torch.device("cpu")
+# one function, renamed in torch 2.13
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Shards:
@@ -38,7 +41,9 @@ class Shards:
     def __init__(self, engine: Engine, ranks: Ranks, device: torch.device) -> None:
         self._ranks = ranks
         _split(engine, ranks.size, device)
-        engine.placed(self._reduced)
+        # FSDP2 itself sees to that in a hook on the layer's output, which an in-place activation takes away where the output is a view
+        engine.placed(self._reduced, lambda layer: layer.unshard() if isinstance(layer, FSDPModule) else None)
+        warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         self._shapes = {name: parameter.shape for name, parameter in engine.parameters.items()}
 
     def noise(self, stream: Stream) -> Stream:
@@ -83,7 +88,7 @@ class Shards:
         if padded is not total:
             padded[:rows] = total
         out = total.new_empty(each, *total.shape[1:])
-        dist.reduce_scatter_tensor(out, padded.contiguous())
+        _reduce_scatter(out, padded.contiguous())
         start, stop = _rows(rows, ranks.size, ranks.rank)
         return out[: stop - start]
 
@@ -102,25 +107,26 @@ def _like(parameter: Any, value: Tensor) -> Tensor:
 
 
 def _split(engine: Engine, ranks: int, device: torch.device) -> None:
-    """Split what the engine runs as one, and every other module that has parameters, by itself; what several share, with the model."""
+    """Split every layer by itself, so that one at a time is whole, and with the model as one what cannot be: weights that layers share,
+    and modules that run with parameters for every record, whose calls record by record would set FSDP2's hooks off within each other.
+    """
     model = engine.model
-    for name, parameter in model.named_parameters():
-        if parameter.dim() == 0:
-            raise UnsupportedModelError(
-                f"parameter {name} is a single number, which cannot be split over ranks: give it shape [1]"
-            )
-    owners: dict[int, set[nn.Module]] = {}
+    owners: dict[int, list[nn.Module]] = {}
     for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(module)
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() == 0:
+                raise UnsupportedModelError(
+                    f"parameter {name} of a {type(module).__name__} is a single number, which cannot be split over ranks: give it shape [1]"
+                )
+            owners.setdefault(id(parameter), []).append(module)
     shared = {key for key, modules in owners.items() if len(modules) > 1}
     mesh = init_device_mesh(device.type, (ranks,))
-    within: set[nn.Module] = set()
-    for module in [*engine.modules(), *model.modules()]:
-        owned = list(module.parameters(recurse=module in engine.modules()))
-        if module in within or module is model or not owned or any(id(p) in shared for p in owned):
+    done = {inner for outer in engine.expanded() for inner in outer.modules()} | {model}
+    for module in list(model.modules()):
+        own = any(True for _ in module.parameters(recurse=False))
+        if module in done or not own or any(id(p) in shared for p in module.parameters()):
             continue
-        within.update(module.modules())
+        done.update(module.modules())
         fully_shard(module, mesh=mesh, reshard_after_forward=True)
     fully_shard(model, mesh=mesh, reshard_after_forward=True)
 

@@ -220,7 +220,9 @@ class Ranks:
         with torch.no_grad():
             for _, tensor in _state(model):
                 there = tensor.detach().cpu().contiguous()
-                dist.broadcast(there, 0, group=self.cpu)
+                dist.broadcast(
+                    there.view(-1).view(torch.uint8), 0, group=self.cpu
+                )  # bytes: gloo does not know every type
                 tensor.copy_(there)
 
     def check_alike(self, model: nn.Module) -> None:

@@ -196,6 +196,7 @@ class Engine:
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
         self._reduce: Reduce | None = None
+        self._ready: Callable[[nn.Module], object] | None = None
         self._proof: proof.Proof | None = proof.Proof()
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
@@ -220,11 +221,17 @@ class Engine:
         """Whether the engine has proven itself on this model."""
         return self._proof is None
 
-    def placed(self, reduce: Reduce) -> None:
-        """Take up the parameters that have taken the place of the model's own, split over ranks; their sums go through `reduce`."""
+    def expanded(self) -> list[nn.Module]:
+        """The modules that run with a copy of their parameters for every record."""
+        return [unit.module for unit in self._expanded]
+
+    def placed(self, reduce: Reduce, ready: Callable[[nn.Module], object]) -> None:
+        """Take up the parameters that have taken the place of the model's own, split over ranks. Their sums go through `reduce`, and
+        `ready` is called with a layer before its backward pass, which needs its parameters whole.
+        """
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
-        self._reduce = reduce
+        self._reduce, self._ready = reduce, ready
 
     def collect(self, losses: Tensor) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter."""
@@ -277,7 +284,7 @@ class Engine:
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
-        if any(module is other for other in self.modules()):  # one module in two places
+        if any(module is other for other in self._modules()):  # one module in two places
             return
         rule = rule_for(module, rules)
         if rule is None:
@@ -289,8 +296,7 @@ class Engine:
         else:
             self._expanded.append(_Unit(path, module, rule, names, frozenset(own)))
 
-    def modules(self) -> list[nn.Module]:
-        """What the engine runs itself, each as one."""
+    def _modules(self) -> list[nn.Module]:
         return [*(unit.module for unit in self._taped), *(unit.module for unit in self._expanded)]
 
     def _attach(self, owner: nn.Module, run: Callable[..., Any]) -> None:
@@ -333,6 +339,8 @@ class Engine:
         seen, version, shape = x.detach() if x.requires_grad else x, x._version, out.shape
 
         def record(g: Tensor) -> None:
+            if self._ready is not None:
+                self._ready(module)
             collecting = self._collecting
             if collecting is None:
                 return
