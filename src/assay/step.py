@@ -283,15 +283,16 @@ class PrivateStep:
         # In a domain of maps, a batch without records must have noise of the same shape as any other, and a model that is split
         # needs all ranks for a pass: the one record of zeros runs through the model like others, and counts for nothing.
         if not self._padded or self.chain.rules or self.placement.split:
-            grads = self.engine.collect(losses)
+            grads = self.engine.collect(losses * 0.0 if self._padded else losses)
             total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
             if self.chain.rules:
                 self._forms |= grads.bases()
             measured = [query.measure(losses, norms) for query in self._side]
             if self._padded:
-                total = {name: torch.zeros_like(value) for name, value in total.items()}
                 measured = [torch.zeros_like(value) for value in measured]
+                if not self.placement.split:  # there it holds what other ranks have added
+                    total = {name: torch.zeros_like(value) for name, value in total.items()}
             if not self._total:
                 self._total, self._measured = total, measured
             else:
