@@ -385,7 +385,7 @@ class _Run:
             {
                 "epoch": round(self.plan.epochs_after(self.step.taken), 2),
                 "step": self.step.taken,
-                "epsilon": number(self.step.epsilon_taken()),
+                "epsilon": number(self.world.once(self.step.epsilon_taken)),
                 "train_loss": self.meter.value,
                 "test_accuracy": accuracy,
                 "test_loss": number(test_loss),  # published noise can make it infinite

@@ -16,7 +16,7 @@ from distributed.cases import CASES
 from distributed.launching import finished, torchrun
 
 ON_RANKS_ONLY = ("unseeded", "seeded_masks", "refused")
-ON_THREE = ("plain", "one_record", "shard_many_sorts")
+ON_THREE = ("one_record", "shard_many_sorts")
 
 
 def launched(ranks: int, names: list[str], folder: Path) -> Path:
