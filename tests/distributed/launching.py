@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(ranks: int, *arguments: object, cwd: Path, restarts: int = 0) -> subprocess.Popen[str]:

@@ -113,12 +113,9 @@ class Reader:
     def _console(self, block: Block) -> None:
         for part in re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
             command, _, shown = part.partition("\n")
-            name, *arguments = (words := shlex.split(command))
-            if "torchrun" in words:
-                code, said = launched(words, self.folder)
-            else:
-                assert name == "assay", f"{self.where(block)}: {command!r} is no command of assay"
-                code, said = run(arguments)
+            name, *arguments = shlex.split(command)
+            assert name in ("assay", "torchrun"), f"{self.where(block)}: {command!r} is no command of assay"
+            code, said = run(arguments) if name == "assay" else launched(arguments, self.folder)
             assert code == 0, f"{self.where(block)}: {command} ended with {code}\n{said}"
             check_shown(shown, said, f"{self.where(block)}: {command}")
             self.said = said
@@ -157,14 +154,12 @@ def run(arguments: list[str]) -> tuple[int, str]:
     return code, out.getvalue() if code == 0 else out.getvalue() + err.getvalue()
 
 
-def launched(words: list[str], folder: Path) -> tuple[int, str]:
-    """Exit code and standard output of `NAME=VALUE ... torchrun ...`; errors are among the output."""
-    at = words.index("torchrun")
-    settings = dict(word.split("=", 1) for word in words[:at])
+def launched(arguments: list[str], folder: Path) -> tuple[int, str]:
+    """Exit code and standard output of torchrun; errors are among the output."""
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words[at + 1 :]],
+        [sys.executable, "-m", "torch.distributed.run", *arguments],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **settings},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -18,7 +18,7 @@ from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
 from assay.distributed import limits
-from assay.distributed.launch import check_alone, unreliable_restarts
+from assay.distributed.launch import check_alone
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
@@ -259,5 +259,3 @@ def _warn(plan: Plan) -> None:
         )
     if plan.noise_multiplier == 0:
         console.print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
-    if (restarts := unreliable_restarts()) is not None:
-        console.print(f"[yellow]note:[/] {restarts}")

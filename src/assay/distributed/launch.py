@@ -18,18 +18,11 @@ def launched() -> bool:
 
 def restarted() -> bool:
     """Whether torchrun has started the ranks again after one of them had ended."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _attempt() > 0
 
 
-def unreliable_restarts() -> str | None:
-    """What to change so that restarts work every time; None if nothing, or if none were asked for."""
-    shares = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if not shares or int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0:
-        return None
-    return (
-        "torchrun lets its ranks meet in its own store, where some restarts fail; "
-        "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 and use --standalone or --rdzv-backend c10d"
-    )
+def _attempt() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def check_alone(what: str) -> None:
@@ -41,14 +34,20 @@ def check_alone(what: str) -> None:
 
 
 def join() -> None:
-    """Meet the other ranks, once: gloo on the CPU, NCCL beside it where there is CUDA. The process leaves when it ends."""
+    """Meet the other ranks, once: gloo on the CPU, NCCL beside it where there is CUDA. The process leaves when it ends.
+
+    Ranks find each other by addresses that they leave in a store. torchrun keeps that store when it starts ranks again, and some would
+    look for a rank where it was before it died; so every attempt has keys of its own.
+    """
     if dist.is_initialized():
         return
     backend = "gloo"
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    dist.init_process_group(backend)
+    store, rank, size = next(iter(dist.rendezvous("env://")))
+    attempt = dist.PrefixStore(f"assay, attempt {_attempt()}", store)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     atexit.register(_leave)
 
 
