@@ -19,7 +19,7 @@ from distributed.launching import finished, torchrun
 
 TRAIN = (
     *("train", "--data", "digits", "--records", 400, "--model", "mlp", "--epochs", 12, "--batch-size", 100),
-    *("--noise-multiplier", 3, "--epsilon", 5, "--delta", 1e-3, "--lr", 0.5),
+    *("--epsilon", 4, "--delta", 1e-3, "--lr", 0.5),
 )
 
 
@@ -76,7 +76,7 @@ def test_a_killed_rank_starts_again_and_a_seeded_run_ends_where_one_process_ends
     ranks = torchrun(2, "-m", "assay", *TRAIN, "--seed", 6, "--out", "ranks", "--json", cwd=tmp_path, restarts=3)
     killed(ranks, tmp_path / "ranks", 1)
     out, _ = finished(ranks)
-    assert assay(*TRAIN, "--seed", 6, "--out", tmp_path / "alone")[0] in (0, 3)
+    assert assay(*TRAIN, "--seed", 6, "--out", tmp_path / "alone")[0] == 0
     one, two = (json.loads((tmp_path / name / "record.json").read_text()) for name in ("alone", "ranks"))
     assert json.loads(out) == two
     assert (two["epsilon"], two["steps"], two["steps_charged"]) == (one["epsilon"], one["steps"], one["steps_charged"])
@@ -97,7 +97,7 @@ def test_a_killed_leader_starts_again_with_its_ledger(tmp_path):
     record = json.loads((tmp_path / "run/record.json").read_text())
     assert record["steps_charged"] == charged(tmp_path / "run") >= before
     assert record["steps_charged"] >= record["steps"]
-    assert record["epsilon"]["verified"] <= 5
+    assert record["epsilon"]["verified"] <= 4
     lost = record["steps_charged"] > record["steps"]
     assert record["status"] == ("budget-spent" if lost else "done")
     assert ("the budget ended the run" in err) == lost

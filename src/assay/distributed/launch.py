@@ -7,6 +7,8 @@ import os
 
 import torch
 from torch import distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from assay.errors import ConfigError
 
@@ -45,8 +47,8 @@ def join() -> None:
     if torch.cuda.is_available():
         backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    store, rank, size = next(iter(dist.rendezvous("env://")))
-    attempt = dist.PrefixStore(f"assay, attempt {_attempt()}", store)
+    store, rank, size = next(iter(rendezvous("env://")))
+    attempt = PrefixStore(f"assay, attempt {_attempt()}", store)
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=size)
     atexit.register(_leave)
 
