@@ -24,7 +24,6 @@ app = typer.Typer(
 
 @app.callback()
 def _command(context: typer.Context) -> None:
-    """Differentially private training whose ε is true: claimed, verified and audited side by side."""
     if context.invoked_subcommand not in ("train", "resume"):
         check_alone(str(context.invoked_subcommand))
 
