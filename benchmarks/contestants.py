@@ -6,6 +6,7 @@ collating the batch belongs to no contestant's step; all of them get theirs by t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,7 @@ from assay.grads.clip import Flat, Rule
 from assay.privacy.rng import OsSeeded, Stream
 
 CLIP = 1.0
+PLAIN, ASSAY = "plain", "Assay"
 _ENDLESS = 10**6  # more steps than any measurement takes
 
 
@@ -32,6 +34,12 @@ class Task:
     batch: int
     classes: int = 10
     channels_last: bool = False
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """From `asdict` as JSON."""
+        data = json.loads(text)
+        return cls(**{**data, "shape": tuple(data["shape"])})
 
     def build(self) -> nn.Module:
         """The model, the same weights every time."""

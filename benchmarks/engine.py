@@ -14,20 +14,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import subprocess
 import sys
-import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from benchmarks import report
-from benchmarks.contestants import NOISELESS, Contestant, Maker, Setting, Task, plain, private
+from benchmarks.contestants import ASSAY, NOISELESS, PLAIN, Maker, Task, plain, private
 from benchmarks.rivals import OPACUS
+from benchmarks.timing import Effort, add_effort, effort_of, timed
 
 # The most that a private step may take, in plain steps.
 TARGETS = {
@@ -36,29 +34,10 @@ TARGETS = {
     Task(model="model3", shape=(3, 32, 32), batch=64): 1.2,
     Task(model="resnet20", shape=(3, 32, 32), batch=64): 1.35,
 }
-PLAIN, ASSAY = "plain", "Assay"
 
 # Assay raises a record's norm by a bound on its rounding error (some 1e-5 of it at a few hundred terms), Opacus by the
 # constant 1e-6; the clipped gradients differ by that much.
 _TOLERANCE = 1e-4
-_WARM_UP = 3  # Assay proves itself on the first batch, backends choose their kernels
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effort:
-    """How long to measure a model: as many rounds as fit into `seconds`, within these bounds."""
-
-    seconds: float
-    least: int
-    most: int
-
-    def rounds(self, one: float) -> int:
-        """Rounds to do, if one takes this many seconds."""
-        return min(self.most, max(self.least, int(self.seconds / one)))
-
-
-FULL = Effort(seconds=60, least=15, most=2000)
-QUICK = Effort(seconds=5, least=5, most=200)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,55 +107,12 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
     return running, missing
 
 
-class _Stopwatch:
-    """The steps of one contestant: the fastest of each kind, weighted by how often that kind occurred."""
-
-    def __init__(self, contestant: Contestant) -> None:
-        self._contestant = contestant
-        self._fastest: dict[int, float] = {}
-        self._count: Counter[int] = Counter()
-
-    def step(self) -> float:
-        """Take a step; the seconds it took."""
-        x, y = next(self._contestant.batches)
-        before = self._contestant.draws()
-        start = time.perf_counter()
-        self._contestant.step(x, y)
-        seconds = time.perf_counter() - start
-        kind = self._contestant.draws() - before
-        self._count[kind] += 1
-        self._fastest[kind] = min(seconds, self._fastest.get(kind, seconds))
-        return seconds
-
-    @property
-    def milliseconds(self) -> float:
-        """A step."""
-        total = sum(seconds * self._count[kind] for kind, seconds in self._fastest.items())
-        return 1e3 * total / self._count.total()
-
-
 def measure(task: Task, target: float, effort: Effort, *, alone: bool) -> Timing:
     """Check that all compute the same, then time them; `alone` leaves Opacus out."""
     rivals, missing = ({}, {}) if alone else _comparable(task)
     makers = {PLAIN: plain, ASSAY: private, **rivals}
     milliseconds, rounds = timed(task, makers, effort)
     return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)
-
-
-def timed(task: Task, makers: Mapping[str, Maker], effort: Effort) -> tuple[dict[str, float], int]:
-    """A step of each in milliseconds, all interleaved in this process, and the number of rounds."""
-    contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
-    warm_up = [_Stopwatch(c) for c in contestants.values()]
-    for _ in range(_WARM_UP):
-        one = sum(watch.step() for watch in warm_up)
-    rounds = effort.rounds(one)
-    watches = {name: _Stopwatch(c) for name, c in contestants.items()}
-    order, shuffle = list(watches.values()), random.Random(0).shuffle
-    for _ in range(rounds):
-        shuffle(order)  # or one contestant would always find the caches as the same other one left them
-        for watch in order:
-            watch.step()
-    return {name: watch.milliseconds for name, watch in watches.items()}, rounds
 
 
 def _rendered(timing: Timing) -> str:
@@ -234,24 +170,10 @@ def rendered(timings: list[Timing]) -> str:
     return "\n".join([*map(_rendered, timings), _verdicts(timings)])
 
 
-def _whole(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, 1 or above")
-    return int(text)
-
-
 def add_options(parser: argparse.ArgumentParser, models: Sequence[str] = tuple(task.model for task in TARGETS)) -> None:
     """The options that `effort_of` and `run` read."""
     parser.add_argument("--model", action="append", choices=models, help="only this model")
-    parser.add_argument("--rounds", type=_whole, help="exactly so many rounds (default: as the model's speed allows)")
-    parser.add_argument("--quick", action="store_true", help="a rough answer in a minute or two")
-
-
-def effort_of(options: argparse.Namespace) -> Effort:
-    """What the options ask for."""
-    if options.rounds is not None:
-        return Effort(seconds=0, least=options.rounds, most=options.rounds)
-    return QUICK if options.quick else FULL
+    add_effort(parser)
 
 
 def main() -> None:

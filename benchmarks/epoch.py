@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import assay
 from assay.grads.clip import Flat
 from benchmarks import report
-from benchmarks.contestants import CLIP, Setting, Task, sgd
+from benchmarks.contestants import ASSAY, CLIP, PLAIN, Setting, Task, sgd
 from benchmarks.rivals import OPACUS_LOADED
 
 Epoch = Callable[[], None]
@@ -36,7 +36,6 @@ TASKS = {
     Task(model="model3", shape=(3, 32, 32), batch=64): 512,
 }
 TARGET = 1.1  # the most that a private epoch may take, in plain ones
-PLAIN, ASSAY = "plain", "Assay"
 _MANY = 10**6
 
 

@@ -15,7 +15,8 @@ from assay import methods
 from assay.grads.clip import PerLayer
 from benchmarks import report
 from benchmarks.contestants import CLIP, Private, Task, private
-from benchmarks.engine import add_options, effort_of, timed
+from benchmarks.engine import add_options
+from benchmarks.timing import effort_of, timed
 
 BASE = "DP-SGD"
 _LAYERED = PerLayer(bound=CLIP)

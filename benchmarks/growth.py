@@ -1,0 +1,196 @@
+"""How the cost of a step grows. `python -m benchmarks.growth [--quick] [--draw FILE.png]`
+
+Time (interleaved, one thread) and peak memory (each in a process of its own) of plain and private steps against the batch size, the number of
+parameters and the length of a sequence; and the time of a private step of the same batch on one and more ranks, started by torchrun.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import assay
+from assay.grads.clip import Flat
+from benchmarks import memory, report
+from benchmarks.contestants import ASSAY, CLIP, PLAIN, Setting, Task, plain, private, sgd
+from benchmarks.timing import Effort, timed
+
+FULL = Effort(seconds=12, least=5, most=300)
+QUICK = Effort(seconds=2, least=3, most=50)
+RANKED = Task(model="model3", shape=(3, 32, 32), batch=64)
+_RANK_STEPS = 12
+
+
+def _parameters(task: Task) -> float:
+    return float(sum(p.numel() for p in task.build().parameters()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """Tasks that differ in one thing, and how much of it each has."""
+
+    name: str
+    tasks: Sequence[Task]
+    amount: Callable[[Task], float]
+
+
+CURVES = (
+    Curve(
+        name="batch size (model3)",
+        tasks=[Task(model="model3", shape=(3, 32, 32), batch=b) for b in (16, 32, 64, 128)],
+        amount=lambda task: float(task.batch),
+    ),
+    Curve(
+        name="parameters (transformer, batch 16, 32 positions)",
+        tasks=[Task(model="transformer", shape=(32, w), batch=16) for w in (64, 128, 256, 512)],
+        amount=_parameters,
+    ),
+    Curve(
+        name="sequence length (transformer of width 128, batch 16)",
+        tasks=[Task(model="transformer", shape=(t, 128), batch=16) for t in (16, 64, 256, 1024)],
+        amount=lambda task: float(task.shape[0]),
+    ),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grown:
+    """What was measured along one curve: milliseconds and MiB by contestant."""
+
+    name: str
+    amounts: list[float] = field(default_factory=list)
+    milliseconds: dict[str, list[float]] = field(default_factory=dict)
+    mebibytes: dict[str, list[float]] = field(default_factory=dict)
+
+
+def measure(curve: Curve, effort: Effort) -> Grown:
+    """Every point of a curve."""
+    grown = Grown(name=curve.name)
+    for task in curve.tasks:
+        grown.amounts.append(curve.amount(task))
+        steps, _ = timed(task, {PLAIN: plain, ASSAY: private}, effort)
+        peaks = memory.measure(task, memory.OURS, runs=1)
+        for name in (PLAIN, ASSAY):
+            grown.milliseconds.setdefault(name, []).append(steps[name])
+            grown.mebibytes.setdefault(name, []).append(peaks.of[name].highest)
+    return grown
+
+
+def ranked(most: int) -> Grown:
+    """A step of the same whole batch on 1 to `most` ranks."""
+    grown = Grown(name=f"ranks ({RANKED.model}, batch {RANKED.batch} in all)")
+    for ranks in range(1, most + 1):
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        done = subprocess.run(
+            [*launch, "-m", "benchmarks.growth", "--rank"],
+            env={**os.environ, "OMP_NUM_THREADS": str(report.THREADS)},
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        grown.amounts.append(float(ranks))
+        grown.milliseconds.setdefault(ASSAY, []).append(json.loads(done.stdout)["milliseconds"])
+    return grown
+
+
+def _rank() -> None:
+    """One rank's part of `ranked`; the leader prints the fastest step."""
+    torch.set_num_threads(report.THREADS)
+    model, data = RANKED.build(), RANKED.data()
+    plan = assay.Plan(
+        records=RANKED.batch,
+        batch_size=RANKED.batch,
+        steps=_RANK_STEPS,
+        noise_multiplier=1.0,
+        delta=1e-3,
+        clip=Flat(bound=CLIP),
+        sampling="full",
+    )
+    step, optimizer, fastest = assay.PrivateStep(model, plan), sgd(model, Setting()), float("inf")
+    for x, y in step.batches(data):
+        start = time.perf_counter()
+        step.backward(F.cross_entropy(model(x), y, reduction="none"))
+        optimizer.step()
+        fastest = min(fastest, time.perf_counter() - start)
+    if step.world.leader:
+        print(json.dumps({"milliseconds": 1e3 * fastest}))
+
+
+def run(effort: Effort) -> list[Grown]:
+    """All curves."""
+    torch.set_num_threads(report.THREADS)
+    return [*(measure(curve, effort) for curve in CURVES), ranked(os.cpu_count() or 1)]
+
+
+def rendered(found: Sequence[Grown]) -> str:
+    """The tables as text."""
+    return "\n\n".join(_rendered(grown) for grown in found)
+
+
+def _rendered(grown: Grown) -> str:
+    head, columns = [grown.name], [[f"{amount:,.0f}" for amount in grown.amounts]]
+    for name, values in grown.milliseconds.items():
+        head.append(f"{name}, ms")
+        columns.append([f"{value:.1f}" for value in values])
+    for name, values in grown.mebibytes.items():
+        head.append(f"{name}, MiB")
+        columns.append([f"{value:.0f}" for value in values])
+    if PLAIN in grown.milliseconds:
+        both = zip(grown.milliseconds[ASSAY], grown.milliseconds[PLAIN], strict=True)
+        head.append("time / plain")
+        columns.append([f"{ours / theirs:.2f}" for ours, theirs in both])
+    return report.table(head, list(zip(*columns, strict=True)))
+
+
+def draw(found: Sequence[Grown], path: str) -> None:
+    """The curves, time above memory."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(4 * len(found), 6), layout="constrained")
+    axes: Any = figure.subplots(2, len(found), squeeze=False)
+    for column, grown in enumerate(found):
+        for row, (values, unit) in enumerate(((grown.milliseconds, "ms a step"), (grown.mebibytes, "MiB at the peak"))):
+            at = axes[row][column]
+            if not values:
+                at.axis("off")
+                continue
+            for name, heights in values.items():
+                at.plot(grown.amounts, heights, marker="o", label=name)
+            at.set(xscale="log", yscale="log", xlabel=grown.name, ylabel=unit)
+            at.legend()
+    FigureCanvasAgg(figure).print_png(path)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description="how the cost of a step grows")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds")
+    parser.add_argument("--draw", help="draw the curves into this PNG file")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.rank:
+        _rank()
+        return
+    found = run(QUICK if options.quick else FULL)
+    if options.draw:
+        draw(found, options.draw)
+    if options.json:
+        print(json.dumps({"machine": report.machine(), "growth": [vars(grown) for grown in found]}, indent=2))
+    else:
+        print(f"{report.described()}\n\n{rendered(found)}")
+
+
+if __name__ == "__main__":
+    main()
