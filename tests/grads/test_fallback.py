@@ -61,7 +61,9 @@ def test_attention_with_options(option: dict[str, Any]) -> None:
 
 
 def test_attention_mask_for_each_record_and_head_is_refused() -> None:
-    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    attention = nn.MultiheadAttention(
+        8, 2, batch_first=True, add_bias_kv=True
+    )  # torch's own classes without it have a rule
     Engine(attention)
     x = torch.randn(4, 6, 8)
     with pytest.raises(UnsupportedModelError, match="attn_mask"):

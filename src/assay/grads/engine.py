@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 import types
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -25,13 +25,14 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
+from torch.utils import _pytree as pytree
 
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.grads import proof
+from assay.grads import attention, cost, proof
 from assay.grads.correlation import Basis, Filtered, corner
 from assay.grads.fallback import PerRecordCall
-from assay.grads.layers import RULES, ExpandRule, TapeRule, layer_path, rule_for, trainable_layers
-from assay.grads.uses import Apart, Dense, LayerUse, Use, together
+from assay.grads.layers import RULES, EmbeddingRule, ExpandRule, TapeRule, layer_path, rule_for, trainable_layers
+from assay.grads.uses import Apart, Dense, LayerUse, Outer, Use, together
 from assay.models import compat
 
 R = TypeVar("R", TapeRule, ExpandRule)
@@ -171,21 +172,36 @@ def _gathered(found: Found) -> Found:
     return out + [((name,), Apart([together(uses)])) for name, uses in parts.items()]
 
 
-class Engine:
-    """Attaches to a model; turns losses, one a record, into `RecordGrads`. `detach()` gives the model back as it was."""
+def _choose(uses: Found) -> None:
+    """Let the clock decide between ways to the same norms and sums."""
+    for _, use in uses:
+        if isinstance(use, Apart):
+            for part in use.uses:
+                if isinstance(part, Outer):
+                    cost.choose(part)
 
-    def __init__(self, model: nn.Module, rules: Rules = RULES) -> None:
+
+class Engine:
+    """Attaches to a model; turns losses, one a record, into `RecordGrads`. `detach()` gives the model back as it was.
+
+    `measured` lets a short measurement decide between two ways to the same result where the shapes leave a choice; their last
+    bits differ, so that two runs may.
+    """
+
+    def __init__(self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False) -> None:
         compat.check(model)
         # glibc returns large blocks to the system and fetches them anew, every step, until a process has freed one of this
         # size; then it keeps them. The page faults cost up to a fifth of a step.
         torch.empty(2**25 - 2**16, dtype=torch.uint8)
         self.model = model
+        self._measured = measured
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
         self._canonical = {id(p): n for n, p in self.parameters.items()}
         self._taped: list[_Unit[TapeRule]] = []
         self._expanded: list[_Unit[ExpandRule]] = []
+        self._attending: list[_Unit[TapeRule]] = []
         self._split(model, "", rules)
         self.layers = trainable_layers(model)
         index = {path: i for i, path in enumerate(self.layers)}
@@ -201,8 +217,15 @@ class Engine:
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
         self._watching = self._proof.watch(model)
+        # Embeddings whose indices all records share, as settled on the first batch, and the records of the pass under way.
+        self._shared: dict[str, bool] = {}
+        self._rows = 0
+        self._counting = self._count_records() if any(isinstance(t.rule, EmbeddingRule) for t in self._taped) else None
         for taped in self._taped:
-            self._attach(taped.module, functools.partial(self._run_taped, taped))
+            run = self._run_embedding if isinstance(taped.rule, EmbeddingRule) else self._run_taped
+            self._attach(taped.module, functools.partial(run, taped))
+        for attending in self._attending:
+            self._attach(attending.module, functools.partial(self._run_attention, attending))
         for expanded in self._expanded:
             self._attach(expanded.module, functools.partial(self._run_expanded, expanded))
 
@@ -214,7 +237,8 @@ class Engine:
                 module.forward = plain
         self._replaced = []
         self._stop_watching()
-        self._taped, self._expanded = [], []
+        self._stop_counting()
+        self._taped, self._expanded, self._attending = [], [], []
 
     @property
     def proven(self) -> bool:
@@ -259,6 +283,8 @@ class Engine:
             if proof_now is not None:
                 proof_now.forget()
         uses = _gathered(found) if len(found) > 1 else found
+        if self._measured:
+            _choose(uses)
         grads = RecordGrads(self._records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if proof_now is None:
             for name in expected:
@@ -266,11 +292,17 @@ class Engine:
         elif proof_now.compare(grads, expected, low) and len(losses) > 1:
             self._proof, self._left_alone = None, left_alone
             self._stop_watching()
+            if not any(self._shared.values()):
+                self._stop_counting()
         return grads
 
     def _stop_watching(self) -> None:
         for hook in self._watching:
             hook.remove()
+
+    def _stop_counting(self) -> None:
+        if self._counting is not None:
+            self._counting.remove()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
@@ -279,12 +311,20 @@ class Engine:
     def _split(self, module: nn.Module, path: str, rules: Rules) -> None:
         """Cut the model into units: ruled modules, and the smallest subtrees that own a parameter without a rule."""
         own = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
-        parametrised = is_parametrized(module) and any(p.requires_grad for p in module.parameters())
-        if not own and not parametrised:
+        trained = any(p.requires_grad for p in module.parameters())
+        whole = trained and (is_parametrized(module) or isinstance(module, nn.MultiheadAttention))
+        if not whole and all(_aliased(module, p) for p in own.values()):
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
         if any(module is other for other in self._modules()):  # one module in two places
+            return
+        if attention.ruled(module):
+            names = {n: self._canonical[id(p)] for n, p in own.items()}
+            rows = attention.Projection(0, 0)  # which rows is known when it is called
+            self._attending.append(_Unit(path, module, rows, names, frozenset(own)))
+            for name, child in module.named_children():
+                self._split(child, f"{path}.{name}" if path else name, rules)
             return
         rule = rule_for(module, rules)
         if rule is None:
@@ -297,7 +337,8 @@ class Engine:
             self._expanded.append(_Unit(path, module, rule, names, frozenset(own)))
 
     def _modules(self) -> list[nn.Module]:
-        return [*(unit.module for unit in self._taped), *(unit.module for unit in self._expanded)]
+        taped = (unit.module for unit in (*self._taped, *self._attending))
+        return [*taped, *(unit.module for unit in self._expanded)]
 
     def _attach(self, owner: nn.Module, run: Callable[..., Any]) -> None:
         """Replace the module's forward by `run` while gradients are recorded."""
@@ -374,6 +415,49 @@ class Engine:
         root.register_hook(record)
         return out
 
+    def _count_records(self) -> Any:
+        """Before each pass of the model, note how many records its tensors hold: most of them have these rows."""
+
+        def count(_module: nn.Module, args: Any, kwargs: Any) -> None:
+            leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
+            self._rows = Counter(t.shape[0] for t in leaves).most_common(1)[0][0] if leaves else 0
+
+        return self.model.register_forward_pre_hook(count, with_kwargs=True)
+
+    def _run_embedding(self, unit: _Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
+        """An embedding, its indices repeated for each record where all records share them (positions).
+
+        What autograd would hand back for a row that all records share is the sum over records; repeated, it is one row a
+        record. Indices that are shared have no record dimension: [T] or [1, T]. On the first batch that tells it is
+        settled which embeddings these are, since in a later one T may happen to be the number of records.
+        """
+        (index,) = (*args, *kwargs.values())
+        decided = self._rows > 1 or (self._rows == 1 and index.dim() == 1 and len(index) > 1)
+        if self._proof is not None and decided:
+            shared = _without_records(unit.path, index, self._rows)
+            if self._shared.setdefault(unit.path, shared) != shared:
+                raise UnsupportedModelError(
+                    f"{unit.path} is called both with indices of each record and with indices that all records share: expand "
+                    "the latter to all records before the call"
+                )
+        if self._shared.get(unit.path, False):
+            index = (index.unsqueeze(0) if index.dim() == 1 else index).expand(
+                self._rows, *[-1] * max(1, index.dim() - 1)
+            )
+        return self._run_taped(unit, index)
+
+    def _run_attention(self, unit: _Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
+        module = unit.module
+        assert isinstance(module, nn.MultiheadAttention)
+
+        def project(x: Tensor, start: int, stop: int) -> Tensor:
+            rows = attention.Projection(start, stop)
+            if not unit.wanted:
+                return rows.forward(module, module._parameters, x)
+            return self._run_taped(replace(unit, rule=rows), x)
+
+        return attention.attend(module, project, *args, **kwargs)
+
     def _run_expanded(self, unit: _Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
         rule, module = unit.rule, unit.module
         records = rule.records(module, args, kwargs)
@@ -405,6 +489,30 @@ class Engine:
                 self._collecting.append(((name,), Apart([Dense(_full(g))])))
 
         return record
+
+
+def _aliased(module: nn.Module, parameter: nn.Parameter) -> bool:
+    """Whether a layer below `module` owns the parameter, too (the bias of a language model's head): that layer uses it.
+
+    If `module` also uses it by itself, the gradients do not add up on the first batch, and the model is refused.
+    """
+    return any(parameter is p for child in module.children() for p in child.parameters())
+
+
+def _without_records(path: str, index: Tensor, records: int) -> bool:
+    """Whether indices have no record dimension: [1, T], or [T] with another number of positions than records.
+
+    Where there are as many of both, eight or more that count up from 0 are taken for positions.
+    """
+    if index.dim() == 1:
+        counts_up = records >= 8 and torch.equal(index, torch.arange(records, device=index.device))
+        return index.shape[0] != records or counts_up
+    if index.dim() > 1 and index.shape[0] not in (1, records):
+        raise UnsupportedModelError(
+            f"{path} looks up indices of shape {tuple(index.shape)} that all of the {records} records share: there is no way to "
+            "tell what each record contributes. Freeze it (requires_grad_(False)), or expand the indices to all records"
+        )
+    return index.dim() > 1 and index.shape[0] == 1
 
 
 def _full(t: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ is unknown, and goes through the fallback.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 from assay.errors import UnsupportedModelError
 from assay.grads.circulant import CirculantRule
 from assay.grads.convolution import ConvShape, convolved
-from assay.grads.uses import Affine, Apart, Dense, LayerUse, Rank1, Rows, Use, outer
+from assay.grads.uses import Affine, Apart, Dense, LayerUse, Outer, Rank1, Rows, SharedRows, Use
 from assay.models.circulant import BlockCirculantLinear
 
 Params = Mapping[str, Tensor | None]
@@ -70,7 +71,22 @@ class LinearRule:
                 return ("weight", "bias"), Affine(g, x)
             return _found(wanted, lambda: Rank1(g, x), lambda: Dense(g))
         g, x = g.flatten(1, -2), x.flatten(1, -2)
-        return _found(wanted, lambda: outer(g, x), lambda: Dense(g.sum(1)))
+        return _found(wanted, lambda: Outer(g, x), lambda: Dense(g.sum(1)))
+
+
+class TransposedLinearRule:
+    """y = x W + b: the `Conv1D` of GPT-2 as Hugging Face writes it."""
+
+    def forward(self, module: Any, params: Params, x: Tensor) -> Tensor:  # noqa: ARG002
+        weight, bias = params["weight"], params["bias"]
+        assert weight is not None
+        return F.linear(x, weight.t(), bias)
+
+    def uses(self, module: Any, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:  # noqa: ARG002
+        if g.dim() == 2:
+            return _found(wanted, lambda: Rank1(x, g), lambda: Dense(g))
+        g, x = g.flatten(1, -2), x.flatten(1, -2)
+        return _found(wanted, lambda: Outer(x, g), lambda: Dense(g.sum(1)))
 
 
 def _narrow(weight: Tensor, x: Tensor) -> bool:
@@ -146,6 +162,8 @@ class EmbeddingRule:
         g = g.reshape(*index.shape, -1)
         if module.padding_idx is not None:
             g = g.masked_fill((index == module.padding_idx).unsqueeze(2), 0.0)
+        if len(index) > 1 and index.stride(0) == 0:  # one row of indices, expanded to all records
+            return _found(wanted, lambda: SharedRows(index[0], g, module.num_embeddings), lambda: Dense(g))
         return _found(wanted, lambda: Rows(index, g, module.num_embeddings), lambda: Dense(g))
 
 
@@ -248,6 +266,12 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
 }
 
 
+_ELSEWHERE: dict[tuple[str, str], TapeRule | ExpandRule] = {
+    ("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule(),
+}
+"""Layer types of other libraries by module and name; nothing is imported for them."""
+
+
 def trainable_layers(model: nn.Module) -> list[str]:
     """The modules that own trainable parameters, by path, each once: what per-layer clipping calls a layer."""
     return list(dict.fromkeys(layer_path(name) for name, p in model.named_parameters() if p.requires_grad))
@@ -265,13 +289,19 @@ def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:
     return all(getattr(type(module), name, None) is getattr(kind, name, None) for name in methods)
 
 
+def _foreign() -> dict[type[nn.Module], TapeRule | ExpandRule]:
+    """The types of `_ELSEWHERE` whose library is in use."""
+    found = {getattr(sys.modules.get(home), name, None): rule for (home, name), rule in _ELSEWHERE.items()}
+    return {kind: rule for kind, rule in found.items() if kind is not None}
+
+
 def rule_for(
     module: nn.Module, rules: Mapping[type[nn.Module], TapeRule | ExpandRule] = RULES
 ) -> TapeRule | ExpandRule | None:
     """The rule for this module, or None if its type is unknown, changes `forward`, or carries parameters of its own."""
     if "forward" in vars(module):  # another library has replaced this one's forward
         return None
-    for kind, rule in rules.items():
+    for kind, rule in {**rules, **_foreign()}.items():
         if isinstance(module, kind) and _computes_like(module, kind):
             own = {name for name, _ in module.named_parameters(recurse=False)}
             if own <= {"weight", "bias"} and not any(True for _ in module.children()):

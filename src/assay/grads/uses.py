@@ -11,6 +11,7 @@ on the rounding error, so that a record whose terms nearly cancel cannot slip pa
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -124,14 +125,50 @@ class Rank1:
         return Rank1(_masked(self.g, bad), _masked(self.x, bad))
 
 
+def keeps_product(positions: int, out: int, inp: int) -> bool | None:
+    """Whether Σ_t g_t x_tᵀ is better computed and kept or known by its factors; None where only a clock can tell.
+
+    The product [out, in] is never kept where it takes more than twice the memory of its factors, the Gram matrices
+    [positions, positions] are never formed where they take more than the factors.
+    """
+    factors = positions * (out + inp)
+    if positions > out + inp:
+        return True
+    return None if out * inp <= 2 * factors else False
+
+
 @dataclass(slots=True)
 class Outer:
-    """Σ_t g_t x_tᵀ for each record: `g` [B, T, O], `x` [B, T, I]; the weight of a linear map of shape [O, I]."""
+    """Σ_t g_t x_tᵀ for each record: `g` [B, T, O], `x` [B, T, I]; the weight of a linear map of shape [O, I].
+
+    Two ways. The products themselves, one a record: the weighted sum is then one matrix-vector product. Or the ghost norm
+    ‖Σ_t g_t x_tᵀ‖² = Σ_ts ⟨g_t, g_s⟩⟨x_t, x_s⟩ from two Gram matrices, and the ordinary weight gradient of the weighted
+    output gradients (Li et al. 2022, "Large language models can be strong differentially private learners"). `keep`
+    says which; by itself it keeps what is smaller than the factors.
+    """
 
     g: Tensor
     x: Tensor
+    keep: bool | None = None
+    _product: Dense | None = None
 
     def sq_norm(self) -> Tensor:
+        keep = self.keep
+        if keep is None:
+            positions, out, inp = self.shape
+            keep = out * inp <= positions * (out + inp)
+        if not keep:
+            return self.ghost()
+        self._product = Dense(torch.bmm(self.g.mT, self.x))
+        return self._product.sq_norm()
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Positions, outputs and inputs."""
+        return self.g.shape[1], self.g.shape[2], self.x.shape[2]
+
+    def ghost(self) -> Tensor:
+        """The squared norm from Gram matrices, whatever `keep` says: no [records, out, in] tensor is formed."""
         g, x = self.g, self.x
         gg = torch.bmm(g, g.mT)
         xx = torch.bmm(x, x.mT)
@@ -153,22 +190,16 @@ class Outer:
         return self._size(torch.linalg.vecdot(self.g, self.g), torch.linalg.vecdot(self.x, self.x))[0]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
+        if self._product is not None:
+            return self._product.weighted_sum(weights)
         scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
         return scaled.mT @ self.x.flatten(0, 1)
 
     def per_record(self) -> Tensor:
-        return torch.bmm(self.g.mT, self.x)
+        return torch.bmm(self.g.mT, self.x) if self._product is None else self._product.values
 
     def without(self, bad: Tensor) -> Outer:
-        return Outer(_masked(self.g, bad), _masked(self.x, bad))
-
-
-def outer(g: Tensor, x: Tensor) -> Use:
-    """The cheaper form of Σ_t g_t x_tᵀ: the product itself where it is smaller than its factors, else the factors."""
-    positions, out, inp = g.shape[1], g.shape[2], x.shape[2]
-    if out * inp <= positions * (out + inp):
-        return Dense(torch.bmm(g.mT, x))
-    return Outer(g, x)
+        return Outer(_masked(self.g, bad), _masked(self.x, bad), self.keep)
 
 
 @dataclass(slots=True)
@@ -205,6 +236,91 @@ class Rows:
 
 
 @dataclass(slots=True)
+class SharedRows:
+    """Rows of a table where every record uses the same ones (positions): `index` [T], `g` [B, T, D] added to them."""
+
+    index: Tensor
+    g: Tensor
+    rows: int
+    _sums: Dense | None = None
+    _distinct: Tensor | None = None
+
+    def _summed(self) -> tuple[Dense, Tensor]:
+        """The gradient of each row that is used, [B, distinct, D], and which rows these are."""
+        if self._sums is None or self._distinct is None:
+            self._distinct, place = self.index.unique(return_inverse=True)
+            sums = self.g.new_zeros(self.g.shape[0], len(self._distinct), self.g.shape[2])
+            self._sums = Dense(sums.index_add_(1, place, self.g))
+        return self._sums, self._distinct
+
+    def sq_norm(self) -> Tensor:
+        return self._summed()[0].sq_norm()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        sums, distinct = self._summed()
+        table = self.g.new_zeros(self.rows, self.g.shape[2])
+        table[distinct] = sums.weighted_sum(weights)
+        return table
+
+    def each(self) -> Rows:
+        """The same as rows of each record's own."""
+        return Rows(self.index.expand(self.g.shape[:2]), self.g, self.rows)
+
+    def per_record(self) -> Tensor:
+        return self.each().per_record()
+
+    def without(self, bad: Tensor) -> SharedRows:
+        return SharedRows(self.index, _masked(self.g, bad), self.rows)
+
+
+@dataclass(slots=True)
+class Block:
+    """Gradients of rows `start` to `stop` of a parameter with `rows` of them (a packed projection); zero elsewhere."""
+
+    use: Use
+    start: int
+    stop: int
+    rows: int
+
+    def sq_norm(self) -> Tensor:
+        return self.use.sq_norm()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        part = self.use.weighted_sum(weights)
+        whole = part.new_zeros(self.rows, *part.shape[1:])
+        whole[self.start : self.stop] = part
+        return whole
+
+    def per_record(self) -> Tensor:
+        part = self.use.per_record()
+        whole = part.new_zeros(len(part), self.rows, *part.shape[2:])
+        whole[:, self.start : self.stop] = part
+        return whole
+
+    def without(self, bad: Tensor) -> Block:
+        return Block(self.use.without(bad), self.start, self.stop, self.rows)
+
+
+@dataclass(slots=True)
+class Stacked:
+    """Blocks of one parameter that do not overlap."""
+
+    blocks: Sequence[Block]
+
+    def sq_norm(self) -> Tensor:
+        return torch.stack([block.sq_norm() for block in self.blocks]).sum(0)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return torch.stack([block.weighted_sum(weights) for block in self.blocks]).sum(0)
+
+    def per_record(self) -> Tensor:
+        return torch.stack([block.per_record() for block in self.blocks]).sum(0)
+
+    def without(self, bad: Tensor) -> Stacked:
+        return Stacked([block.without(bad) for block in self.blocks])
+
+
+@dataclass(slots=True)
 class Tied:
     """Several uses of one parameter in one pass (tied or repeatedly applied weights): the gradients add up."""
 
@@ -213,7 +329,7 @@ class Tied:
 
     def sq_norm(self) -> Tensor:
         """‖R + G‖² = ‖R‖² + ‖G‖² + 2⟨R, G⟩, with ⟨e_i rᵀ, g xᵀ⟩ = g_i (r·x): a table of 50,000 rows is never built."""
-        a, b = self.rows.sq_norm(), self.outer.sq_norm()
+        a, b = self.rows.sq_norm(), self.outer.ghost()
         picked = self.outer.g.gather(2, self.rows.index.unsqueeze(1).expand(-1, self.outer.g.shape[1], -1))
         cross = (picked * torch.bmm(self.outer.x, self.rows.g.mT)).sum((1, 2))
         terms = self.outer.g.shape[1] + self.rows.g.shape[1]
@@ -319,7 +435,12 @@ class Affine:
 
 def together(uses: Sequence[Use]) -> Use:
     """All uses of one parameter as one use: their gradients add up before anything is clipped."""
+    if all(isinstance(u, Block) for u in uses):
+        stacked = _stacked([u for u in uses if isinstance(u, Block)])
+        if stacked is not None:
+            return stacked
     uses = [Outer(u.g.unsqueeze(1), u.x.unsqueeze(1)) if isinstance(u, Rank1) else u for u in uses]
+    uses = [u.each() if isinstance(u, SharedRows) else u for u in uses]
     outers = [u for u in uses if isinstance(u, Outer)]
     rows = [u for u in uses if isinstance(u, Rows)]
     if len(outers) + len(rows) < len(uses):
@@ -336,3 +457,17 @@ def together(uses: Sequence[Use]) -> Use:
     merged = one_outer or one_rows
     assert merged is not None
     return merged
+
+
+def _stacked(blocks: Sequence[Block]) -> Stacked | None:
+    """The blocks with those of the same rows added up, or None if some overlap in part."""
+    by_rows: dict[tuple[int, int], list[Use]] = {}
+    for block in blocks:
+        by_rows.setdefault((block.start, block.stop), []).append(block.use)
+    places = sorted(by_rows)
+    if any(stop > start for (_, stop), (start, _) in itertools.pairwise(places)):
+        return None
+    rows = blocks[0].rows
+    return Stacked(
+        [Block(u[0] if len(u) == 1 else together(u), start, stop, rows) for (start, stop), u in by_rows.items()]
+    )
