@@ -138,9 +138,10 @@ class PrivateStep:
         self.plan = plan = plan.for_layers(trainable_layers(model))
         asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
         chain = plan.chain(1.0 - sum(query.share for query in asked))
-        self.engine = Engine(model, {**RULES, **chain.rules})
-        self.chain = chain.on(self.engine.parameters)
         self.randomness = OsSeeded() if randomness is None else randomness
+        # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
+        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not self.randomness.reproducible)
+        self.chain = chain.on(self.engine.parameters)
         if not isinstance(ledger, Ledger):
             path = None if ledger is None or not world.leader else Path(ledger)
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from dp_accounting.dp_event import NoOpDpEvent
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from assay import stage
@@ -46,6 +47,7 @@ from assay.stage import Loss
 from assay.step import MeanLoss, PrivateStep
 
 _EVALUATION_BATCH = 1000
+PRECISIONS = ("float32", "bf16")
 
 
 class InterruptedRunError(AssayError):
@@ -54,12 +56,13 @@ class InterruptedRunError(AssayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What does not decide ε: the optimizer, weight averaging, memory, device, where randomness comes from.
+    """What does not decide ε: the optimizer, weight averaging, memory, precision, device, where randomness comes from.
 
     `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
     `secure_rng` takes every random number from the operating system's cryptographic generator. `ema` is the decay of an
     exponential moving average of the weights, which is then the result. `shard` splits parameters and optimizer state over the
-    ranks of a distributed run (FSDP2), for models that do not fit one device.
+    ranks of a distributed run (FSDP2), for models that do not fit one device. `precision` is that of the model's forward and
+    backward pass: with "bf16" under autocast; parameters, norms, clipped sums and noise are float32 all the same.
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -69,8 +72,11 @@ class Training:
     max_physical_batch: int | None = None
     device: str = "auto"
     shard: bool = False
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ConfigError("precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
         check_source(self.seed, self.secure_rng)
@@ -353,7 +359,7 @@ class _Run:
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
-            losses = self.loss(self.model(inputs), targets)
+            losses = self.loss(self._outputs(inputs), targets)
             if not step.backward(losses):
                 continue
             self.optimizer.step()
@@ -371,6 +377,14 @@ class _Run:
                 raise InterruptedRunError(
                     f"stopped after step {step.taken} of {step.limit} as asked, checkpoint written{where}"
                 )
+
+    def _outputs(self, inputs: Any) -> Any:
+        """The model's outputs for a training batch, float32 for the loss whatever the model computes in."""
+        if self.training.precision == "float32":
+            return self.model(inputs)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            outputs = self.model(inputs)
+        return pytree.tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.is_floating_point() else t, outputs)
 
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)

@@ -72,6 +72,18 @@ class Many(nn.Module):
         return out
 
 
+class Places(nn.Module):
+    """A table that all records look up alike, some rows more than once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(7, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = x + self.table(torch.tensor([[0, 3, 0, 3, 5]]))
+        return out
+
+
 # name: model, shape of a record (None: four of eleven words). One layer deep where inputs are adversarial: then the
 # slopes are exact, and the sum without a record differs from the sum with it by that record alone.
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
@@ -87,6 +99,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...] | None]] = {
     "group norm": (lambda: nn.GroupNorm(2, 4), (4, 6)),
     "bare parameter": (lambda: nn.PReLU(6), (6,)),
     "embedding": (lambda: nn.Embedding(11, 6), None),
+    "embedding, shared by all records": (Places, (5, 6)),
     "tied": (Tied, None),
 }
 exponents = st.floats(-20, 20)

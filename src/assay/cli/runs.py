@@ -104,6 +104,9 @@ def train(
             "--shard", help="Under torchrun: split the model over the ranks (FSDP2), for one too large for a device."
         ),
     ] = False,
+    precision: Annotated[
+        str, typer.Option(help="float32, or bf16: the model's passes under autocast; clipping and noise stay float32.")
+    ] = "float32",
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
     log: Annotated[
@@ -131,6 +134,7 @@ def train(
         max_physical_batch=max_physical_batch,
         device=device,
         shard=shard,
+        precision=precision,
     )
     logs.check(log)
     rule = clipping.parse(clip or chosen.clip)

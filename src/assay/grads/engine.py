@@ -221,6 +221,7 @@ class Engine:
         self._shared: dict[str, bool] = {}
         self._rows = 0
         self._counting = self._count_records() if any(isinstance(t.rule, EmbeddingRule) for t in self._taped) else None
+        self._compiled = compat.compiled(model)
         for taped in self._taped:
             run = self._run_embedding if isinstance(taped.rule, EmbeddingRule) else self._run_taped
             self._attach(taped.module, functools.partial(run, taped))
@@ -361,7 +362,8 @@ class Engine:
             finally:
                 inside = False
 
-        owner.forward = types.MethodType(forward, owner)
+        # What runs here is recorded, outside a compiled graph; what is between such layers is compiled.
+        owner.forward = types.MethodType(torch.compiler.disable(forward) if self._compiled else forward, owner)
 
     def _run_taped(self, unit: _Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
         module, rule = unit.module, unit.rule

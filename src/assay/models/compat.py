@@ -126,6 +126,11 @@ def check(model: nn.Module) -> None:
     raise UnsupportedModelError("\n".join(lines))
 
 
+def compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile` was applied to the model or to a part of it."""
+    return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
+
+
 @dataclass(frozen=True)
 class _Finding:
     what: str
