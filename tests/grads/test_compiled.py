@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -34,7 +35,10 @@ class Residual(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _fresh() -> None:
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch._inductor.config, "compile_threads", 1
+    )  # a pool of processes takes longer than what it does
     torch._dynamo.reset()
     counters.clear()
 
