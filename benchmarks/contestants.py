@@ -35,6 +35,11 @@ class Task:
     classes: int = 10
     channels_last: bool = False
 
+    @property
+    def label(self) -> str:
+        """For a table."""
+        return f"{self.model}{', channels last' if self.channels_last else ''} ({self.batch})"
+
     @classmethod
     def from_json(cls, text: str) -> Task:
         """From `asdict` as JSON."""
@@ -47,7 +52,8 @@ class Task:
         if self.model == "transformer":
             return Transformer(self.shape[1], self.classes)
         model = models.build(self.model, input_shape=self.shape, classes=self.classes)
-        return model.to(memory_format=torch.channels_last if self.channels_last else torch.contiguous_format)
+        layout = torch.channels_last if self.channels_last else torch.contiguous_format
+        return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
 
     def data(self) -> TensorDataset:
         """One batch of random records, the same every time."""

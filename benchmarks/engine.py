@@ -32,6 +32,7 @@ TARGETS = {
     Task(model="logistic", shape=(1, 28, 28), batch=256): 1.2,
     Task(model="mlp", shape=(1, 28, 28), batch=256): 1.1,
     Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 1.05,
+    Task(model="mnist-cnn", shape=(1, 28, 28), batch=256, channels_last=True): 1.1,
     Task(model="model3", shape=(3, 32, 32), batch=64): 1.2,
     Task(model="resnet20", shape=(3, 32, 32), batch=64): 1.35,
     Task(model="transformer", shape=(64, 128), batch=32): 1.1,
@@ -73,6 +74,7 @@ class Timing:
         return {
             "model": self.task.model,
             "batch": self.task.batch,
+            "channels_last": self.task.channels_last,
             "rounds": self.rounds,
             "milliseconds": self.milliseconds,
             "missing": self.missing,
@@ -112,7 +114,7 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
 def measure(task: Task, target: float, effort: Effort, *, alone: bool) -> Timing:
     """Check that all compute the same, then time them; `alone` leaves Opacus out."""
     rivals, missing = ({}, {}) if alone else _comparable(task)
-    makers = {PLAIN: plain, ASSAY: private, **rivals}
+    makers: dict[str, Maker] = {PLAIN: plain, ASSAY: private, **rivals}
     milliseconds, rounds = timed(task, makers, effort)
     return Timing(task=task, target=target, rounds=rounds, milliseconds=milliseconds, missing=missing)
 
@@ -127,7 +129,7 @@ def _rendered(timing: Timing) -> str:
             continue
         over_rival = "" if rival is None else f"{timing.over(name, rival):.2f}"
         rows.append([name, f"{timing.milliseconds[name]:.3f}", f"{timing.over(name, PLAIN):.2f}", over_rival])
-    title = f"{timing.task.model}, batch {timing.task.batch}, fastest of {timing.rounds} rounds"
+    title = f"{timing.task.label}, fastest of {timing.rounds} rounds"
     return "\n".join([title, "", report.table(["", "ms", "/ plain", "/ best Opacus"], rows), *notes, ""])
 
 
@@ -137,7 +139,7 @@ def _verdicts(timings: list[Timing]) -> str:
         rival = t.best_rival
         rows.append(
             [
-                f"{t.task.model} ({t.task.batch})",
+                t.task.label,
                 f"{t.over(ASSAY, PLAIN):.2f}",
                 f"{t.target:.2f}",
                 "n/a" if rival is None else f"{t.over(rival, PLAIN):.2f} ({rival.removeprefix('Opacus ')})",
@@ -152,7 +154,8 @@ def _measured_alone(task: Task, rounds: int) -> float:
     command = [sys.executable, "-m", "benchmarks.engine", "--alone", "--json"]
     command += ["--model", task.model, "--rounds", str(rounds)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return float(json.loads(done.stdout)["engine"][0]["over_plain"])
+    found = json.loads(done.stdout)["engine"]
+    return float(next(one["over_plain"] for one in found if one["channels_last"] == task.channels_last))
 
 
 def run(effort: Effort, models: list[str] | None = None, *, alone: bool = False) -> list[Timing]:
@@ -172,7 +175,9 @@ def rendered(timings: list[Timing]) -> str:
     return "\n".join([*map(_rendered, timings), _verdicts(timings)])
 
 
-def add_options(parser: argparse.ArgumentParser, models: Sequence[str] = tuple(task.model for task in TARGETS)) -> None:
+def add_options(
+    parser: argparse.ArgumentParser, models: Sequence[str] = tuple(dict.fromkeys(task.model for task in TARGETS))
+) -> None:
     """The options that `effort_of` and `run` read."""
     parser.add_argument("--model", action="append", choices=models, help="only this model")
     add_effort(parser)

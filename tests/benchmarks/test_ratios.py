@@ -1,0 +1,37 @@
+"""A guard against a slow engine: the price of privacy in plain steps, with margins that a busy machine does not exceed.
+
+`python -m benchmarks` measures these ratios well; here a step that takes twice what it should is noticed. The fastest of many interleaved
+steps is compared, and up to three times, so that what else runs on the machine must hit one contestant only, three times over, to raise a false alarm.
+"""
+
+import pytest
+import torch
+
+from benchmarks.contestants import ASSAY, PLAIN, Task, plain, private
+from benchmarks.timing import Effort, timed
+
+# What `python -m benchmarks` shows, times two or so.
+MOST = {
+    Task(model="logistic", shape=(1, 28, 28), batch=256): 2.5,
+    Task(model="mlp", shape=(1, 28, 28), batch=256): 3.0,
+    Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 2.0,
+    Task(model="model3", shape=(3, 32, 32), batch=16): 2.5,
+    Task(model="transformer", shape=(64, 128), batch=8): 2.5,
+}
+EFFORT = Effort(seconds=1.5, least=4, most=200)
+
+
+@pytest.mark.parametrize(("task", "most"), MOST.items(), ids=lambda value: getattr(value, "model", ""))
+def test_a_private_step_costs_little_more_than_a_plain_one(task, most):
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ratios = []
+        for _ in range(3):
+            steps, _ = timed(task, {PLAIN: plain, ASSAY: private}, EFFORT)
+            ratios.append(steps[ASSAY] / steps[PLAIN])
+            if ratios[-1] <= most:
+                return
+    finally:
+        torch.set_num_threads(threads)
+    pytest.fail(f"{task.model}: private over plain {ratios}, at most {most} expected")
