@@ -6,7 +6,6 @@ steps is compared, and up to three times, so that what else runs on the machine 
 
 import pytest
 import torch
-
 from benchmarks.contestants import ASSAY, PLAIN, Task, plain, private
 from benchmarks.timing import Effort, timed
 

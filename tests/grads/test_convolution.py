@@ -11,9 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from assay.grads.convolution import Convolved, ConvShape, convolved
+from assay.grads import cost
+from assay.grads.convolution import ChannelsLast, Convolved, ConvShape, convolved
+from assay.grads.engine import Engine
+from assay.grads.uses import Use
 
-from .oracle import TOLERANCE, agree, weighted
+from .oracle import TOLERANCE, agree, flat_norms, flat_sum, squared_error, weighted
 
 CONV = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
 SIDES = {1: (11,), 2: (7, 6), 3: (5, 4, 5)}
@@ -170,9 +173,45 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
     weights = torch.rand(3, dtype=torch.float64)
     squares = expected.flatten(1).square().sum(1)
     size = x.flatten(1).square().sum(1) * g.flatten(1).square().sum(1)  # where windows see padding only, squares are 0
-    for use in (Convolved(shape, x, g), convolved(shape, x, g)):
+    uses: list[Use] = [Convolved(shape, x, g), convolved(shape, x, g, lambda *_: False)]
+    if shape.has_windows:
+        last = [t.contiguous(memory_format=torch.channels_last) for t in (x, g)]
+        uses += [ChannelsLast(shape.window_gradients(*pair)) for pair in ((x, g), last)]
+        uses.append(convolved(shape, x, g, lambda *_: True))
+    for use in uses:
         assert ((use.sq_norm() - squares).abs() <= TOLERANCE * squares + 1e-13 * size).all()
         torch.testing.assert_close(
             use.weighted_sum(weights.unsqueeze(1)), weighted(expected, weights), rtol=TOLERANCE, atol=1e-11
         )
         torch.testing.assert_close(use.per_record(), expected, rtol=TOLERANCE, atol=1e-11)
+
+
+def test_a_clock_chooses_between_windows_and_folding(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it says, norms and sums are the same; an engine for runs that are to be repeated never asks it."""
+    network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 2)).double()
+    x, y = torch.randn(4, 2, 8, 8, dtype=torch.float64), torch.ones((), dtype=torch.float64)
+    found = {}
+    for says in (None, False, True):
+        asked: list[ConvShape] = []
+
+        def answer(shape: ConvShape, x: Tensor, g: Tensor, *, says: Any = says, asked: Any = asked) -> bool:
+            asked.append(shape)
+            return bool(says)
+
+        monkeypatch.setattr(cost, "by_windows", answer)
+        engine = Engine(network, measured=says is not None)
+        grads = engine.collect(squared_error(network(x), y))
+        found[says] = (flat_norms(grads), flat_sum(grads, torch.ones(4).double())["0.weight"])
+        engine.detach()
+        assert len(asked) == (0 if says is None else 1)
+    for says in (False, True):
+        torch.testing.assert_close(found[says], found[None], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_the_clock_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cost, "_known", {})
+    shape = ConvShape(torch.Size((3, 2, 3, 3)), (1, 1), (0, 0), (1, 1), 1)
+    x, g = torch.randn(4, 2, 8, 8), torch.randn(4, 3, 6, 6)
+    first = cost.by_windows(shape, x, g)
+    monkeypatch.setattr(cost, "quicker", lambda *_: pytest.fail("measured again"))
+    assert cost.by_windows(shape, x[:2], g[:2]) == first

@@ -1,11 +1,10 @@
 """Per-record gradients of convolution weights, one to three dimensions, any stride, padding, dilation and groups.
 
-Three ways, and the engine takes the cheapest for the shape:
-- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for
-  little
+Ways, of which the engine takes the cheapest for the shape:
+- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for little
   more than the price of their sum. Where these are smaller than what they are computed from they are kept, and the
-    clipped
-  sum is one matrix-vector product;
+  clipped sum is one matrix-vector product. The same products can be had by laying out the input's windows and multiplying matrices, which
+  is quicker for some shapes: only a clock can tell (`assay.grads.cost`);
 - where they are larger (many channels on small maps), the ghost norm: ‖Σ_t g_t p_tᵀ‖² from the two Gram matrices of
   output gradients and patches, then the ordinary weight gradient of the scaled output gradients;
 - where neither is small, the first way in pieces for the norm and the ordinary weight gradient for the sum.
@@ -15,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -44,6 +44,21 @@ class ConvShape:
         B = x.shape[0]
         folded_x, folded_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
         return self._gradient(folded_x, folded_g, B).view(B, *self.weight)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether `window_gradients` can serve: two dimensions, one group."""
+        return len(self.stride) == 2 and self.groups == 1
+
+    def window_gradients(self, x: Tensor, g: Tensor) -> Tensor:
+        """The same with channels last, [B, out, height, width, in]: output gradients times the windows of the input."""
+        x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)]).permute(0, 2, 3, 1)
+        B, out, channels = x.shape[0], g.shape[1], x.shape[3]
+        each, down, right, across = x.stride()
+        size = (B, *g.shape[2:], *self.kernel, channels)
+        step = (down * self.stride[0], right * self.stride[1], down * self.dilation[0], right * self.dilation[1])
+        windows = x.as_strided(size, (each, *step, across)).reshape(B, -1, math.prod(self.kernel) * channels)
+        return torch.bmm(g.flatten(2), windows).view(B, out, *self.kernel, channels)
 
     def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """The ordinary weight gradient, summed over records."""
@@ -138,8 +153,27 @@ class Convolved:
         return Convolved(self.shape, _masked(self.x, bad), _masked(self.g, bad))
 
 
-def convolved(shape: ConvShape, x: Tensor, g: Tensor) -> Use:
+class ChannelsLast(Dense):
+    """Gradients at hand of kernels [out, in, height, width], kept as [B, out, height, width, in]."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return super().weighted_sum(weights).permute(0, 3, 1, 2)
+
+    def per_record(self) -> Tensor:
+        return self.values.permute(0, 1, 4, 2, 3)
+
+    def without(self, bad: Tensor) -> ChannelsLast:
+        return ChannelsLast(_masked(self.values, bad))
+
+
+Windows = Callable[[ConvShape, Tensor, Tensor], bool]
+"""Whether the gradients of this shape are had more quickly by windows."""
+
+
+def convolved(shape: ConvShape, x: Tensor, g: Tensor, by_windows: Windows) -> Use:
     """The cheapest form for this shape (see the module's docstring)."""
     if math.prod(shape.weight) <= 4 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
+        if shape.has_windows and by_windows(shape, x, g):
+            return ChannelsLast(shape.window_gradients(x, g))
         return Dense(shape.weight_gradients(x, g))
     return Convolved(shape, x, g)

@@ -13,7 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from assay.grads.uses import Outer, keeps_product
+from assay.grads.convolution import ChannelsLast, ConvShape
+from assay.grads.uses import Dense, Outer, keeps_product
 
 _REPEATS = 3
 _MOST_RECORDS = 32
@@ -55,6 +56,31 @@ def choose(use: Outer) -> None:
     if key not in _known:
         _known[key] = _measured(records, _up(positions), out, inp, use.g)
     use.keep = _known[key]
+
+
+def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> bool:
+    """Whether the windows of a convolution's input are the quicker way to its gradients and their norms and sums."""
+    last = x.is_contiguous(memory_format=torch.channels_last)
+    key = (shape, x.shape[1:], last, x.dtype, x.device, torch.get_num_threads())
+    if key not in _known:
+        source = torch.Generator().manual_seed(0)
+
+        def made(like: Tensor) -> Tensor:
+            drawn = torch.randn(min(_MOST_RECORDS, len(like)), *like.shape[1:], generator=source).to(like)
+            return drawn.contiguous(memory_format=torch.channels_last) if last else drawn
+
+        some_x, some_g = made(x), made(g)
+        weights = some_x.new_ones(len(some_x), 1)
+
+        def way(use: Dense) -> list[Tensor]:
+            return [use.sq_norm(), use.weighted_sum(weights)]
+
+        _known[key] = quicker(
+            lambda: way(ChannelsLast(shape.window_gradients(some_x, some_g))),
+            lambda: way(Dense(shape.weight_gradients(some_x, some_g))),
+            x.device,
+        )
+    return _known[key]
 
 
 def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) -> bool:

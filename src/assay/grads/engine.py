@@ -31,7 +31,16 @@ from assay.errors import ConfigError, UnsupportedModelError
 from assay.grads import attention, cost, proof
 from assay.grads.correlation import Basis, Filtered, corner
 from assay.grads.fallback import PerRecordCall
-from assay.grads.layers import RULES, EmbeddingRule, ExpandRule, TapeRule, layer_path, rule_for, trainable_layers
+from assay.grads.layers import (
+    RULES,
+    ConvRule,
+    EmbeddingRule,
+    ExpandRule,
+    TapeRule,
+    layer_path,
+    rule_for,
+    trainable_layers,
+)
 from assay.grads.uses import Apart, Dense, LayerUse, Outer, Use, together
 from assay.models import compat
 
@@ -195,6 +204,8 @@ class Engine:
         torch.empty(2**25 - 2**16, dtype=torch.uint8)
         self.model = model
         self._measured = measured
+        if measured:
+            rules = {k: ConvRule(cost.by_windows) if type(r) is ConvRule else r for k, r in rules.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
 from assay.grads.circulant import CirculantRule
-from assay.grads.convolution import ConvShape, convolved
+from assay.grads.convolution import ConvShape, Windows, convolved
 from assay.grads.uses import Affine, Apart, Dense, LayerUse, Outer, Rank1, Rows, SharedRows, Use
 from assay.models.circulant import BlockCirculantLinear
 
@@ -111,8 +112,15 @@ def _found(
     return names, Apart([made[name]() for name in names])
 
 
+def _never(shape: ConvShape, x: Tensor, g: Tensor) -> bool:  # noqa: ARG001
+    return False
+
+
+@dataclass(frozen=True, slots=True)
 class ConvRule:
     """Conv1d, Conv2d, Conv3d with any stride, padding (also 'same' and non-zero modes), dilation and groups."""
+
+    by_windows: Windows = _never
 
     def forward(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
@@ -127,7 +135,7 @@ class ConvRule:
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
         x, shape = self._laid_out(module, x)
-        return convolved(shape, x, g)
+        return convolved(shape, x, g, self.by_windows)
 
     @staticmethod
     def _laid_out(
