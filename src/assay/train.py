@@ -519,13 +519,18 @@ def finished(
     """
     model.eval()
     if directory is not None:
-        kept = model.state_dict() if tensors is None else tensors
-        whole = {n: t.detach().cpu().contiguous().clone() for n, t in kept.items()}
-        replace_file(directory.model, lambda part: save_file(whole, part))
+        save_model(directory.model, model.state_dict() if tensors is None else tensors)
         replace_text(directory.statement, statement)
         replace_json(directory.record, record)
         directory.finish()
     return Result(model=model, record=record, statement=statement, directory=directory, nonfinite=nonfinite)
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Parameters and buffers as safetensors, written whole."""
+    whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
+    path.parent.mkdir(exist_ok=True)
+    replace_file(path, lambda part: save_file(whole, part))
 
 
 def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:

@@ -50,12 +50,67 @@ def test_a_run(assay, tmp_path):
     assert whole["verdict"] == "consistent"
     assert whole["audit"]["canaries"] == 400
     assert 0 <= whole["audited"] <= verified
+    black = json.loads(assay("audit", run, "--canaries", 50, "--black-box", "--seed", 3, "--json")[1])
+    assert black["verdict"] == "consistent"
     record = json.loads(assay("show", run, "--json")[1])
-    assert record["epsilon"]["audited"] == whole["audited"]
+    audits = [one_step, worlds, whole, black]
+    assert [kept["epsilon"] for kept in record["audits"]] == [audit["audited"] for audit in audits]
+    assert record["epsilon"]["audited"] == max(audit["audited"] for audit in audits), "the strongest is shown,"
+    assert record["audit"]["confidence"] == pytest.approx(0.8), "with what is left of the confidence of four"
+    assert "80 % confidence" in record["audit"]["sentence"]
     assert record["audit"]["verdict"] == "consistent"
+    assert "its own model has seen none" not in record["audit"]["how"]
+    assert "own model has seen none" in record["audits"][2]["how"]
     statement = assay("show", run)[1]
     assert record["audit"]["sentence"] in statement
     assert "not measured" not in statement
+
+
+@pytest.fixture(scope="module")
+def federated(tmp_path_factory):
+    from typer.testing import CliRunner
+
+    from assay.cli import app
+
+    run = tmp_path_factory.mktemp("federated") / "run"
+    words = "federate --data digits --model logistic --clients 12 --per-round 4 --rounds 6 --epsilon 6 --delta 1e-2 --seed 1"
+    done = CliRunner().invoke(app, [*words.split(), "--keep-models", "3", "--out", str(run)])
+    assert done.exit_code == 0, done.output
+    return run
+
+
+def test_a_federated_run(assay, federated):
+    verified = json.loads(assay("show", federated, "--json")[1])["epsilon"]["verified"]
+    for arguments, estimator in (
+        (("--canaries", 200), "one run"),
+        (("--canaries", 20, "--black-box"), "one run"),
+        (("--worlds", 4), "Clopper-Pearson"),
+        (("--releases", 300), "single round"),
+    ):
+        facts = json.loads(assay("audit", federated, *arguments, "--seed", 3, "--json")[1])
+        assert facts["verdict"] == "consistent"
+        assert facts["audit"]["estimator"].startswith(estimator)
+        assert facts["audited"] <= verified
+    record = json.loads(assay("show", federated, "--json")[1])
+    assert len(record["audits"]) == 4
+    assert "canaries in its data" in record["audits"][0]["how"]
+    assert record["audit"]["sentence"] in assay("show", federated)[1]
+
+
+def test_attacks_on_a_federated_run(assay, federated):
+    """Three models on the way were kept, the last of which is the result; ML-Leaks trains its shadow as the run was trained."""
+    wanted = ("confidence-series", "ml-leaks", "white-box")
+    words = [word for name in wanted for word in ("--attack", name)]
+    code, out, err = assay("attack", federated, *words, "--records", 200, "--save", "--json")
+    assert code == 0, err
+    found = {result["attack"]: result for result in json.loads(out)["attacks"]}
+    assert tuple(found) == wanted
+    assert "shadow model" in found["ml-leaks"]["calibration"]
+    for result in found.values():
+        assert result["auc"]["low"] < 0.6, "a private logistic regression gives hardly anything away"
+    kept = json.loads((federated / "attacks.json").read_text())["attacks"]
+    assert [result["attack"] for result in kept] == list(wanted)
+    assert len(list((federated / "rounds").iterdir())) == 3
 
 
 def test_an_unfinished_run_is_audited_and_left_alone(assay, tmp_path, monkeypatch):
@@ -84,6 +139,7 @@ def test_bad_usage_is_told(assay, tmp_path):
         ("audit", "--method", "dpsgd", "--epsilon", 1, "--noise-multiplier", 1),
         ("audit", "--method", "dpsgd", "--canaries", 10),
         ("audit", "--method", "dpsgd", "--worlds", 10),
+        ("audit", "--method", "dpsgd", "--black-box"),
         ("audit", "--method", "dpsgd", "--confidence", 1),
         ("audit", "--all", "--method", "dpsgd"),
         ("audit", "--method", "dpsgd", "--releases", 5),

@@ -162,6 +162,32 @@ def test_a_table_is_reproduced_small_and_written_beside_its_toml(assay, tmp_path
     assert os.uname().nodename not in out
 
 
+def test_a_table_of_attacks_is_about_the_runs_of_another_table(assay, tmp_path, monkeypatch):
+    (tmp_path / "experiments/p").mkdir(parents=True)
+    (tmp_path / "experiments/p/t4.toml").write_text(
+        'title = "Accuracy"\nseeds = [0, 1]\n[train]\ndata = "digits"\nmodel = "logistic"\nepochs = 1\n'
+        '[axis.method."DP-SGD"]\nmethod = "dpsgd"\n[small]\nseeds = [0]\n'
+    )
+    (tmp_path / "experiments/p/t2.toml").write_text(
+        'title = "Attacks"\nruns = "p/t4"\n[attack]\nattack = ["loss", "entropy"]\nrecords = 100\n'
+        '[theirs."DP-SGD"]\nloss = 50.01\nentropy = 51.2\naverage = 50.6\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    code, out, err = assay("reproduce", "p/t2", "--scale", "small", "--workers", 1)
+    assert code == 0, err
+    run = tmp_path / "runs/p/t4.small/DP-SGD/seed0"
+    before = files(run)
+    kept = {
+        a["attack"]: a["balanced_accuracy"]["value"] for a in json.loads((run / "attacks.json").read_text())["attacks"]
+    }
+    mean = sum(kept.values()) / 2
+    ours = [f"{100 * value:.2f}" for value in (kept["loss"], kept["entropy"], mean)]
+    assert "loss (%) | paper (%) | entropy (%) | paper (%) | average (%) | paper (%)" in out
+    assert f"| DP-SGD | {ours[0]} | 50.01 | {ours[1]} | 51.2 | {ours[2]} | 50.6 |" in out
+    assert assay("reproduce", "p/t4", "p/t2", "--scale", "small")[0] == 0
+    assert files(run) == before, "one run for both tables, attacked once"
+
+
 def test_bars_on_a_terminal(finished):
     study = Study.open(finished[0])
     first, second = study.grid.runs()

@@ -10,6 +10,7 @@ promised against just that): the released coordinate less the others' part in it
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -145,12 +146,13 @@ def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, can
     return watched
 
 
-def likelihood_scores(chain: CanaryChain, rate: float) -> NDArray[np.float64]:
+def likelihood_scores(seen: Sequence[Tensor], size: Sequence[Tensor], rate: float) -> NDArray[np.float64]:
     """The log-likelihood ratio of "included" to "excluded" for each canary: the most powerful test there is.
 
-    A step's coordinate is N(0, 1) without the canary and the mixture (1 - q) N(0, 1) + q N(a, 1) with it.
+    `seen` and `size` are those of a `CanaryChain`: a step's coordinate is N(0, 1) without the canary and the mixture
+    (1 - q) N(0, 1) + q N(a, 1) with it.
     """
-    x, a = torch.stack(chain.seen).double(), torch.stack(chain.size).double()
+    x, a = torch.stack(list(seen)).double(), torch.stack(list(size)).double()
     terms = x * a - a.square() / 2
     if rate < 1:
         terms = torch.logaddexp(terms + math.log(rate), torch.tensor(math.log1p(-rate), dtype=torch.float64))

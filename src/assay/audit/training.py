@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from assay.privacy.accounting import Adjacency
 from assay.stage import Loss
 from assay.step import PrivateStep
 from assay.train import Training, cross_entropy, pick_device
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +61,13 @@ def white_box(
 ) -> TrainingAudit:
     """Train once with gradient canaries on distinct coordinates. `seed` chooses coordinates and coins, not the noise."""
     training = training or Training()
-    coins = _coins(canaries, seed)
+    coins = fair_coins(canaries, seed)
     included = torch.nonzero(coins).flatten()
     records = PlaceholderRecords(data, len(included), pick_device(training.device))
     step = private_step(model, with_more(plan, len(records)), training)
     chain = insert(step, records, included, canaries, seed)
     train(step, model, records, loss, training)
-    return _audited(likelihood_scores(chain, plan.sampler.rate), coins, plan, confidence)
+    return audited(likelihood_scores(chain.seen, chain.size, plan.sampler.rate), coins, plan, confidence)
 
 
 def black_box(
@@ -81,14 +84,14 @@ def black_box(
     """Train once with these records among the others; the score is how much their loss fell. See `blank` and `mislabelled`."""
     training = training or Training()
     device = pick_device(training.device)
-    coins = _coins(len(canaries), seed)
+    coins = fair_coins(len(canaries), seed)
     joined = TensorDataset(*(torch.cat([t, c[coins]]) for t, c in zip(data.tensors, canaries.tensors, strict=True)))
     records = Records(joined, device)
     model.to(device)
     before = losses_of(model, canaries, loss, device)
     step = private_step(model, with_more(plan, len(records)), training)
     train(step, model, records, loss, training)
-    return _audited(before - losses_of(model, canaries, loss, device), coins, plan, confidence)
+    return audited(before - losses_of(model, canaries, loss, device), coins, plan, confidence)
 
 
 def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
@@ -110,7 +113,8 @@ def mislabelled(data: TensorDataset, count: int, classes: int, seed: int = 0) ->
     return TensorDataset(x[chosen], (y[chosen] + torch.randint(1, classes, (count,), generator=generator)) % classes)
 
 
-def _coins(canaries: int, seed: int) -> Tensor:
+def fair_coins(canaries: int, seed: int) -> Tensor:
+    """Whether each canary is included."""
     if canaries < 1:
         raise ConfigError("canaries", canaries, "a whole number, 1 or above")
     return torch.rand(canaries, dtype=torch.float64, generator=torch.Generator().manual_seed(seed + 1)) < 0.5
@@ -163,7 +167,8 @@ def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.d
     return torch.cat(parts).double().nan_to_num(nan=0.0).numpy()
 
 
-def _audited(scores: NDArray[np.float64], coins: Tensor, plan: Plan, confidence: float) -> TrainingAudit:
+def audited(scores: NDArray[np.float64], coins: Tensor, plan: Plan | FederatedPlan, confidence: float) -> TrainingAudit:
+    """Both one-run bounds; the numbers of guesses follow from the plan, not from the scores."""
     member = coins.numpy()
     included, excluded = scores[member], scores[~member]
     alpha = 1 - confidence

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
+from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from assay import attacks
+from assay.attacks import shadows
 from assay.attacks.evaluation import NOT_PRIVATE, AttackResult
+from assay.attacks.setting import rounds_of
 from assay.cli import options
-from assay.cli.inputs import of_run
+from assay.cli.federate import is_federated
+from assay.cli.inputs import build, of_run
 from assay.cli.show import print_json
+from assay.data import DataBundle
+from assay.data.records import Records
 from assay.plan import Plan
 from assay.runs.attacked import write_attacks
 from assay.runs.directory import RunDirectory
@@ -43,30 +51,65 @@ def attack(
     data_dir: options.DataDir = None,
     json: options.Json = False,
 ) -> None:
-    """Tell training from test records by the trained model; half of them are known to the attacker, the others count."""
+    """Tell training from test records by the trained model; half of them are known to the attacker, the others count.
+
+    Attacks with shadow models (ml-leaks, lira-...) train them as the run was trained, on test records that are not decided on.
+    """
     directory = RunDirectory.open(run)
     directory.read_record()  # refuses an unfinished run, and says how to resume it
     spec = directory.read_spec()
-    bundle, model = of_run(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
-    before = Plan.from_json(spec["plan"]).stage
-    if before is not None:
-        before.install(model, kept(directory))
-    model.load_state_dict(load_file(directory.model))
+    bundle, models = _models(directory, spec, data_dir, seed)
     draw = torch.Generator().manual_seed(seed)
+    members = _some(bundle.train, records, draw)
+    others = torch.randperm(len(bundle.test), generator=draw).tolist()
     setting = attacks.Setting(
-        target=model.eval(),
-        members=_some(bundle.train, records, draw),
-        nonmembers=_some(bundle.test, records, draw),
-        seed=seed,
+        target=models, members=members, nonmembers=Subset(bundle.test, others[:records]), seed=seed
     )
     chosen = name or [one for one in attacks.available() if not attacks.lacking(one, setting)]
-    found = [attacks.run(one, setting, confidence=confidence) for one in chosen]
+    if any("pool" in attacks.get(one).needs for one in chosen):
+        shadow = _with_shadows(spec, bundle, setting, others)
+    found = [
+        attacks.run(one, shadow if "pool" in attacks.get(one).needs else setting, confidence=confidence)
+        for one in chosen
+    ]
     if save:
         write_attacks(directory, [result.to_json() for result in found])
     if json:
         print_json({"run": str(run), "attacks": [result.to_json() for result in found]})
         return
     _print(found)
+
+
+def _models(
+    directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, seed: int
+) -> tuple[DataBundle, list[nn.Module]]:
+    """The data and what training released: the models after some rounds, if they were kept, and the last one."""
+    bundle, model = of_run(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
+    before = None if is_federated(spec) else Plan.from_json(spec["plan"]).stage
+    if before is not None:
+        before.install(model, kept(directory))
+    files = [*sorted(directory.kept_models.glob("*.safetensors"))[:-1], directory.model]
+    models = []
+    for file in files:
+        models.append(copy.deepcopy(model).eval())
+        models[-1].load_state_dict(load_file(file))
+    return bundle, models
+
+
+def _with_shadows(
+    spec: dict[str, Any], bundle: DataBundle, setting: attacks.Setting, others: list[int]
+) -> attacks.Setting:
+    """The setting with half of the test records, or what it leaves of them, to train shadow models on."""
+    decided = min(len(others) // 2, len(Records(setting.nonmembers)))
+    names = spec["names"]
+    make = shadows.federated if is_federated(spec) else shadows.centralised
+    return replace(
+        setting,
+        target=rounds_of(setting.target)[-1],
+        nonmembers=Subset(bundle.test, others[:decided]),
+        pool=Subset(bundle.test, others[decided:]),
+        train=make(spec, lambda seed: build(names["model"], names["circulant"], bundle, seed), setting.seed),
+    )
 
 
 def _some(records: TensorDataset, count: int, draw: torch.Generator) -> Dataset[tuple[torch.Tensor, ...]]:

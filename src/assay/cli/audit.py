@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from assay.audit import Audit, Verdict, sentence, verdict
+from assay.audit import Audit, Verdict, clients, sentence, verdict
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
 from assay.audit.survey import federation, survey, with_layers
-from assay.audit.training import mislabelled, white_box
+from assay.audit.training import TrainingAudit, black_box, mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
 from assay.cli.federate import is_federated
@@ -26,6 +27,8 @@ from assay.federated import methods as federated
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.record import statement
+from assay.federated.run import site_settings
+from assay.federated.site import open_site
 from assay.grads import clip as clipping
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
@@ -35,6 +38,11 @@ from assay.runs.audited import write_audit
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.train import training_from_json
+
+_TRAINED_AGAIN = (
+    "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"
+)
+_RECORDS_OF_A_CANARY = 20  # of a canary client that is seen by its loss
 
 
 def register(app: typer.Typer) -> None:
@@ -66,10 +74,16 @@ def audit(
         int | None,
         typer.Option(help="With a run: train again with this many canaries, instead of auditing one step."),
     ] = None,
+    black_box_: Annotated[
+        bool,
+        typer.Option(
+            "--black-box", help="With --canaries: mislabelled records or clients, seen by the final model's loss only."
+        ),
+    ] = False,
     worlds: Annotated[
         int | None,
         typer.Option(
-            help="With a run: train it so often with a mislabelled record, and as often without, and compare."
+            help="With a run: train it so often with a mislabelled record (or client), and as often without, and compare."
         ),
     ] = None,
     releases: Annotated[
@@ -92,13 +106,12 @@ def audit(
         )
     randomness = OsSeeded() if seed is None else Seeded(seed)
     if run is not None:
-        if canaries is not None and worlds is not None:
-            raise ConfigError("worlds", worlds, "--canaries or --worlds, not both")
-        _audit_run(RunDirectory.open(run), canaries, worlds, releases, confidence, seed, randomness, data_dir, json)
+        again = _again(canaries, worlds, black_box_, seed, data_dir)
+        _audit_run(RunDirectory.open(run), again, releases, confidence, randomness, json)
         return
-    for field, asked in (("canaries", canaries), ("worlds", worlds)):
+    for field, asked in (("canaries", canaries), ("worlds", worlds), ("black_box", black_box_ or None)):
         if asked is not None:
-            raise ConfigError(field, asked, f"--{field} together with the directory of a run to train again")
+            raise ConfigError(field, asked, "nothing, unless a run is named to train again")
     common: dict[str, Any] = {
         "records": records,
         "batch_size": batch_size,
@@ -142,96 +155,145 @@ def audit(
     _report(_facts_of(found, chosen.name, chosen.variant), found.audit, plan, json)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Again:
+    """How a run is trained again: with so many canaries, or so often in two worlds."""
+
+    canaries: int | None
+    worlds: int | None
+    black_box: bool
+    seed: int | None
+    data_dir: Path | None
+
+    @property
+    def coins(self) -> int:
+        """The seed of coins and coordinates."""
+        return secrets.randbits(62) if self.seed is None else self.seed
+
+
+def _again(
+    canaries: int | None, worlds: int | None, black: bool, seed: int | None, data_dir: Path | None
+) -> _Again | None:
+    if canaries is not None and worlds is not None:
+        raise ConfigError("worlds", worlds, "--canaries or --worlds, not both")
+    if black and canaries is None:
+        raise ConfigError("black_box", black, "--black-box together with --canaries")
+    if canaries is None and worlds is None:
+        return None
+    return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
+
+
 def _audit_run(
     directory: RunDirectory,
-    canaries: int | None,
-    worlds: int | None,
+    how: _Again | None,
     releases: int | None,
     confidence: float,
-    seed: int | None,
     randomness: Randomness,
-    data_dir: Path | None,
     as_json: bool,
 ) -> None:
     spec = directory.read_spec()
     if is_federated(spec):
-        _audit_federated(directory, canaries, worlds, releases, confidence, randomness, as_json)
+        _audit_federated(directory, how, releases, confidence, randomness, as_json)
         return
-    plan = Plan.from_json(spec["plan"])
+    plan = planned_run = Plan.from_json(spec["plan"])
     if directory.finished:  # what was really spent, lost steps included
         record = directory.read_record()
         verified, plan = float(record["epsilon"]["verified"]), replace(plan, steps=max(1, record["steps"]))
     else:
         verified = plan.epsilon()
-    if canaries is None and worlds is None:
+    if how is None:
         found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
-        result, said = _trained_again(spec, plan, canaries, worlds, confidence, seed, data_dir, verified)
+        result, said = _judged(_trained_again(spec, plan, how, confidence), plan, verified)
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
-        words = {"verdict": facts["verdict"], "sentence": facts["sentence"]}
-        planned_run, noise = Plan.from_json(spec["plan"]), training_from_json(spec["training"]).randomness()
-        write_audit(directory, result.to_json() | words, lambda record: render(record, planned_run, noise.describe()))
+        noise = training_from_json(spec["training"]).randomness()
+        _keep(directory, result, facts, lambda record: render(record, planned_run, noise.describe()))
     _report(facts, result, plan, as_json)
 
 
 def _audit_federated(
     directory: RunDirectory,
-    canaries: int | None,
-    worlds: int | None,
+    how: _Again | None,
     releases: int | None,
     confidence: float,
     randomness: Randomness,
     as_json: bool,
 ) -> None:
-    for field, asked in (("canaries", canaries), ("worlds", worlds)):
-        if asked is not None:
-            raise ConfigError(field, asked, f"no --{field} for a federated run: one of its rounds is audited")
     spec = directory.read_spec()
-    plan = FederatedPlan.from_json(spec["plan"])
+    plan = planned_run = FederatedPlan.from_json(spec["plan"])
     verified = None
     if directory.finished:
         record = directory.read_record()
         verified, plan = float(record["epsilon"]["verified"]), replace(plan, rounds=max(1, record["steps"]))
-    found = audit_rounds(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
-    facts = _facts_of(found, plan.method.name, plan.method.variant)
+    if how is None:
+        found = audit_rounds(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
+        result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
+    else:
+        verified = plan.epsilon() if verified is None else verified
+        result, said = _judged(_played_again(spec, plan, how, confidence), plan, verified)
+        facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
-        words = {"verdict": facts["verdict"], "sentence": facts["sentence"]}
-        planned_run, training = FederatedPlan.from_json(spec["plan"]), Training(**spec["training"])
-        write_audit(
+        training = Training(**spec["training"])
+        _keep(
             directory,
-            found.audit.to_json() | words,
+            result,
+            facts,
             lambda record: statement(record, planned_run, training.randomness().describe()),
         )
-    _report(facts, found.audit, plan, as_json)
+    _report(facts, result, plan, as_json)
 
 
-def _trained_again(
-    spec: dict[str, Any],
-    plan: Plan,
-    canaries: int | None,
-    worlds: int | None,
-    confidence: float,
-    seed: int | None,
-    data_dir: Path | None,
-    verified: float,
-) -> tuple[Audit, Verdict]:
-    """The run of this description once more with canaries, or many times in two worlds; the sharper of two bounds."""
-    bundle, network = of_run(spec, data_dir, seed, instead="see assay.audit.training for others")
-    training = training_from_json({**spec["training"], "seed": seed})
-    if worlds is None:
-        assert canaries is not None
-        found = white_box(network, bundle.train, plan, canaries=canaries, training=training, confidence=confidence)
-    else:
+def _keep(
+    directory: RunDirectory, found: Audit, facts: Mapping[str, Any], text: Callable[[dict[str, Any]], str]
+) -> None:
+    """Into the record and the statement of a finished run."""
+    write_audit(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
+
+
+def _trained_again(spec: dict[str, Any], plan: Plan, how: _Again, confidence: float) -> TrainingAudit:
+    """The run of this description once more with canaries, or many times in two worlds."""
+    bundle, network = of_run(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
+    settings: dict[str, Any] = {
+        "training": training_from_json({**spec["training"], "seed": how.seed}),
+        "confidence": confidence,
+    }
+    if how.worlds is not None:
         x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
-        found = trained_in_two_worlds(
-            network, bundle.train, plan, (x[0], y[0]), runs=worlds, training=training, confidence=confidence
-        )
+        return trained_in_two_worlds(network, bundle.train, plan, (x[0], y[0]), runs=how.worlds, **settings)
+    assert how.canaries is not None
+    if not how.black_box:
+        return white_box(network, bundle.train, plan, canaries=how.canaries, seed=how.coins, **settings)
+    canaries = mislabelled(bundle.test, how.canaries, bundle.classes)
+    return black_box(network, bundle.train, plan, canaries, seed=how.coins, **settings)
+
+
+def _played_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confidence: float) -> TrainingAudit:
+    """The same of a federated run, all its clients in this process whatever ran them before."""
+    bundle, network = of_run(spec, how.data_dir, how.seed, instead="see assay.audit.clients for others")
+    if how.data_dir is not None:
+        spec["names"] = {**spec["names"], "data_dir": str(how.data_dir)}
+    spec["training"] = {**spec["training"], "seed": how.seed}
+    held = open_site(site_settings(spec, None)).records
+    settings: dict[str, Any] = {"training": Training(**spec["training"]), "confidence": confidence}
+    if how.canaries is not None and not how.black_box:
+        return clients.white_box(network, held, plan, canaries=how.canaries, seed=how.coins, **settings)
+    count = 1 if how.canaries is None else how.canaries
+    each = 1 if plan.unit == "record" else max(1, min(_RECORDS_OF_A_CANARY, len(bundle.test) // count))
+    canaries = clients.mislabelled_clients(bundle.test, count, bundle.classes, each)
+    if how.worlds is not None:
+        return clients.played_in_two_worlds(network, held, plan, canaries[0], runs=how.worlds, **settings)
+    return clients.black_box(network, held, plan, canaries, seed=how.coins, **settings)
+
+
+def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float) -> tuple[Audit, Verdict]:
+    """The sharper of two bounds, and what it says."""
+    plain, gaussian = (replace(bound, how=f"{bound.how}; {_TRAINED_AGAIN}") for bound in (found.plain, found.gaussian))
     # only a bound that assumes nothing may speak of a bug: sampled steps are not exactly Gaussian
-    if verdict(verified, verified, found.plain.epsilon) is Verdict.BUG:
-        return found.plain, Verdict.BUG
-    best = max(found.gaussian, found.plain, key=lambda audit: audit.epsilon)
+    if verdict(verified, verified, plain.epsilon) is Verdict.BUG:
+        return plain, Verdict.BUG
+    best = max(gaussian, plain, key=lambda audit: audit.epsilon)
     refuted = plan.method.variant == "published" and best.epsilon > plan.claimed()
     return best, Verdict.CLAIM_REFUTED if refuted else Verdict.CONSISTENT
 

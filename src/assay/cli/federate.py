@@ -89,6 +89,9 @@ def federate(
         int | None,
         typer.Option(help="Let a client with n records count min(n, N)/N. (default: all count the same)"),
     ] = None,
+    keep_models: Annotated[
+        int, typer.Option(help="Keep so many of the models on the way, for `assay attack` to follow; ε covers them.")
+    ] = 0,
     engine: Annotated[str, typer.Option(help="What runs the clients: serial, simulation or deploy.")] = "serial",
     superlink: Annotated[
         str | None, typer.Option(help="With --engine deploy: this machine's superlink. (default: 127.0.0.1:9092)")
@@ -126,6 +129,7 @@ def federate(
         weight_records=weight_records,
         seed=seed,
         secure_rng=secure_rng,
+        keep_models=keep_models,
     )
     divided = partition.parse(division)
     bundle = load(data, data_dir, records)

@@ -48,5 +48,8 @@ def _measure(table: tables.Table, out: Path, workers: int) -> None:
     try:
         with listening(study) as listener:
             running.complete(study, workers, listener)
+        if table.attack:
+            with listening(study, len(running.unattacked(study, table.attack))) as listener:
+                running.attack(study, table.attack, workers, listener)
     finally:
         results.write(table, results.collect(table, study))

@@ -17,11 +17,14 @@ from assay.studies.running import Listener
 
 
 @contextmanager
-def listening(study: Study) -> Iterator[Listener]:
-    """Bars on a terminal; a line when a run starts and one when it ends elsewhere. Both go to standard error."""
+def listening(study: Study, left: int | None = None) -> Iterator[Listener]:
+    """Bars on a terminal; a line when a run starts and one when it ends elsewhere. Both go to standard error.
+
+    `left` is how many runs there is something left to do with; those that are unfinished if it is not given.
+    """
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     total = len(list(study.grid.runs()))
-    done = total - len(study.unfinished())
+    done = total - (len(study.unfinished()) if left is None else left)
     if not console.is_terminal:
         yield _Lines(study, console, done, total)
         return
@@ -36,7 +39,8 @@ class _Lines:
         console.print(f"{total} runs, {done} done")
 
     def started(self, run: Run) -> None:
-        again = ", resumed" if self.study.of(run).spec.exists() else ""
+        directory = self.study.of(run)
+        again = ", resumed" if directory.spec.exists() and not directory.finished else ""
         self.console.print(f"started: {run.name}{again}", markup=False)
 
     def said(self, run: Run, line: str) -> None:

@@ -22,7 +22,8 @@ class Training:
     """What a client does in its turn, and how the server moves; nothing of it decides ε.
 
     `steps`, if given, replaces `epochs`. `server_lr` multiplies the average update. `weight_records`, if given, lets a client
-    with n records count min(n, weight_records)/weight_records: a public bound, so that no weight exceeds 1.
+    with n records count min(n, weight_records)/weight_records: a public bound, so that no weight exceeds 1. `keep_models` is how many of the
+    models on the way, which are released anyway, stay in the run's directory.
     """
 
     epochs: int = 1
@@ -33,10 +34,12 @@ class Training:
     weight_records: int | None = None
     seed: int | None = None
     secure_rng: bool = False
+    keep_models: int = 0
 
     def __post_init__(self) -> None:
         check_whole("local_epochs", self.epochs, 1)
         check_whole("batch_size", self.batch_size, 1)
+        check_whole("keep_models", self.keep_models, 0)
         check_above_zero("lr", self.lr)
         check_above_zero("server_lr", self.server_lr)
         if self.steps is not None:

@@ -36,7 +36,7 @@ from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, number
 from assay.runs.stopping import stop_requests
-from assay.train import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
+from assay.train import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
 
 KIND = "federated"
 Watch = Callable[[Progress], None]
@@ -178,6 +178,7 @@ class _Run:
                 at_end = self.done % max(1, self.plan.rounds // 20) == 0 or self.done == self.limit
                 if at_end:
                     self._note()
+                self._keep()
                 self._save()
                 self._tell(at_end)
                 if stop() and self.done < self.limit:
@@ -286,6 +287,12 @@ class _Run:
                 epoch_end=at_end,
             )
         )
+
+    def _keep(self) -> None:
+        """The model after this round, if it is one of those that stay: evenly spaced, the last one among them."""
+        rounds, wanted = self.plan.rounds, self.training.keep_models
+        if self.directory is not None and self.done * wanted // rounds > (self.done - 1) * wanted // rounds:
+            save_model(self.directory.kept_models / f"{self.done:06d}.safetensors", self.model.state_dict())
 
     def _save(self) -> None:
         if self.directory is None:

@@ -15,18 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from assay import data as data_room
 from assay import models as models_room
+from assay.data.records import Records
 from assay.distributed.world import ALONE
 from assay.errors import BudgetSpentError
 from assay.federated import partition
-from assay.federated.exchange import Work
+from assay.federated.exchange import Arrays, Fields, Work
 from assay.federated.layout import Layout
 from assay.federated.local import Training, mean_loss, train
 from assay.federated.plan import FederatedPlan
 from assay.federated.wire import Schema, decode, encode
 from assay.models.circulant import replace_linear
+from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Seeded, Stream
 from assay.step import PrivateStep
@@ -91,9 +94,12 @@ class Site:
         except BudgetSpentError as error:
             return encode("refusal", {"round": number, "reason": str(error)[:500]}, {})
         instructions = {name: asked.arrays[name] for name in self.exchange.task_arrays}
-        stream = self._stream(f"noise of client {client}", number)
-        fields, arrays = self.exchange.answer(work, instructions, number, stream)
+        fields, arrays = self._reply(client, work, instructions, number)
         return encode("answer", {"round": number, **fields}, arrays)
+
+    def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
+        """What the method sends of a client's work."""
+        return self.exchange.answer(work, instructions, number, self._stream(f"noise of client {client}", number))
 
     def _stream(self, purpose: str, number: int) -> Stream:
         # The server chooses the round's number, so without a seed it must not choose the noise: a count of our own does.
@@ -150,23 +156,17 @@ class Site:
 
     def _train_privately(self, client: int, turn: int) -> float:
         """The private step on the client's own records; a client without records has nothing to protect and does nothing."""
-        x, y = self.records[client]
+        x, _ = self.records[client]
         silo = self.plan.silo
         assert silo is not None
         if len(x) == 0:
             return 0.0
-        ledger = self._ledger(client)
-        plan = self.plan.client_plan(len(x))
-        seeded = self._randomness.reproducible
-        taken = turn * silo.steps if seeded else ledger.total_steps
-        seed = self.training.seed
-        randomness = self.training.randomness() if seed is None else Seeded(_derived(seed, client))
-        step = PrivateStep(self.model.train(), plan, ledger=ledger, randomness=randomness, taken=taken, world=ALONE)
+        step, records = self._private_step(client, turn * silo.steps, self.plan.client_plan(len(x)))
         try:
             if step.limit - step.taken < silo.steps:
                 raise BudgetSpentError(f"client {client} has spent its budget: ε = {step.epsilon():.4g}")
             parameters = [p for p in self.model.parameters() if p.requires_grad]
-            for inputs, targets in step.batches(torch.utils.data.TensorDataset(x, y), silo.steps):
+            for inputs, targets in step.batches(records, silo.steps):
                 if step.backward(cross_entropy(self.model(inputs), targets)):
                     with torch.no_grad():
                         for parameter in parameters:
@@ -175,6 +175,19 @@ class Site:
         finally:
             step.close()
         return 0.0
+
+    def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+        """DP-SGD at a client under this plan, after so many steps of its own (unseeded: after those its ledger knows), and its records."""
+        ledger, seed = self._ledger(client), self.training.seed
+        step = PrivateStep(
+            self.model.train(),
+            plan,
+            ledger=ledger,
+            randomness=self.training.randomness() if seed is None else Seeded(_derived(seed, client)),
+            taken=taken if self._randomness.reproducible else ledger.total_steps,
+            world=ALONE,
+        )
+        return step, Records(TensorDataset(*self.records[client]))
 
 
 def _derived(seed: int, client: int) -> int:

@@ -19,7 +19,7 @@ from assay.report.html import Html, join, tag
 from assay.report.page import filled
 from assay.report.parts import badge, epsilon, figure, num, section, table
 from assay.studies import results, summary, tables
-from assay.studies.results import Results
+from assay.studies.results import Column, Results, columns
 from assay.studies.summary import Cell
 from assay.studies.tables import SCALES, Figure, Table
 
@@ -136,10 +136,10 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
 
 def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
     theirs, audited = bool(asked.theirs), any(run.audited is not None for run in found.runs)
+    pairs = columns(asked)
     heads = [
         *((axis, False) for axis in asked.grid.axes),
-        ("ours (%)", True),
-        *([("paper (%)", True)] if theirs else []),
+        *((head, True) for pair in pairs for head in [pair.title, *(["paper (%)"] if theirs else [])]),
         ("ε claimed", True),
         ("ε verified", True),
         *([("ε audited", True)] if audited else []),
@@ -147,16 +147,13 @@ def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
     ]
     rows = []
     for cell in cells:
-        mean = _mean(cell)
         first, *others = cell.labels
-        reported = asked.reported(cell.labels)
         rows.append(
             tag(
                 "tr",
                 tag("th", first, scope="row"),
                 [tag("td", label, class_="text") for label in others],
-                num(mean, cell.accuracy),
-                num(float(reported) if _is_number(reported) else None, reported) if theirs else None,
+                [_side_by_side(pair, cell, theirs) for pair in pairs],
                 epsilon(cell.claimed),
                 epsilon(cell.verified),
                 epsilon(cell.audited, lower_bound=True) if audited else None,
@@ -166,13 +163,14 @@ def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
     return table(f"{asked.name}: ours{' and the paper’s' if theirs else ''}", heads, rows)
 
 
+def _side_by_side(pair: Column, cell: Cell, theirs: bool) -> list[Html]:
+    values, reported = pair.values(cell), pair.reported(cell)
+    ours = num(statistics.mean(values) if values else None, summary.spread(values))
+    return [ours, num(float(reported) if _is_number(reported) else None, reported)] if theirs else [ours]
+
+
 def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
-
-
-def _mean(cell: Cell) -> float | None:
-    values = [run.test_accuracy for run in cell.runs if run.test_accuracy is not None]
-    return statistics.mean(values) if values else None
 
 
 def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:

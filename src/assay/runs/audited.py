@@ -1,22 +1,42 @@
-"""An audit's result goes into the record and the statement of the run that was audited."""
+"""The audits of a finished run, in its record and its statement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from assay.audit.result import Verdict, sentence
 from assay.files import replace_json, replace_text
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 
+_WORST_LAST = (Verdict.CONSISTENT, Verdict.CLAIM_REFUTED, Verdict.BUG)
+
 
 def write_audit(directory: RunDirectory, audit: dict[str, Any], statement: Callable[[dict[str, Any]], str]) -> None:
-    """Put `audit` (with `epsilon`, `confidence`, `verdict` and `sentence`) into a finished run's record, and the record's `statement` beside it.
+    """Add `audit` (with `epsilon`, `confidence`, `verdict` and `sentence`) to those of a finished run's record, and write its `statement` anew.
 
-    A later audit takes the place of an earlier one: the largest of several lower bounds would not have their confidence.
+    All are kept, in order, in `audits`; `audit` is what they say together.
     """
     record = directory.read_record()
-    record["epsilon"]["audited"] = number(float(audit["epsilon"]))
-    record["audit"] = audit
+    before = record.get("audits", [] if record["audit"] is None else [record["audit"]])
+    record["audits"] = [*before, audit]
+    record["audit"] = together(record["audits"])
+    record["epsilon"]["audited"] = number(float(record["audit"]["epsilon"]))
     replace_text(directory.statement, statement(record))
     replace_json(directory.record, record)
+
+
+def together(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The strongest of several audits, with the confidence that it has as the strongest: whatever it is, it is wrong only if one of them is,
+    so the chances of being wrong add up.
+    """
+    if len(audits) == 1:
+        return audits[0]
+    best = max(audits, key=lambda audit: (_WORST_LAST.index(Verdict(audit["verdict"])), float(audit["epsilon"])))
+    confidence = max(0.0, round(1 - sum(1 - audit["confidence"] for audit in audits), 12))
+    return best | {
+        "confidence": confidence,
+        "sentence": sentence(Verdict(best["verdict"]), float(best["epsilon"]), confidence),
+        "how": f"{best['how']}; the strongest of {len(audits)} audits, which hold together with this confidence",
+    }

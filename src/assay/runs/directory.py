@@ -6,6 +6,7 @@
     records.safetensors while unfinished: what of it only going on needs, such as noisy records
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
+    rounds/             of a federated run, if asked for: the models after some of its rounds
     model.safetensors, statement.md, record.json   when finished
 
 `record.json` is written last: a directory that has it is complete.
@@ -70,6 +71,11 @@ class RunDirectory:
     def model(self) -> Path:
         """The trained parameters."""
         return self.path / "model.safetensors"
+
+    @property
+    def kept_models(self) -> Path:
+        """Models on the way, by round, of a federated run that was asked to keep some."""
+        return self.path / "rounds"
 
     @property
     def notice(self) -> Path:

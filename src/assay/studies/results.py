@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from assay.errors import AssayError
 from assay.files import replace_json, replace_text
 from assay.studies import summary
 from assay.studies.directory import Study
-from assay.studies.summary import Measured
+from assay.studies.summary import Cell, Measured
 from assay.studies.tables import Table
 
 SCHEMA = "assay.table/1"
@@ -122,14 +122,39 @@ def render(table: Table, results: Results) -> str:
     return "\n".join(lines)
 
 
+@dataclass(frozen=True)
+class Column:
+    """A pair of columns: what we measured, in percent by seed, and what the paper reports."""
+
+    title: str
+    values: Callable[[Cell], list[float]]
+    reported: Callable[[Cell], str]
+
+
+def columns(table: Table) -> list[Column]:
+    """Test accuracy; of a table of attacks, the accuracy of each and of all on average, where 50 % is what guessing achieves."""
+    if not table.attack:
+        return [Column("ours (%)", lambda cell: cell.accuracies, lambda cell: table.reported(cell.labels))]
+    names: list[str] = table.attack["attack"]
+
+    def column(title: str, asked: list[str]) -> Column:
+        return Column(
+            f"{title} (%)",
+            lambda cell: cell.attacked(asked),
+            lambda cell: table.reported((*cell.labels, title)),
+        )
+
+    return [*(column(name, [name]) for name in names), column("average", names)]
+
+
 def rows(table: Table, results: Results) -> str:
     """One line a cell; cells that are not measured yet are there and say so."""
     theirs, audited = bool(table.theirs), any(run.audited is not None for run in results.runs)
     sent = table.grid.command == "federate"
+    measured = columns(table)
     header = [
         *table.grid.axes,
-        "ours (%)",
-        *(["paper (%)"] if theirs else []),
+        *(heading for pair in measured for heading in [pair.title, *(["paper (%)"] if theirs else [])]),
         "ε claimed",
         "ε verified",
         *(["ε audited"] if audited else []),
@@ -138,9 +163,9 @@ def rows(table: Table, results: Results) -> str:
     ]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for cell in summary.cells(results.runs, list(table.grid.cells())):
-        row = [*cell.labels, cell.accuracy]
-        if theirs:
-            row.append(table.reported(cell.labels))
+        row = [*cell.labels]
+        for pair in measured:
+            row += [summary.spread(pair.values(cell)), *([pair.reported(cell)] if theirs else [])]
         row += [summary.epsilon(cell.claimed), summary.epsilon(cell.verified)]
         if audited:
             row.append(summary.epsilon(cell.audited, lower_bound=True))

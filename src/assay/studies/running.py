@@ -1,7 +1,8 @@
 """Doing what is not yet done: each run a process of its own with one thread, several at a time.
 
 A run is started with the command of its study, an unfinished one is gone on with by `assay resume`, a finished one is never
-touched. One thread a run: results do not depend on how many run beside each other.
+touched. One thread a run: results do not depend on how many run beside each other. Finished runs may be attacked afterwards, with
+`assay attack`, in the same way.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Protocol
 
 from assay.errors import AssayError, ConfigError
+from assay.runs.attacked import read_attacks
 from assay.runs.stopping import stop_requests
 from assay.studies.directory import Study
-from assay.studies.grid import Run, flags
+from assay.studies.grid import Run, Settings, flags
 
 _REFUSED, _BUDGET_SPENT = 2, 3  # exit codes of the command line
 _KEPT_LINES = 12
@@ -64,10 +66,39 @@ def complete(study: Study, workers: int, listener: Listener) -> None:
     """Do all that is not done. Raises after the others have ended if some runs failed, and on request (SIGTERM, SIGINT) after
     every run at work has written its checkpoint.
     """
+    _work_off(study, study.unfinished, _words, workers, listener)
+
+
+def attack(study: Study, settings: Settings, workers: int, listener: Listener) -> None:
+    """Attack the finished runs that have not been, with these options of `assay attack`; results are kept beside the runs."""
+    asked = [*flags(settings), "--save"]
+    _work_off(
+        study,
+        lambda: unattacked(study, settings),
+        lambda study, run: ["attack", str(study.of(run).path), *asked],
+        workers,
+        listener,
+    )
+
+
+def unattacked(study: Study, settings: Settings) -> list[Run]:
+    """The finished runs that lack the result of an attack."""
+    wanted = set(settings["attack"])
+    done = [run for run in study.grid.runs() if study.of(run).finished]
+    return [run for run in done if wanted - {result["attack"] for result in read_attacks(study.of(run))}]
+
+
+def _work_off(
+    study: Study,
+    what: Callable[[], Sequence[Run]],
+    words: Callable[[Study, Run], list[str]],
+    workers: int,
+    listener: Listener,
+) -> None:
     if workers < 1:
         raise ConfigError("workers", workers, "a whole number, 1 or above")
     with study.claimed() as lock, stop_requests() as stop:
-        waiting = deque(study.unfinished())
+        waiting = deque(what())
         at_work: list[_Child] = []
         failed: list[str] = []
         refused = False
@@ -76,7 +107,8 @@ def complete(study: Study, workers: int, listener: Listener) -> None:
                 if stop():
                     break
                 while waiting and len(at_work) < workers and not refused:
-                    at_work.append(_start(study, waiting.popleft(), lock, listener))
+                    run = waiting.popleft()
+                    at_work.append(_start(run, words(study, run), lock, listener))
                 time.sleep(0.05)
                 for child in [c for c in at_work if c.process.poll() is not None]:
                     at_work.remove(child)
@@ -99,14 +131,16 @@ def complete(study: Study, workers: int, listener: Listener) -> None:
             )
 
 
-def _start(study: Study, run: Run, lock: int | None, listener: Listener) -> _Child:
+def _words(study: Study, run: Run) -> list[str]:
     directory = study.of(run)
     if directory.spec.exists():
-        words = ["resume", str(directory.path)]
-    else:
-        for part in directory.path.glob(".run.json.*.part"):  # killed before it had begun
-            part.unlink()
-        words = [study.grid.command, *flags(run.settings), "--seed", str(run.seed), "--out", str(directory.path)]
+        return ["resume", str(directory.path)]
+    for part in directory.path.glob(".run.json.*.part"):  # killed before it had begun
+        part.unlink()
+    return [study.grid.command, *flags(run.settings), "--seed", str(run.seed), "--out", str(directory.path)]
+
+
+def _start(run: Run, words: list[str], lock: int | None, listener: Listener) -> _Child:
     process = subprocess.Popen(
         [sys.executable, "-m", "assay.studies.worker", *words],
         stdin=subprocess.PIPE,

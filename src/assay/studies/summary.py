@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from assay.privacy.statement import shown
+from assay.runs.attacked import read_attacks
+from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.studies.directory import Study
 
@@ -28,6 +30,8 @@ class Measured:
     status: str = "done"
     parts: Mapping[str, float | str] = field(default_factory=dict)
     """The verified ε of parts that have noise of their own, by name."""
+    attacks: Mapping[str, float] = field(default_factory=dict)
+    """The balanced accuracy of attacks on the run, by name."""
     history: Sequence[tuple[float, float]] = ()
     """Test accuracy after so many epochs (or rounds)."""
     bytes_up: int | None = None
@@ -35,8 +39,9 @@ class Measured:
     """Between clients and server, where there are clients."""
 
     @classmethod
-    def of_record(cls, labels: tuple[str, ...], seed: int, record: Mapping[str, Any]) -> Measured:
-        """From `record.json`."""
+    def of_run(cls, labels: tuple[str, ...], seed: int, directory: RunDirectory) -> Measured:
+        """From `record.json`, and `attacks.json` if there is one."""
+        record = directory.read_record()
         eps = record["epsilon"]
         return cls(
             labels=labels,
@@ -50,6 +55,7 @@ class Measured:
             seconds=record["timing"]["seconds"],
             status=record["status"],
             parts={part["name"]: part["verified"] for part in record.get("parts", [])},
+            attacks={found["attack"]: found["balanced_accuracy"]["value"] for found in read_attacks(directory)},
             history=[
                 (entry.get("round", entry["epoch"]), entry["test_accuracy"])
                 for entry in record["history"]
@@ -83,7 +89,17 @@ class Cell:
     @property
     def accuracy(self) -> str:
         """In percent, mean ± standard deviation over seeds."""
-        return spread([100 * run.test_accuracy for run in self.runs if run.test_accuracy is not None])
+        return spread(self.accuracies)
+
+    @property
+    def accuracies(self) -> list[float]:
+        """In percent, by seed."""
+        return [100 * run.test_accuracy for run in self.runs if run.test_accuracy is not None]
+
+    def attacked(self, names: Sequence[str]) -> list[float]:
+        """The accuracy of an attack, or the mean of several, in percent, by seed."""
+        done = [run.attacks for run in self.runs if set(names) <= run.attacks.keys()]
+        return [100 * statistics.mean(found[name] for name in names) for found in done]
 
     @property
     def claimed(self) -> float | None:
@@ -109,7 +125,7 @@ class Cell:
 def measured(study: Study) -> list[Measured]:
     """Every finished run."""
     done = [run for run in study.grid.runs() if study.of(run).finished]
-    return [Measured.of_record(run.labels, run.seed, study.of(run).read_record()) for run in done]
+    return [Measured.of_run(run.labels, run.seed, study.of(run)) for run in done]
 
 
 def cells(runs: Sequence[Measured], order: Sequence[tuple[str, ...]]) -> list[Cell]:

@@ -6,7 +6,8 @@ cells only (labels by axis, and `train`), `seeds` the seeds, `[theirs]` the pape
 or `epochs` for what happened while training, `series` an axis with a line for each label; the other axes have a panel for each label. `[pictures]` names PNG files beside the TOML, with captions.
 For runs across clients it is `federate` in place of `train` everywhere, with the options of `assay federate`, and `rounds` in place of `epochs`.
 
-A figure of runs that another table has says `runs = "paper/table"`, `[figure]` and nothing of what to run: they are measured once.
+`[attack]` holds options of `assay attack`, `attack` (a list of names) among them: finished runs are attacked, and the table is of how often the attacks are
+right; in `[theirs]` the attack is the last label, or `average`. A figure or a table of attacks of runs that another table has says `runs = "paper/table"` and nothing of what to run: they are measured once.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from assay.errors import AssayError, ConfigError
 from assay.studies.grid import COMMANDS, Grid, label_list
 
 SCALES = ("full", "small")
-_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures"}
+_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures", "attack"}
 _FIGURE_KEYS = {"x", "series", "log"}
-_BORROWING_KEYS = {"title", "note", "runs", "figure"}
+_BORROWING_KEYS = {"title", "note", "runs", "figure", "attack", "theirs"}
 _TIMES = {"train": "epochs", "federate": "rounds"}
 _SMALL_KEYS = {"seeds", "labels"}
 
@@ -52,12 +53,14 @@ class Table:
     folder: Path
     grid: Grid
     runs: str
-    """The table whose runs these are: itself, unless it is a figure of another one's."""
+    """The table whose runs these are: itself, unless it is about another one's."""
     theirs: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     reduced: tuple[str, ...] = ()
     figure: Figure | None = None
     pictures: Mapping[str, str] = field(default_factory=dict)
+    attack: Mapping[str, Any] = field(default_factory=dict)
+    """Options of `assay attack`, if it is a table of attacks."""
 
     @property
     def stem(self) -> Path:
@@ -151,19 +154,24 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
         reduced=tuple(_reductions(full, grid)),
         figure=_figure(path, data.get("figure"), full),
         pictures=data.get("pictures", {}),
+        attack=_attack(path, data["attack"]) if "attack" in data else {},
     )
 
 
 def _borrowing(path: Path, data: Mapping[str, Any], where: Path, name: str, scale: str) -> Table:
-    """A figure of the runs of another table."""
-    _known(path, data, _BORROWING_KEYS, {"title", "figure"})
+    """A figure, or a table of attacks, of the runs of another table."""
+    _known(path, data, _BORROWING_KEYS, {"title"})
+    if ("figure" in data) == ("attack" in data):
+        raise AssayError(f"{path} needs either [figure] or [attack] beside `runs`")
     if data["runs"] == name:
         raise AssayError(f"{path}: runs must name another table")
     base = read(where, data["runs"], scale)
     if base.runs != data["runs"]:
-        raise AssayError(f"{path}: {data['runs']} is a figure itself; name {base.runs}, which has the runs")
-    figure = _figure(path, data["figure"], base.grid)
-    return replace(base, name=name, title=data["title"], note=data.get("note", ""), figure=figure, pictures={})
+        raise AssayError(f"{path}: {data['runs']} is about other runs itself; name {base.runs}, which has them")
+    more = {"name": name, "title": data["title"], "note": data.get("note", ""), "pictures": {}}
+    if "figure" in data:
+        return replace(base, **more, figure=_figure(path, data["figure"], base.grid))
+    return replace(base, **more, figure=None, theirs=data.get("theirs", {}), attack=_attack(path, data["attack"]))
 
 
 def _known(path: Path, data: Mapping[str, Any], keys: set[str], needed: set[str]) -> None:
@@ -173,6 +181,12 @@ def _known(path: Path, data: Mapping[str, Any], keys: set[str], needed: set[str]
         )
     if needed - data.keys():
         raise AssayError(f"{path} lacks {', '.join(sorted(needed - data.keys()))}")
+
+
+def _attack(path: Path, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(settings.get("attack"), list) or not settings["attack"]:
+        raise AssayError(f"{path}: [attack] needs `attack`, a list of names of attacks")
+    return settings
 
 
 def _figure(path: Path, data: Mapping[str, Any] | None, grid: Grid) -> Figure | None:

@@ -1,0 +1,364 @@
+"""The audit of a whole federated run, played once more with canaries, each in by a fair coin of its own.
+
+What a canary is, and how it is scored, follows from what the run protects.
+
+- Unit `client`, white box: a client whose update is one coordinate, as large as clipping lets it be. Canaries come on top of the
+  run's clients; so many more are asked a round that no client is asked more often than in the run. Where it is hidden who is asked
+  (`central` noise), a canary whose coin says no stays away, and the score is the likelihood ratio of what the released models show of its
+  coordinate, the other clients' part taken away (the adversary knows them). Else what is hidden is what a client holds: the update then
+  points the other way, and the score adds up the coordinate in the client's own messages (`local`) or in the sums (`distributed`).
+- Unit `client`, black box: a client with mislabelled records; the score is how much their loss falls by the end.
+- Unit `record`: records of the client that has the fewest, for which ε is stated; gradient canaries in its private steps (white box), or
+  mislabelled records (black box).
+
+The model that comes out was trained with canaries: throw it away.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
+from assay.audit.training import TrainingAudit, audited, fair_coins, losses_of, mislabelled, with_more
+from assay.audit.worlds import two_worlds
+from assay.data.records import Records
+from assay.errors import ConfigError
+from assay.federated.carriers.serial import Serial
+from assay.federated.exchange import Arrays, Exchange, Fields, Work
+from assay.federated.local import Training
+from assay.federated.plan import FederatedPlan
+from assay.federated.run import federate
+from assay.federated.site import Site
+from assay.federated.wire import Message
+from assay.plan import Plan
+from assay.step import PrivateStep
+from assay.train import cross_entropy
+
+_LARGE = 1000.0  # a canary's update over the bound: every method clips it
+_NAMES = {"model": "", "data": "", "unit": "", "records": 0, "notes": "", "partition": "", "partition_seed": 0}
+Held = tuple[Tensor, Tensor]
+"""What one client holds: inputs and labels."""
+
+
+def white_box(
+    model: nn.Module,
+    clients: Sequence[Held],
+    plan: FederatedPlan,
+    *,
+    canaries: int = 1000,
+    training: Training | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> TrainingAudit:
+    """Play the run once with canaries that are updates or gradients of one coordinate each. `seed` chooses coordinates and coins, not the noise."""
+    training = training or Training()
+    coins = fair_coins(canaries, seed)
+    if plan.unit == "record":
+        silo = _SiloWithGradients(plan, training, model, clients, coins, seed)
+        _play(model, silo, plan, training)
+        return audited(likelihood_scores(silo.seen, silo.size, silo.rate), coins, plan, confidence)
+    more = with_canaries(plan, canaries)
+    site = _SiteWithUpdates(more, training, model, clients, coins, seed)
+    _play(model, site, more, training, absent=site.absent, after_round=site.look)
+    return audited(site.scores(), coins, plan, confidence)
+
+
+def black_box(
+    model: nn.Module,
+    clients: Sequence[Held],
+    plan: FederatedPlan,
+    canaries: Sequence[Held],
+    *,
+    training: Training | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> TrainingAudit:
+    """Play the run once with these canaries (see `mislabelled_clients`): clients, or where records are protected, records of one client."""
+    training = training or Training()
+    coins = fair_coins(len(canaries), seed)
+    return audited(_fall_of_loss(model, clients, plan, canaries, coins, training), coins, plan, confidence)
+
+
+def played_in_two_worlds(
+    model: nn.Module,
+    clients: Sequence[Held],
+    plan: FederatedPlan,
+    canary: Held,
+    *,
+    runs: int,
+    training: Training | None = None,
+    confidence: float = 0.95,
+) -> TrainingAudit:
+    """Play the run `runs` times with one canary and as often without. A seed of `training` gives each run a seed of its own."""
+    training = training or Training()
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def score(included: bool, i: int) -> float:
+        own = training if training.seed is None else replace(training, seed=(training.seed + 2 * i + included) % 2**64)
+        model.load_state_dict(start)
+        return float(_fall_of_loss(model, clients, plan, [canary], torch.tensor([included]), own)[0])
+
+    try:
+        return two_worlds(score, runs=runs, delta=plan.delta, confidence=confidence)
+    finally:
+        model.load_state_dict(start)
+
+
+def mislabelled_clients(data: TensorDataset, count: int, classes: int, each: int, seed: int = 0) -> list[Held]:
+    """Clients with so many mislabelled records each; use held-out `data`."""
+    x, y = mislabelled(data, count * each, classes, seed).tensors
+    return list(zip(x.split(each), y.split(each), strict=True))
+
+
+def with_canaries(plan: FederatedPlan, canaries: int) -> FederatedPlan:
+    """The plan with so many more clients, none of whom is asked more often than in the plan: ε is no larger."""
+    clients = plan.clients + canaries
+
+    def scaled(count: int) -> int:
+        return max(1, count * clients // plan.clients)
+
+    return replace(
+        plan,
+        clients=clients,
+        per_round=scaled(plan.per_round),
+        minimum=None if plan.minimum is None else scaled(plan.minimum),
+        epsilon_limit=None,
+    )
+
+
+class _Attending(Serial):
+    """All clients in this process, without those who stay away."""
+
+    def __init__(self, site: Site, absent: frozenset[int]) -> None:
+        super().__init__(site)
+        self.absent = absent
+
+    def exchange(self, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+        """As ever."""
+        return super().exchange({client: task for client, task in tasks.items() if client not in self.absent})
+
+
+def _play(
+    model: nn.Module,
+    site: Site,
+    plan: FederatedPlan,
+    training: Training,
+    *,
+    absent: frozenset[int] = frozenset(),
+    after_round: Callable[[nn.Module], None] = lambda _: None,
+) -> None:
+    """The server's own loop. `site` has a model of its own: clients and server share no memory."""
+    federate(
+        model,
+        _Attending(site, absent),
+        plan=replace(plan, epsilon_limit=None),
+        training=training,
+        names=_NAMES,
+        watch=lambda _: after_round(model),
+    )
+
+
+class _SiteWithUpdates(Site):
+    """The run's clients and after them the canaries, whose updates are one coordinate each."""
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        training: Training,
+        model: nn.Module,
+        clients: Sequence[Held],
+        coins: Tensor,
+        seed: int,
+    ) -> None:
+        nothing = tuple(part[:0] for part in clients[0])
+        super().__init__(plan, training, copy.deepcopy(model), [*clients, *[(nothing[0], nothing[1])] * len(coins)])
+        if len(coins) > self.layout.size:
+            raise ConfigError("canaries", len(coins), f"at most one a coordinate: an update has {self.layout.size}")
+        if plan.noise_multiplier <= 0:
+            raise ConfigError("noise_multiplier", plan.noise_multiplier, "noise above 0")
+        self._own, self._coins = len(clients), coins
+        self._where = torch.randperm(self.layout.size, generator=torch.Generator().manual_seed(seed))[: len(coins)]
+        self.absent = frozenset((torch.nonzero(~coins).flatten() + self._own).tolist()) if plan.hidden else frozenset()
+        self._bare = self._without_noise()
+        self._before = self.layout.vector(model).double()
+        self._seen: list[Tensor] = []
+        self._size: list[Tensor] = []
+        self._heard = torch.zeros(len(coins), dtype=torch.float64)
+        self._forget()
+
+    def look(self, model: nn.Module) -> None:
+        """After a round: what the released model shows of each canary's coordinate, in units of the noise."""
+        now = self.layout.vector(model).double()
+        moved, self._before = (now - self._before) / self.training.server_lr, now
+        added = moved[self._where] * (self.plan.per_round if self.plan.hidden else len(self._asked))
+        unit = self.plan.noise_multiplier * self.plan.clip
+        seen = (added - self._others()[self._where]) / unit
+        if self.plan.hidden:
+            self._seen.append(seen)
+            # a coordinate that did not move at all is outside what the method sent in this round
+            self._size.append((moved[self._where] != 0).double() / self.plan.noise_multiplier)
+        elif self.plan.noise == "distributed":
+            asked = [client - self._own for client in self._asked if client >= self._own]
+            self._heard[asked] += seen[asked]
+        self._forget()
+
+    def scores(self) -> NDArray[np.float64]:
+        """Higher for canaries that look included."""
+        if self.plan.hidden:
+            return likelihood_scores(self._seen, self._size, self.plan.sampler.rate)
+        return np.asarray(self._heard.numpy())
+
+    def _forget(self) -> None:
+        self._asked: list[int] = []
+        self._bare_answers: list[Message] = []
+        self._instructions: Arrays = {}
+
+    def _work(self, client: int, start: Tensor, number: int, turn: int) -> Work:
+        self._asked.append(client)
+        if client < self._own:
+            return super()._work(client, start, number, turn)
+        if not self.plan.hidden:
+            self._pay(client, turn)
+        canary = client - self._own
+        update = torch.zeros_like(start)
+        update[self._where[canary]] = _LARGE * self.plan.clip * (1 if self._coins[canary] else -1)
+        return Work(
+            start=start,
+            update=update,
+            loss=_LARGE,
+            records=1,
+            weight=1.0,
+            lr=self.training.lr,
+            loss_at=lambda vector: float((vector - start).norm().clamp(max=1.0)),  # its update helps nothing
+        )
+
+    def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
+        fields, arrays = super()._reply(client, work, instructions, number)
+        if client >= self._own and self.plan.noise == "local":
+            self._heard[client - self._own] += self._read(Message(arrays, fields), instructions, number)[
+                client - self._own
+            ]
+        elif client < self._own and self._bare is not None:
+            stream = self._randomness.stream("canaries", 0)  # asked for nothing: there is no noise
+            bare_fields, bare_arrays = self._bare.answer(work, instructions, number, stream)
+            self._bare_answers.append(Message(bare_arrays, bare_fields))
+            self._instructions = instructions
+        return fields, arrays
+
+    def _read(self, message: Message, instructions: Arrays, number: int) -> Tensor:
+        """One message as the server would read it if there were no other; all canaries' coordinates."""
+        update = self.exchange.combine([message], instructions, number, self._randomness.stream("canaries", 0))
+        assert update is not None
+        return update[self._where]
+
+    def _without_noise(self) -> Exchange | None:
+        """The method with a server that adds no noise; None if the method knows no such server."""
+        if "central" not in self.plan.method.noises:
+            return None
+        quiet = replace(self.plan, noise="central", noise_multiplier=0.0, minimum=None)
+        return self.plan.method.exchange(quiet, self.layout)
+
+    def _others(self) -> Tensor:
+        """The sum that the run's own clients contributed in this round."""
+        if self._bare is None or not self._bare_answers:
+            return torch.zeros(self.layout.size, dtype=torch.float64)
+        stream = self._randomness.stream("canaries", 0)
+        average = self._bare.combine(self._bare_answers, self._instructions, 0, stream)
+        assert average is not None
+        return average * self.plan.per_round
+
+
+class _OneSilo(Site):
+    """DP-SGD at the clients; the one that has the fewest records has those that `more` makes of them."""
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        training: Training,
+        model: nn.Module,
+        clients: Sequence[Held],
+        more: Callable[[TensorDataset], Records],
+    ) -> None:
+        super().__init__(plan, training, copy.deepcopy(model), list(clients))
+        sizes = [len(x) or math.inf for x, _ in clients]
+        self._place = sizes.index(min(sizes))
+        self._more = more(TensorDataset(*clients[self._place]))
+        self.rate = plan.client_plan(int(min(sizes))).sampler.rate
+
+    def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+        if client != self._place:
+            return super()._private_step(client, taken, plan)
+        # as often in a batch as before: the same event, hence the same ε
+        step, _ = super()._private_step(client, taken, with_more(plan, len(self._more)))
+        return step, self._more
+
+
+class _SiloWithGradients(_OneSilo):
+    """The additional records are placeholders of gradient canaries; `seen` and `size` are as of `CanaryChain`, over all turns."""
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        training: Training,
+        model: nn.Module,
+        clients: Sequence[Held],
+        coins: Tensor,
+        seed: int,
+    ) -> None:
+        self._included = torch.nonzero(coins).flatten()
+        super().__init__(
+            plan, training, model, clients, lambda own: PlaceholderRecords(own, int(self._included.numel()))
+        )
+        self._canaries, self._seed = len(coins), seed
+        self.seen: list[Tensor] = []
+        self.size: list[Tensor] = []
+
+    def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+        step, records = super()._private_step(client, taken, plan)
+        if isinstance(records, PlaceholderRecords):
+            chain = insert(step, records, self._included, self._canaries, self._seed)
+            step.chain = replace(chain, seen=self.seen, size=self.size)
+        return step, records
+
+
+def _fall_of_loss(
+    model: nn.Module,
+    clients: Sequence[Held],
+    plan: FederatedPlan,
+    canaries: Sequence[Held],
+    coins: Tensor,
+    training: Training,
+) -> NDArray[np.float64]:
+    """How much the mean loss of each canary falls in a run with those whose coin says so."""
+    before = _mean_losses(model, canaries)
+    if plan.unit == "record":
+        included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
+
+        def joined(own: TensorDataset) -> Records:
+            parts = zip(own.tensors, *included, strict=True)
+            return Records(TensorDataset(*(torch.cat(part) for part in parts)))
+
+        _play(model, _OneSilo(plan, training, model, clients, joined), plan, training)
+        return before - _mean_losses(model, canaries)
+    more = with_canaries(plan, len(canaries))
+    absent = frozenset((torch.nonzero(~coins).flatten() + len(clients)).tolist())
+    held = [(x, y) if coin else (x[:0], y[:0]) for (x, y), coin in zip(canaries, coins, strict=True)]
+    site = Site(more, training, copy.deepcopy(model), [*clients, *held])
+    _play(model, site, more, training, absent=absent if plan.hidden else frozenset())
+    return before - _mean_losses(model, canaries)
+
+
+def _mean_losses(model: nn.Module, canaries: Sequence[Held]) -> NDArray[np.float64]:
+    sizes = [len(x) for x, _ in canaries]
+    joined = TensorDataset(torch.cat([x for x, _ in canaries]), torch.cat([y for _, y in canaries]))
+    losses = losses_of(model, joined, cross_entropy, torch.device("cpu"))
+    return np.array([part.mean() for part in np.split(losses, np.cumsum(sizes)[:-1])])
