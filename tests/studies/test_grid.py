@@ -223,7 +223,7 @@ def test_epsilon_is_rounded_to_the_side_that_is_true():
         ('title = "T"\nseeds = [0]\n[axis]\n[federate]\n[small.train]\n', "train"),
         ('title = "T"\nseeds = [0]\n[axis.a.b]\n[federate]\n[figure]\nx = "epochs"\nseries = "a"\n', "rounds for x"),
         ('title = "T"\nruns = "p/t"\n[figure]\n', "another table"),
-        ('title = "T"\nruns = "p/s"\n', "lacks figure"),
+        ('title = "T"\nruns = "p/s"\n', "either .figure. or .attack."),
     ],
 )
 def test_a_bad_toml_is_told(tmp_path, text, told):
