@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from assay import data as data_room
+from assay import features as features_room
 from assay import models as models_room
 from assay.data import DataBundle
 from assay.errors import ConfigError
@@ -17,15 +18,16 @@ from assay.models.circulant import replace_linear
 from assay.plan import Plan, steps_for
 
 
-def load(data: str, data_dir: Path | None, records: int | None) -> DataBundle:
-    """The data set, or its first training records."""
+def load(data: str, data_dir: Path | None, records: int | None, features: str | None = None) -> DataBundle:
+    """The data set, or its first training records; with features in place of the records where any are asked for."""
+    wanted = None if features is None else features_room.parse(features)
     bundle = data_room.load(data, data_dir)
     there = len(bundle.train_x)
-    if records is None or records == there:
-        return bundle
-    if not 1 <= records <= there:
+    if records is not None and not 1 <= records <= there:
         raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
-    return replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
+    if records is not None and records < there:
+        bundle = replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
+    return bundle if wanted is None else features_room.of_bundle(wanted, bundle)
 
 
 def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
@@ -49,7 +51,7 @@ def of_run(
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     known = names["data_dir"]
     records = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records)
+    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records, names.get("features"))
     return bundle, build(names["model"], names["circulant"], bundle, seed)
 
 

