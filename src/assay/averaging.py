@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 
-class Average:
-    """An exponential moving average of the weights, begun gently: the decay rises with the number of steps."""
+def moving(decay: float) -> Callable[[int], float]:
+    """An exponential moving average, begun gently: the decay rises with the number of steps."""
+    return lambda step: 1 - min(decay, (1 + step) / (10 + step))
 
-    def __init__(self, decay: float, model: nn.Module) -> None:
-        self._decay, self._model = decay, model
+
+def tail(part: float, steps: int) -> Callable[[int], float]:
+    """The plain mean of the weights after each of the last steps, this part of the run; before that, the weights as they are."""
+    first = steps - max(1, round(part * steps)) + 1
+    return lambda step: 1 / max(1, step - first + 1)
+
+
+class Average:
+    """A running average of the weights: `share(step)` is what the weights after that step, counted from 1, enter it with."""
+
+    def __init__(self, share: Callable[[int], float], model: nn.Module) -> None:
+        self._share, self._model = share, model
         self.values = {n: p.detach().clone() for n, p in model.named_parameters()}
 
     def update(self, step: int) -> None:
-        decay = min(self._decay, (1 + step) / (10 + step))
+        share = self._share(step)
         for name, parameter in self._model.named_parameters():
-            self.values[name].lerp_(parameter.detach(), 1 - decay)
+            self.values[name].lerp_(parameter.detach(), share)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         for name, value in tensors.items():

@@ -27,6 +27,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay.augment import Augmentation
 from assay.chain import Form
 from assay.data.records import Records
 from assay.distributed import limits
@@ -128,6 +129,7 @@ class PrivateStep:
         randomness: Randomness | None = None,
         max_physical_batch: int | None = None,
         side: Sequence[SideQuery] = (),
+        augment: Augmentation | None = None,
         taken: int = 0,
         world: World | None = None,
     ) -> None:
@@ -164,7 +166,14 @@ class PrivateStep:
         cleared = ledger.begin(plan.steps_event, plan.steps - self._origin, repeat=seeded)
         self._limit = self._origin + world.once(lambda: cleared)
         self.nonfinite = 0
-        self._physical = max_physical_batch
+        self._augment, self._views = augment, 1 if augment is None else augment.views
+        if augment is not None and world.size > 1:
+            raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
+        if self._views > 1 and chain.rules:
+            raise ConfigError(
+                "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
+            )
+        self._physical = None if max_physical_batch is None else max(1, max_physical_batch // self._views)
         own = self.chain.clip
         self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
         self._groups = self.chain.clip.groups(self.engine.layers)
@@ -203,7 +212,8 @@ class PrivateStep:
 
         With `max_physical_batch`, a batch comes in parts and `backward` returns True after the last. A batch that came
         out empty is given as one record of zeros, which counts for nothing: the step is taken, with its noise, as for
-        any other batch.
+        any other batch. With `augment`, each record comes as several views, one after the other, and `backward` takes one
+        loss a view; their gradients are averaged before clipping.
 
         On several ranks `dataset` is the whole data set, of which each rank takes an equal share, or the rank's own share, which no
         other rank has. The plan is always that of the whole.
@@ -225,19 +235,25 @@ class PrivateStep:
             count = max(1, round(self.plan.batch_size / self.plan.micro_batch))
             slots, order = self.randomness.stream("micro", local).integers(count, len(index)).sort()
             index = index[order]
+        # one stream for all parts of a batch; secret like the noise: who knew it could tell a record's place in the batch
+        stream = None if self._augment is None else self.randomness.stream("augment", local)
+
+        def views(batch: Any) -> Any:
+            return batch if self._augment is None or stream is None else self._augment(batch, stream)
+
         cuts = _cuts(len(index), self._physical, slots) if len(index) else []
         passes = self.placement.passes(max(1, len(cuts)))
         self._pending = passes
         self._padded = False
         for start, stop in cuts:
             self._slots = None if slots is None else slots[start:stop]
-            self._drawn = stop - start
-            yield records.gather(index[start:stop])
+            self._drawn = (stop - start) * self._views
+            yield views(records.gather(index[start:stop]))
         self._padded = True
         for _ in range(len(cuts), passes):
             self._slots = None if slots is None else slots.new_zeros(1)
-            self._drawn = 1
-            yield records.zeros()
+            self._drawn = self._views
+            yield views(records.zeros())
 
     def _index(self, local: int) -> Tensor:
         """This rank's part of the batch.
@@ -273,7 +289,7 @@ class PrivateStep:
             raise ConfigError(
                 "losses",
                 f"{len(losses)} values",
-                f"one for each of the {self._drawn} records of the batch drawn last"
+                f"one for each of the {self._drawn} {'records' if self._views == 1 else 'views'} of the batch drawn last"
                 if self._drawn is not None
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
@@ -284,7 +300,11 @@ class PrivateStep:
         # In a domain of maps, a batch without records must have noise of the same shape as any other, and a model that is split
         # needs all ranks for a pass: the one record of zeros runs through the model like others, and counts for nothing.
         if not self._padded or self.chain.rules or self.placement.split:
-            grads = self.engine.collect(losses * 0.0 if self._padded else losses)
+            if self._views > 1:  # the mean over a record's views, one value a record
+                grads = self.engine.collect(losses / self._views, self._views)
+                losses = losses.detach().view(-1, self._views).mean(1)
+            else:
+                grads = self.engine.collect(losses * 0.0 if self._padded else losses)
             total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
             if self.chain.rules:

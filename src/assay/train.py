@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
-from assay import stage
-from assay.averaging import Average
+from assay import augment, stage
+from assay.averaging import Average, moving, tail
 from assay.data.records import Records
 from assay.distributed import limits
 from assay.distributed.launch import restarted
@@ -60,13 +60,16 @@ class Training:
 
     `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
     `secure_rng` takes every random number from the operating system's cryptographic generator. `ema` is the decay of an
-    exponential moving average of the weights, which is then the result. `shard` splits parameters and optimizer state over the
-    ranks of a distributed run (FSDP2), for models that do not fit one device. `precision` is that of the model's forward and
-    backward pass: with "bf16" under autocast; parameters, norms, clipped sums and noise are float32 all the same.
+    exponential moving average of the weights, which is then the result; `tail` is the last part of the run whose weights are
+    averaged instead. `augment` trains on several random views of each record (`assay.augment`). `shard` splits parameters and
+    optimizer state over the ranks of a distributed run (FSDP2), for models that do not fit one device. `precision` is that of the
+    model's forward and backward pass: with "bf16" under autocast; parameters, norms, clipped sums and noise are float32 all the same.
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     ema: float | None = None
+    tail: float | None = None
+    augment: str | None = None
     seed: int | None = None
     secure_rng: bool = False
     max_physical_batch: int | None = None
@@ -79,6 +82,10 @@ class Training:
             raise ConfigError("precision", self.precision, f"one of {', '.join(PRECISIONS)}")
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
+        if self.tail is not None and not (0 < self.tail <= 1 and self.ema is None):
+            raise ConfigError("tail", self.tail, "a part of the run, above 0 and at most 1, without ema beside it")
+        if self.augment is not None:
+            augment.parse(self.augment)
         check_source(self.seed, self.secure_rng)
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
@@ -164,6 +171,8 @@ def fit(
     limits.check(plan, ranks.size, shard=training.shard)
     plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
+    if training.augment is not None:
+        _check_augment(training.augment, train, plan, ranks.size)
     directory = None
     if out is not None:
         spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
@@ -217,6 +226,17 @@ def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
     if directory.finished:
         raise AssayError(f"{out} is finished: there is nothing to resume")
     return directory, directory.read_spec()
+
+
+def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
+    """Refuse views of what is no picture, or where the records that training sees are not the records themselves."""
+    if ranks > 1:
+        raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
+    if plan.stage is not None:
+        raise ConfigError(
+            "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
+        )
+    augment.check(Records(train).gather(torch.tensor([0]))[0][0])
 
 
 def _seed_torch(seed: int, device: torch.device) -> None:
@@ -297,13 +317,18 @@ class _Run:
             randomness=randomness,
             max_physical_batch=training.max_physical_batch,
             side=[self.meter] if measured else [],
+            augment=None if training.augment is None else augment.parse(training.augment),
             taken=0 if saved is None else saved[1]["step"],
             world=ranks,
         )
         if training.shard:
             self._shard()
         self.optimizer = training.optimizer.build(self.model)
-        self.average = Average(training.ema, self.model) if training.ema is not None else None
+        self.average = None
+        if training.ema is not None:
+            self.average = Average(moving(training.ema), self.model)
+        elif training.tail is not None:
+            self.average = Average(tail(training.tail, plan.steps), self.model)
         if saved is not None:
             self._restore(*saved)
 

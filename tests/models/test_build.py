@@ -142,7 +142,7 @@ def test_flat_records_for_an_image_model() -> None:
     message = str(refusal("lenet5", input_shape=(104,)))
     assert "lenet5 takes images (channels, height, width) of at least 4×4" in message
     assert "shape (104,)" in message
-    assert message.endswith("for this shape: logistic, mlp")
+    assert message.endswith("for this shape: logistic, mlp, linear-head")
 
 
 def test_image_too_small() -> None:

@@ -93,8 +93,17 @@ def train(
     ema: Annotated[
         float | None, typer.Option(help="Decay of a moving average of the weights, which is then the result.")
     ] = None,
+    tail: Annotated[
+        float | None, typer.Option(help="Last part of the run whose weights are averaged, in place of --ema.")
+    ] = None,
+    augment: Annotated[
+        str | None,
+        typer.Option(
+            help="Random views of each record, averaged before clipping: shift:views=4,pixels=2 or shift-flip:views=8."
+        ),
+    ] = None,
     max_physical_batch: Annotated[
-        int | None, typer.Option(help="Largest number of records in memory at once; results do not change.")
+        int | None, typer.Option(help="Largest number of records (or views) in memory at once; results do not change.")
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
@@ -135,6 +144,8 @@ def train(
             warmup=warmup,
         ),
         ema=ema,
+        tail=tail,
+        augment=augment,
         seed=seed,
         secure_rng=secure_rng,
         max_physical_batch=max_physical_batch,

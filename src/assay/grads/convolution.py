@@ -43,7 +43,7 @@ class ConvShape:
         """One weight gradient a record, [B, *weight]: the backend's gradient with the records folded into the groups."""
         B = x.shape[0]
         folded_x, folded_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
-        return self._gradient(folded_x, folded_g, B).view(B, *self.weight)
+        return self.gradient(folded_x, folded_g, B).view(B, *self.weight)
 
     @property
     def has_windows(self) -> bool:
@@ -62,9 +62,10 @@ class ConvShape:
 
     def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """The ordinary weight gradient, summed over records."""
-        return self._gradient(x, g, 1)
+        return self.gradient(x, g, 1)
 
-    def _gradient(self, x: Tensor, g: Tensor, fold: int) -> Tensor:
+    def gradient(self, x: Tensor, g: Tensor, fold: int) -> Tensor:
+        """The weight gradient with `fold` records in the channels, side by side: [fold · weight[0], ...]."""
         weight = x.new_empty(fold * self.weight[0], *self.weight[1:])  # only its shape is looked at
         outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             g,

@@ -42,6 +42,7 @@ from assay.grads.layers import (
     trainable_layers,
 )
 from assay.grads.uses import Apart, Dense, LayerUse, Outer, Use, together
+from assay.grads.views import folded
 from assay.models import compat
 
 R = TypeVar("R", TapeRule, ExpandRule)
@@ -269,8 +270,11 @@ class Engine:
         self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
         self._reduce, self._ready = reduce, ready
 
-    def collect(self, losses: Tensor) -> RecordGrads:
-        """One backward pass of `losses` [B]; every record's gradient of every trainable parameter."""
+    def collect(self, losses: Tensor, views: int = 1) -> RecordGrads:
+        """One backward pass of `losses` [B]; every record's gradient of every trainable parameter.
+
+        With `views`, so many rows in a row belong to one record, and its gradient is the sum of theirs (`assay.grads.views`).
+        """
         _check_losses(losses)
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
@@ -295,9 +299,12 @@ class Engine:
             if proof_now is not None:
                 proof_now.forget()
         uses = _gathered(found) if len(found) > 1 else found
+        if views > 1:
+            uses = [(names, folded(use, views)) for names, use in uses]
         if self._measured:
             _choose(uses)
-        grads = RecordGrads(self._records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
+        records = self._records // views
+        grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if proof_now is None:
             for name in expected:
                 raise UnsupportedModelError(proof.used_outside(name))

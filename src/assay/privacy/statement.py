@@ -71,6 +71,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         *options_line(record),
         *([] if plan.stage is None else [f"- Before training: {line}." for line in plan.stage.describe()]),
         *([f"- Encoded before clipping: {', '.join(record['encode'])}."] if record["encode"] else []),
+        *_views(record),
         _bound(record, plan),
         f"- Noise of a step: {_noise(plan)}.",
         *([f"- After the noise, at no cost: {', '.join(record['denoise'])}."] if record["denoise"] else []),
@@ -173,6 +174,17 @@ def options_line(record: Mapping[str, Any]) -> list[str]:
 
 def _variant(record: Mapping[str, Any]) -> str:
     return " as published" if record["variant"] == "published" else ""
+
+
+def _views(record: Mapping[str, Any]) -> list[str]:
+    augment = record["training"].get("augment")
+    return (
+        []
+        if augment is None
+        else [
+            f"- Views: a record's gradient is the mean over random views of it ({augment}), taken before it is bounded."
+        ]
+    )
 
 
 def _bound(record: Mapping[str, Any], plan: Plan) -> str:
