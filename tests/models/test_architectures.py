@@ -12,6 +12,7 @@ from assay.models.lenet import lenet5
 from assay.models.mlp import mlp
 from assay.models.mnist_cnn import mnist_cnn
 from assay.models.model3 import model3
+from assay.models.tempered import TemperedSigmoid
 
 INFOS = available()
 FROM_ZERO = {"linear-head", "scatter-linear"}
@@ -28,7 +29,7 @@ def parameters(name: str, input_shape: tuple[int, ...], classes: int = 10) -> in
 
 
 def test_names() -> None:
-    names = "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10 linear-head scatter-linear scatter-cnn"
+    names = "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10 linear-head scatter-linear scatter-cnn tanh-cnn tempered-cnn"
     assert [info.name for info in INFOS] == names.split()
     assert all(info.summary and info.accepts for info in INFOS)
 
@@ -128,7 +129,10 @@ def test_one_pixel_less_is_refused(info: ModelInfo) -> None:
 @pytest.mark.parametrize(
     ("shape", "refused"),
     [
-        ((1, 8, 8), {"mnist-cnn", "alexnet", "afrrs-mnist", "afrrs-cifar10"}),  # scikit-learn's digits
+        (
+            (1, 8, 8),
+            {"mnist-cnn", "tanh-cnn", "tempered-cnn", "alexnet", "afrrs-mnist", "afrrs-cifar10"},
+        ),  # scikit-learn's digits
         ((1, 28, 28), set()),  # MNIST, Fashion-MNIST
         ((3, 32, 32), set()),  # CIFAR
         ((104,), {info.name for info in INFOS} - {"logistic", "mlp", "linear-head"}),  # Adult
@@ -209,3 +213,9 @@ def test_lenet5_learns_the_digits() -> None:
         nn.functional.cross_entropy(model(images), labels).backward()
         optimizer.step()
     assert (model(images).argmax(1) == labels).float().mean() > 0.95
+
+
+def test_tempered_sigmoids_have_the_sigmoid_and_tanh_among_them() -> None:
+    x = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    torch.testing.assert_close(TemperedSigmoid(1.0, 1.0, 0.0)(x), torch.sigmoid(x))
+    torch.testing.assert_close(TemperedSigmoid(2.0, 2.0, 1.0)(x), torch.tanh(x))

@@ -12,13 +12,26 @@ import torch
 from torch import nn
 
 from assay.errors import ConfigError
-from assay.models import afrrs, alexnet, compat, densenet, heads, lenet, logistic, mlp, mnist_cnn, model3, resnet
+from assay.models import (
+    afrrs,
+    alexnet,
+    compat,
+    densenet,
+    heads,
+    lenet,
+    logistic,
+    mlp,
+    mnist_cnn,
+    model3,
+    resnet,
+    tempered,
+)
 from assay.models.custom import FORM, build_custom
 from assay.models.registry import ModelInfo
 
 __all__ = ["ModelInfo", "available", "build", "compat"]
 
-_FAMILIES = (logistic, mlp, mnist_cnn, lenet, model3, alexnet, resnet, densenet, afrrs, heads)
+_FAMILIES = (logistic, mlp, mnist_cnn, lenet, model3, alexnet, resnet, densenet, afrrs, heads, tempered)
 _BY_NAME: dict[str, ModelInfo] = {info.name: info for family in _FAMILIES for info in family.MODELS}
 
 
