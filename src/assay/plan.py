@@ -22,6 +22,7 @@ from assay.encode import Encoding
 from assay.errors import ConfigError, check_above_zero
 from assay.grads import clip as clipping
 from assay.methods import Method
+from assay.privacy import decay
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps, smallest_noise
 from assay.stage import Stage, event_of
@@ -41,6 +42,8 @@ class Plan:
     for adaptive clipping), each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they
     are exactly one Gaussian release of multiplier σ.
 
+    `noise_schedule` lets the noise fall over the run (`assay.privacy.decay`): `noise_multiplier` is then that of the first steps.
+
     `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
     the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.
     """
@@ -50,6 +53,7 @@ class Plan:
     steps: int
     noise_multiplier: float
     delta: float
+    noise_schedule: str = "constant"
     clip: clipping.Rule = field(default_factory=clipping.Flat)
     micro_batch: int = 1
     sampling: str = "poisson"
@@ -90,7 +94,29 @@ class Plan:
             raise ConfigError(
                 "clip", str(self.clip), "a rule that clips; only published variants take a bound for granted"
             )
+        self._check_schedule()
         _ = self.sampler  # its own checks: batch_size against records
+
+    def _check_schedule(self) -> None:
+        if isinstance(decay.parse(self.noise_schedule), decay.Constant):
+            return
+        if not getattr(self.method, "varying_noise", False):
+            raise ConfigError("noise_schedule", self.noise_schedule, f"constant with {self.method.name}")
+        if self.sampling == "shuffle":
+            raise ConfigError(
+                "noise_schedule",
+                self.noise_schedule,
+                "constant with shuffled epochs, which are charged a whole epoch at a time",
+            )
+
+    @cached_property
+    def stretches(self) -> list[tuple[int, float]]:
+        """(steps, factor on the noise multiplier), in the order of the run."""
+        return decay.parse(self.noise_schedule).stretches(self.steps)
+
+    def noise_factor(self, step: int) -> float:
+        """The factor on the noise multiplier in this step, counted from 0."""
+        return 1.0 if len(self.stretches) == 1 else decay.within(self.stretches, step, 1)[0][1]
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -109,9 +135,9 @@ class Plan:
         """The clipping rule in its initial state (adaptive rules change as they run)."""
         return copy.copy(self.clip)
 
-    def chain(self, gradient_share: float = 1.0) -> Chain:
-        """The step, its gradient release taking this share of the step's privacy."""
-        chain = self.method.chain(self, self.noise_multiplier / math.sqrt(gradient_share))
+    def chain(self, gradient_share: float = 1.0, noise_factor: float = 1.0) -> Chain:
+        """The step, its gradient release taking this share of the step's privacy, at this factor of the noise schedule."""
+        chain = self.method.chain(self, self.noise_multiplier * noise_factor / math.sqrt(gradient_share))
         for encoding in self.encode:
             chain = encoding.applied(chain)
         return replace(chain, after=(*chain.after, *denoise.fresh(self.denoise)))
@@ -126,7 +152,7 @@ class Plan:
 
     @cached_property
     def step_event(self) -> DpEvent:
-        """What one step releases about its batch, before amplification."""
+        """What one step releases about its batch, before amplification; of a schedule, the first step, which has the most noise."""
         return self.chain().event()
 
     @cached_property
@@ -139,9 +165,16 @@ class Plan:
         """What that costs."""
         return ComposedDpEvent([]) if self.stage is None else event_of(self.stage)
 
-    def steps_event(self, steps: int) -> DpEvent:
-        """What this many steps cost, without what comes before them."""
-        return self.sampler.compose(self.step_event, steps)
+    def steps_event(self, steps: int, start: int = 0) -> DpEvent:
+        """What this many steps from step `start` on cost, without what comes before them: each stretch of equal noise by itself."""
+        if len(self.stretches) == 1:
+            return self.sampler.compose(self.step_event, steps)
+        return ComposedDpEvent(
+            [
+                self.sampler.compose(self.chain(noise_factor=factor).event(), count)
+                for count, factor in decay.within(self.stretches, start, steps)
+            ]
+        )
 
     def event(self, steps: int | None = None) -> DpEvent:
         """What the run costs with `steps` steps (all of them by default)."""
@@ -240,6 +273,7 @@ class Plan:
             "steps": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "delta": self.delta,
+            "noise_schedule": self.noise_schedule,
             "clip": str(self.clip),
             "micro_batch": self.micro_batch,
             "sampling": self.sampling,

@@ -16,9 +16,11 @@ generator) need no wrapper.
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -139,11 +141,17 @@ class PrivateStep:
         limits.check(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
         asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        chain = plan.chain(1.0 - sum(query.share for query in asked))
+        gradient_share = 1.0 - sum(query.share for query in asked)
+        chain = plan.chain(gradient_share)
         self.randomness = OsSeeded() if randomness is None else randomness
         # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
         self.engine = Engine(model, {**RULES, **chain.rules}, measured=not self.randomness.reproducible)
         self.chain = chain.on(self.engine.parameters)
+        # one chain for each level of noise; clipping rules and denoisers, which may have a state, are the same objects in all
+        self._chains = {
+            factor: replace(self.chain, noise=plan.chain(gradient_share, factor).on(self.engine.parameters).noise)
+            for _, factor in plan.stretches
+        }
         if not isinstance(ledger, Ledger):
             path = None if ledger is None or not world.leader else Path(ledger)
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
@@ -163,7 +171,9 @@ class PrivateStep:
         seeded = self.randomness.reproducible
         self._origin = 0 if seeded else taken
         self.taken = taken
-        cleared = ledger.begin(plan.steps_event, plan.steps - self._origin, repeat=seeded)
+        cleared = ledger.begin(
+            functools.partial(plan.steps_event, start=self._origin), plan.steps - self._origin, repeat=seeded
+        )
         self._limit = self._origin + world.once(lambda: cleared)
         self.nonfinite = 0
         self._augment, self._views = augment, 1 if augment is None else augment.views
@@ -332,26 +342,29 @@ class PrivateStep:
         total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
         measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
+        factor = self.plan.noise_factor(self.taken)
         self.taken += 1  # from here on: what follows may fail when the noisy sum has left this process already
         # the noise is in the leader's part before the parts are added up, and the ledger was charged before either
-        released = self.chain.release(Bounded(total, self.chain.l2), self.placement.noise(self._noise.at(local)))
+        released = self._chains[factor].release(
+            Bounded(total, self.chain.l2), self.placement.noise(self._noise.at(local))
+        )
         self.placement.released(released.value)
         spent = [released.event]
         if self._side:
-            spent += self._release_side(measured, local)
+            spent += self._release_side(measured, local, factor)
         if spent != self._paid:  # compared once; steps rarely differ in what they release
-            _check_paid(events.joint(spent), self.plan.step_event)
+            _check_paid(events.joint(spent), self.plan.chain(noise_factor=factor).event())
             self._paid = spent
         grads = self.chain.finish(released, self._expected_size, self._forms)
         for name, parameter in self.engine.parameters.items():
             parameter.grad = self.placement.gradient(parameter, grads[name])
 
-    def _release_side(self, measured: list[Tensor], local: int) -> list[DpEvent]:
+    def _release_side(self, measured: list[Tensor], local: int, factor: float) -> list[DpEvent]:
         """Release what the side queries measured and hand it to them; what that cost."""
         measured = measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
         sides = []
         for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
-            noise = Gaussian(multiplier=self.plan.noise_multiplier / math.sqrt(query.share))
+            noise = Gaussian(multiplier=self.plan.noise_multiplier * factor / math.sqrt(query.share))
             bounded = Bounded({"": value.cpu().double().view(1)}, query.sensitivity)
             sides.append(noise.release(bounded, self.world.noise(self.randomness.stream(f"side {i}", local))))
         self.world.sum([side.value[""] for side in sides])

@@ -21,6 +21,12 @@ Steps = Annotated[int | None, typer.Option(help="Steps, instead of epochs.")]
 Noise = Annotated[
     float | None, typer.Option("--noise-multiplier", help="Noise standard deviation over the clipping bound.")
 ]
+Schedule = Annotated[
+    str,
+    typer.Option(
+        "--noise-schedule", help="constant, or decay:levels=4,last=0.5: noise that falls over the run, charged exactly."
+    ),
+]
 Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle or full.")]
 Adjacent = Annotated[Adjacency, typer.Option("--adjacency", help="Which data sets are neighbours.")]
 MicroBatch = Annotated[

@@ -40,6 +40,7 @@ def epsilon(
     option: options.Setting = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
+    noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     json: options.Json = False,
@@ -62,6 +63,7 @@ def epsilon(
         method=chosen,
         clip=clipping.parse(clip or chosen.clip),
         micro_batch=micro_batch,
+        noise_schedule=noise_schedule,
     )
     report_plan(plan, json)
 
@@ -81,6 +83,7 @@ def calibrate(
     option: options.Setting = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
+    noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     json: options.Json = False,
@@ -101,6 +104,7 @@ def calibrate(
         method=chosen,
         clip=clipping.parse(clip or chosen.clip),
         micro_batch=micro_batch,
+        noise_schedule=noise_schedule,
     )
     report_plan(plan, json)
 

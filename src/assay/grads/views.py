@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from assay.grads.convolution import Convolved
-from assay.grads.uses import Apart, Dense, LayerUse, Outer, Rank1, Rows, Tied, Use, outer
+from assay.grads.uses import Apart, Dense, LayerUse, Outer, Rank1, Rows, Tied, Use
 
 
 def folded(layer: LayerUse, views: int) -> LayerUse:
@@ -22,9 +22,9 @@ def folded(layer: LayerUse, views: int) -> LayerUse:
 def _folded(use: Use, views: int) -> Use:
     match use:
         case Rank1():
-            return outer(_apart(use.g, views), _apart(use.x, views))
+            return Outer(_apart(use.g, views), _apart(use.x, views))
         case Outer():
-            return outer(_joined(use.g, views), _joined(use.x, views))
+            return Outer(_joined(use.g, views), _joined(use.x, views))
         case Rows():
             return Rows(_joined(use.index, views), _joined(use.g, views), use.rows)
         case Tied():

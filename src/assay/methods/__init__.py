@@ -22,7 +22,7 @@ class Method(Protocol):
     """How one step works, and what its paper would claim for a run of such steps. A frozen dataclass.
 
     Two more functions are optional: `stage(plan)` gives what is released before the first step (`assay.stage`), `of_model(model)`
-    the method with what it must know of a model.
+    the method with what it must know of a model. `varying_noise = True` says that its claim holds for noise that falls over a run.
     """
 
     OPTIONS: ClassVar[tuple[str, ...]]

@@ -27,6 +27,7 @@ class DPSGD:
     """Clip, sum, add Gaussian noise once, divide by a constant."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
+    varying_noise: ClassVar[bool] = True
 
     name: str = "dpsgd"
     summary: str = "DP-SGD: clip each record's gradient, add Gaussian noise to the sum (Abadi et al. 2016)"

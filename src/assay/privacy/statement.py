@@ -74,6 +74,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         *_views(record),
         _bound(record, plan),
         f"- Noise of a step: {_noise(plan)}.",
+        *_stretches(plan),
         *([f"- After the noise, at no cost: {', '.join(record['denoise'])}."] if record["denoise"] else []),
         f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
@@ -138,6 +139,15 @@ def _noise(plan: Plan) -> str:
     if isinstance(event, NonPrivateDpEvent):
         return "not enough for any ε: something of the gradient leaves without noise"
     return f"{event}, drawn once a step"
+
+
+def _stretches(plan: Plan) -> list[str]:
+    if len(plan.stretches) == 1:
+        return []
+    said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
+    return [
+        f"- The noise falls over the run ({plan.noise_schedule}): {said} times that bound; each stretch is charged for its own noise."
+    ]
 
 
 def audit_line(record: Mapping[str, Any]) -> list[str]:

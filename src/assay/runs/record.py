@@ -96,6 +96,7 @@ def finished_record(
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),
         "audit": None,
         "noise_multiplier": plan.noise_multiplier,
+        "noise_schedule": plan.noise_schedule,
         "clip": str(plan.clip),
         "micro_batch": plan.micro_batch,
         "sampling": {
