@@ -39,3 +39,43 @@ def test_a_run_on_features_says_so_and_resumes_on_them(assay, tmp_path):
     weights = json.loads((out / "run.json").read_text())["names"]
     assert weights["features"] == "scatter:J=1,L=4"
     assert record["result"]["test_accuracy"] > 0.5
+
+
+def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
+    code, _, err = assay(
+        "train", "--data", "digits", "--preset", "best", "--epochs", 3, "--seed", 0, "--out", tmp_path / "run"
+    )
+    assert code == 0, err
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert record["model"] == "linear-head"
+    assert record["clip"] == "flat:0.1"
+    assert record["sampling"]["expected_batch_size"] == 512
+    assert record["history"][-1]["epoch"] == pytest.approx(3, abs=0.2)  # typed, and so before the preset's own
+    assert record["tuning"]["from"] == "preset best"
+    assert record["tuning"]["charged"] is False
+    assert record["epsilon"]["verified"] <= 1
+    assert "Settings: preset best; " in (tmp_path / "run" / "statement.md").read_text()
+
+
+def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
+    words = ("train", "--data", "digits", "--dry-run", "--json", "--out", tmp_path / "run", "--preset")
+    steps = [json.loads(assay(*words, "best", "--epsilon", epsilon)[1])["steps"] for epsilon in (0.5, 1, 2, 3, 8)]
+    assert steps[0] == steps[1] < steps[2] == steps[3] == steps[4]
+    code, _, err = assay(*words, "worst")
+    assert code == 2
+    assert "one of best for digits" in err
+    code, _, err = assay("train", "--data", "cifar100", "--preset", "best", "--out", tmp_path / "run")
+    assert code == 2
+    assert "a data set that has presets (adult, cifar10, digits, fashion-mnist, mnist)" in err
+
+
+def test_presets_name_options_that_exist():
+    from assay import presets
+    from assay.cli.passing import options
+
+    for data in presets.available():
+        for name, entry in presets._file(data).items():
+            for level in entry["at"]:
+                found = presets.get(name, data, level["epsilon"])
+                assert found.settings.keys() <= options().keys()
+                assert found.on

@@ -13,6 +13,7 @@ from rich.markdown import Markdown
 from assay import denoise as denoise_room
 from assay import encode as encode_room
 from assay import methods as methods_room
+from assay import presets
 from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
@@ -45,6 +46,7 @@ def register(app: typer.Typer) -> None:
 
 
 def train(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="A new directory for the run.")],
     method: options.Method = "dpsgd",
     variant: options.Variant = None,
@@ -128,10 +130,25 @@ def train(
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Settings that do well on the data set: best. What is typed beside it goes before it."),
+    ] = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
+    if preset is not None:
+        typed = dict(locals())
+        chosen_before = presets.get(preset, data, 1.0 if epsilon is None else epsilon)
+        given = {
+            name
+            for name in context.params
+            if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
+        }
+        context.obj = chosen_before.origin
+        train(**{**typed, **{k: v for k, v in chosen_before.settings.items() if k not in given}, "preset": None})
+        return
     ranks = world()
     chosen = options.method(method, variant, noise_form, groups, option)
     name = optimizer or chosen.optimizer
@@ -185,6 +202,7 @@ def train(
         "unit": bundle.unit,
         "notes": bundle.notes,
         "log": log,
+        "tuning": context.obj,
     }
     if ranks.leader:
         _warn(plan)

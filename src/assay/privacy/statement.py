@@ -98,6 +98,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "## What is assumed",
         "",
         "- This statement covers this one run. Other runs on the same records, settings tried before and dropped, add to what is spent.",
+        *tuning_line(record),
         "- Only the model and the files of this run leave; batches, gradients before noise and the memory of the process do not.",
         "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε.",
         "- The number of records with a gradient that was not a number is shown to the operator only and is not released.",
@@ -148,6 +149,15 @@ def _stretches(plan: Plan) -> list[str]:
     return [
         f"- The noise falls over the run ({plan.noise_schedule}): {said} times that bound; each stretch is charged for its own noise."
     ]
+
+
+def tuning_line(record: Mapping[str, Any]) -> list[str]:
+    """How the settings were found, if that is known."""
+    tuning = record["tuning"]
+    if tuning is None:
+        return []
+    paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
+    return [f"- Settings: {tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}."]
 
 
 def audit_line(record: Mapping[str, Any]) -> list[str]:

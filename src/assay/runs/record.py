@@ -108,6 +108,7 @@ def finished_record(
         "steps_charged": ledger.total_steps,
         "history": history,
         "result": {key: number(value) for key, value in result.items()},
+        "tuning": names.get("tuning"),
         "seed": training["seed"],
         "training": dict(training),
         "notes": names.get("notes", ""),

@@ -1,0 +1,62 @@
+"""Settings of `assay train` that do well on a data set, by name; a TOML file a data set.
+
+A preset says how its settings were found (`tried`, `on`, `charged`): settings chosen by looking at private records are a
+release, and a statement must say whether that was paid for. What a user types goes before what a preset says.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+from assay.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Options of `assay train`, and where they come from."""
+
+    name: str
+    settings: dict[str, Any]
+    tried: int
+    on: str
+    charged: bool
+
+    @property
+    def origin(self) -> dict[str, Any]:
+        """For the record."""
+        return {"from": f"preset {self.name}", "tried": self.tried, "on": self.on, "charged": self.charged}
+
+
+def get(name: str, data: str, epsilon: float) -> Preset:
+    """The preset of this name for a data set and a target ε: of settings given for several ε, those of the next higher one."""
+    there = _file(data)
+    if there is None:
+        raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
+    if name not in there:
+        raise ConfigError("preset", name, f"one of {', '.join(there)} for {data}")
+    found = there[name]
+    levels = sorted(found["at"], key=lambda level: float(level["epsilon"]))
+    level = next((level for level in levels if epsilon <= level["epsilon"]), levels[-1])
+    return Preset(
+        name=name,
+        settings={**found["train"], **level["train"]},
+        tried=found["tried"],
+        on=found["on"],
+        charged=found["charged"],
+    )
+
+
+def available() -> list[str]:
+    """The data sets that have presets."""
+    return sorted(
+        entry.name.removesuffix(".toml") for entry in files(__name__).iterdir() if entry.name.endswith(".toml")
+    )
+
+
+@lru_cache(maxsize=16)
+def _file(data: str) -> dict[str, Any] | None:
+    return tomllib.loads((files(__name__) / f"{data}.toml").read_text("utf-8")) if data in available() else None
