@@ -79,3 +79,68 @@ def test_presets_name_options_that_exist():
                 found = presets.get(name, data, level["epsilon"])
                 assert found.settings.keys() <= options().keys()
                 assert found.on
+
+
+TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 400, "--epochs", 4, "--clip", 0.1)
+
+
+def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
+    out = tmp_path / "tuned"
+    code, _, err = assay(*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert 2.97 <= record["epsilon"]["verified"] <= 3
+    assert record["chosen"] in ({"lr": "2"}, {"lr": "0.5"})
+    assert record["tuning"]["tried"] == 2
+    assert record["tuning"]["charged"] is True
+    assert record["records"] < 1437
+    assert record["result"]["test_accuracy"] > 0.6
+    assert all(entry["test_accuracy"] is None for entry in record["history"])  # no score without noise
+    ledger = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    assert ledger[1]["event"]["kind"] == "repeat-and-select"
+    statement = (out / "statement.md").read_text()
+    assert "2 settings were tried, on a tenth of the training records" in statement
+    assert "the choice is part of ε" in statement
+    assert "Papernot and Steinke 2022" in statement
+    code, _, err = assay(*TUNE, "--try", "lr=1", "--out", out)
+    assert code == 2
+    assert "a new directory" in err
+
+
+def test_tuning_on_public_data_is_free(assay, tmp_path):
+    import numpy as np
+
+    from assay.data import load
+
+    digits = load("digits")
+    np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
+    out = tmp_path / "tuned"
+    words = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 150, "--epochs", 2, "--clip", 0.1)
+    code, _, err = assay(
+        *words, "--try", "lr=0.0001,2", "--public", tmp_path / "public.npz", "--epsilon", 3, "--seed", 1, "--out", out
+    )
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert record["epsilon"]["verified"] <= 3
+    assert record["epsilon"]["accountant"] == "PLD"
+    assert record["training"]["optimizer"]["lr"] in (0.0001, 2)
+    assert record["tuning"]["charged"] is False
+    assert "nothing of the private records went into the choice" in (out / "statement.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--try", "epochs=1,2"), "does not decide ε"),
+        (("--try", "colour=1,2"), "does not decide ε"),
+        (("--try", "lr"), "OPTION=VALUE"),
+        (("--try", "lr=1", "--trials", 1), "from 3 to 500"),
+        (("--try", "lr=1", "--seed", 1, "--noise-multiplier", 2), "the noise is found"),
+        (("--try", "lr=1", "--public", "digits"), "another data set"),
+    ],
+)
+def test_tuning_refuses(assay, tmp_path, words, said):
+    code, _, err = assay(*TUNE, *words, "--out", tmp_path / "tuned")
+    assert code == 2
+    assert said in err
+    assert not (tmp_path / "tuned").exists()

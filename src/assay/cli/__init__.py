@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs
+from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs, tune
 from assay.distributed.launch import check_alone
 from assay.distributed.world import LeaderError
 from assay.errors import AssayError
@@ -36,6 +36,7 @@ attack.register(app)
 federation.register(app)
 compare.register(app)
 reproduce.register(app)
+tune.register(app)
 report.register(app)
 catalogue.register(app)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -47,6 +48,19 @@ def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) 
 def _named(parameter: Any) -> str:
     """A setting's name: that of its option, from which `flags` makes the option again."""
     return str(parameter.opts[0]).removeprefix("--").replace("-", "_")
+
+
+def prepared(words: Iterable[str]) -> runs.Prepared:
+    """All that `assay train` with these words would train with."""
+    app = typer.Typer(add_completion=False)
+
+    @app.command()
+    @functools.wraps(runs.train)  # its options; what is done with them is not
+    def only_prepare(**settings: Any) -> runs.Prepared:
+        return runs.prepare(**settings)
+
+    made: runs.Prepared = typer.main.get_command(app).main([*words, "--out", "."], standalone_mode=False)
+    return made
 
 
 def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
+from torch import nn
 
 from assay import denoise as denoise_room
 from assay import encode as encode_room
@@ -18,6 +21,7 @@ from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
+from assay.data import DataBundle
 from assay.distributed import limits
 from assay.distributed.launch import check_alone
 from assay.distributed.world import world
@@ -138,93 +142,108 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
-    if preset is not None:
-        typed = dict(locals())
-        chosen_before = presets.get(preset, data, 1.0 if epsilon is None else epsilon)
-        given = {
-            name
-            for name in context.params
-            if (source := context.get_parameter_source(name)) and source.name == "COMMANDLINE"
-        }
-        context.obj = chosen_before.origin
-        train(**{**typed, **{k: v for k, v in chosen_before.settings.items() if k not in given}, "preset": None})
-        return
+    asked = dict(locals())
     ranks = world()
-    chosen = options.method(method, variant, noise_form, groups, option)
-    name = optimizer or chosen.optimizer
+    made = prepare(**asked)
+    if ranks.leader:
+        _warn(made.plan)
+    if dry_run:
+        pick_device(device)
+        limits.check(made.plan, ranks.size, shard=shard)
+        if ranks.leader:
+            report_plan(made.plan, json)
+        return
+    with progress(made.plan.epsilon_limit, ranks) as shown, logs.logging(log, out) as logged:
+        result = fit(
+            made.network,
+            made.bundle.train,
+            plan=made.plan,
+            test=made.bundle.test,
+            training=made.training,
+            out=out,
+            force=force,
+            names=made.names,
+            watch=_both(shown, logged),
+        )
+    end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that a run needs, made from the options of `assay train`."""
+
+    network: nn.Module
+    bundle: DataBundle
+    plan: Plan
+    training: Training
+    names: dict[str, Any]
+
+
+def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
+    """What the options of `assay train` ask for; what was typed goes before what a preset says."""
+    tuning = None
+    if settings["preset"] is not None:
+        found = presets.get(settings["preset"], settings["data"], settings["epsilon"] or 1.0)
+        source = context.get_parameter_source
+        typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
+        settings |= {name: value for name, value in found.settings.items() if name not in typed}
+        tuning = found.origin
+    o = SimpleNamespace(**settings)
+    chosen = options.method(o.method, o.variant, o.noise_form, o.groups, o.option)
+    name = o.optimizer or chosen.optimizer
     training = Training(
         optimizer=Optimizer(
             name=name,
-            lr=_DEFAULT_LR.get(name, 0.7) if lr is None else lr,
-            momentum=(0.9 if name == "sgd" else 0.0) if momentum is None else momentum,
-            weight_decay=weight_decay,
-            schedule=schedule,
-            warmup=warmup,
+            lr=_DEFAULT_LR.get(name, 0.7) if o.lr is None else o.lr,
+            momentum=(0.9 if name == "sgd" else 0.0) if o.momentum is None else o.momentum,
+            weight_decay=o.weight_decay,
+            schedule=o.schedule,
+            warmup=o.warmup,
         ),
-        ema=ema,
-        tail=tail,
-        augment=augment,
-        seed=seed,
-        secure_rng=secure_rng,
-        max_physical_batch=max_physical_batch,
-        device=device,
-        shard=shard,
-        precision=precision,
+        ema=o.ema,
+        tail=o.tail,
+        augment=o.augment,
+        seed=o.seed,
+        secure_rng=o.secure_rng,
+        max_physical_batch=o.max_physical_batch,
+        device=o.device,
+        shard=o.shard,
+        precision=o.precision,
     )
-    logs.check(log)
-    rule = clipping.parse(clip or chosen.clip)
-    encodings, denoisers = encode_room.parse_all(encode or ()), denoise_room.parse_all(denoise or ())
-    bundle = load(data, data_dir, records, features)
-    network = build(model, circulant, bundle, seed)
+    logs.check(o.log)
+    rule = clipping.parse(o.clip or chosen.clip)
+    encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
+    bundle = load(o.data, o.data_dir, o.records, o.features)
+    network = build(o.model, o.circulant, bundle, o.seed)
     records = len(bundle.train_x)
     plan = planned(
         records=records,
-        epsilon=1.0 if epsilon is None and noise_multiplier is None else epsilon,
-        delta=delta,
-        epochs=epochs,
-        batch_size=min(_DEFAULT_BATCH, max(1, records // 8)) if batch_size is None else batch_size,
-        noise_multiplier=noise_multiplier,
+        epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
+        delta=o.delta,
+        epochs=o.epochs,
+        batch_size=min(_DEFAULT_BATCH, max(1, records // 8)) if o.batch_size is None else o.batch_size,
+        noise_multiplier=o.noise_multiplier,
         clip=rule,
-        micro_batch=micro_batch,
-        noise_schedule=noise_schedule,
-        sampling=sampling,
-        adjacency=adjacency,
+        micro_batch=o.micro_batch,
+        noise_schedule=o.noise_schedule,
+        sampling=o.sampling,
+        adjacency=o.adjacency,
         method=methods_room.for_model(chosen, network),
         encode=encodings,
         denoise=denoisers,
     )
     names = {
-        "model": model,
-        "circulant": circulant,
-        "data": data,
-        "features": features,
-        "data_dir": None if data_dir is None else str(data_dir),
+        "model": o.model,
+        "circulant": o.circulant,
+        "data": o.data,
+        "features": o.features,
+        "data_dir": None if o.data_dir is None else str(o.data_dir),
         "unit": bundle.unit,
         "notes": bundle.notes,
-        "log": log,
-        "tuning": context.obj,
+        "log": o.log,
+        "tuning": tuning,
     }
-    if ranks.leader:
-        _warn(plan)
-    if dry_run:
-        pick_device(device)
-        limits.check(plan, ranks.size, shard=shard)
-        if ranks.leader:
-            report_plan(plan, json)
-        return
-    with progress(plan.epsilon_limit, ranks) as shown, logs.logging(log, out) as logged:
-        result = fit(
-            network,
-            bundle.train,
-            plan=plan,
-            test=bundle.test,
-            training=training,
-            out=out,
-            force=force,
-            names=names,
-            watch=_both(shown, logged),
-        )
-    end(result, json, left_out="gradients were not finite", ranks=ranks)
+    return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names)
 
 
 def resume(
@@ -245,6 +264,10 @@ def resume(
         check_alone("resume of a federated run")
         federate.resume(directory, data_dir, json)
         return
+    if (spec["names"].get("tuning") or {}).get("charged"):
+        raise BudgetSpentError(
+            f"{run} was a choice among settings that was not finished: its budget is spent, and nothing was released"
+        )
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )

@@ -33,6 +33,7 @@ from assay.privacy.losses import (
     Poisson,
     PoissonReplaced,
     RandomizedResponse,
+    Selected,
     Term,
     Terms,
     WithoutReplacement,
@@ -59,6 +60,7 @@ _CUT = 1e-4  # share of δ given up to losses beyond the grid
 _CUT_OF_DELTA = 1e-12  # the same where δ is the answer
 _SEARCHED = 1e-12  # how closely dp_accounting's root finder places the ε of a Gaussian
 _RDP_ROUNDING = 1e-12  # dp_accounting ends its series for fractional orders e^-30 short of their sum
+_BY_DIVERGENCE = (Concentrated, Selected)  # without a privacy loss distribution
 # Beyond these, numbers are taken for the nearest one that costs more.
 _LEAST_NOISE, _MOST_NOISE, _LEAST_RATE = 1e-3, 1e9, 1e-15
 
@@ -110,8 +112,8 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
         return 1.0
     if sum(term.pure * count for term, count in terms) <= epsilon:
         return 0.0
-    if any(isinstance(term, Concentrated) for term, _ in terms):
-        raise UnaccountableError("δ for a given ε is not computed for releases known by ρ of zero-concentrated DP")
+    if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
+        raise UnaccountableError("δ for a given ε is not computed for releases known by their Rényi divergences only")
     if len(terms) == 1 and terms[0][1] == 1:
         at, only = np.array([epsilon]), terms[0][0]
         return float(max(only.forward(at)[0], only.backward(at)[0]))
@@ -185,7 +187,7 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
     if len(terms) == 1 and isinstance(only, Gaussian):
         return tuple(tuple(gaussian_epsilon(only.multiplier * n**-0.5, d) for d in deltas) for n in times)
     totals = [tuple((term, count * n) for term, count in terms) for n in times]
-    if any(isinstance(term, Concentrated) for term, _ in terms):  # known by its Rényi divergences only
+    if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
         return tuple(tuple(_rdp_epsilon(total, d - _ROUNDING * _steps(total)) for d in deltas) for total in totals)
     bounds, settled = refined(
         terms,
@@ -215,23 +217,10 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     for term, count in terms:
-        match term:
-            case Gaussian(sigma):
-                accountant, event = added, dp_event.GaussianDpEvent(sigma)
-            case Concentrated(rho):
-                accountant, event = added, dp_event.ZCDpEvent(rho)
-            case Laplace(scale):
-                accountant, event = added, dp_event.LaplaceDpEvent(scale)
-            case Poisson(rate, Gaussian(sigma)):
-                inner = dp_event.GaussianDpEvent(sigma)
-                accountant, event = added, dp_event.PoissonSampledDpEvent(rate, inner)
-            case WithoutReplacement(size, source, Gaussian(sigma)):
-                inner = dp_event.GaussianDpEvent(sigma)
-                accountant, event = replaced, dp_event.SampledWithoutReplacementDpEvent(source, size, inner)
-            case RandomizedResponse(noise, buckets):
-                accountant, event = replaced, dp_event.RandomizedResponseDpEvent(noise, buckets)
-            case _:
-                return added.orders, np.full_like(added.orders, math.inf)
+        event = _event(term)
+        if event is None:
+            return added.orders, np.full_like(added.orders, math.inf)
+        accountant = replaced if isinstance(term, WithoutReplacement | RandomizedResponse) else added
         try:
             with _quietly():
                 accountant.compose(event, count)
@@ -241,6 +230,31 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
     return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
+
+
+def _event(term: Term) -> DpEvent | None:
+    """The event whose Rényi divergences are the term's; None where dp_accounting knows none."""
+    match term:
+        case Gaussian(sigma):
+            return dp_event.GaussianDpEvent(sigma)
+        case Concentrated(rho):
+            return dp_event.ZCDpEvent(rho)
+        case Laplace(scale):
+            return dp_event.LaplaceDpEvent(scale)
+        case Poisson(rate, Gaussian(sigma)):
+            return dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
+        case WithoutReplacement(size, source, Gaussian(sigma)):
+            return dp_event.SampledWithoutReplacementDpEvent(source, size, dp_event.GaussianDpEvent(sigma))
+        case RandomizedResponse(noise, buckets):
+            return dp_event.RandomizedResponseDpEvent(noise, buckets)
+        case Selected(inner, mean):
+            parts = [(_event(part), count) for part, count in inner]
+            if any(part is None for part, _ in parts):
+                return None
+            whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(part, count) for part, count in parts])
+            return dp_event.RepeatAndSelectDpEvent(whole, mean, math.inf)
+        case _:
+            return None
 
 
 @contextlib.contextmanager
@@ -278,6 +292,12 @@ def _parts(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[Term | None, 
     for leaf, times in events.flatten(event):
         if isinstance(leaf, dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent):
             yield from ((term, times * count) for term, count in _sampled(leaf, adjacency))
+        elif isinstance(leaf, dp_event.RepeatAndSelectDpEvent):
+            if replace:
+                raise UnaccountableError(f"{leaf} is accounted for under {Adjacency.ADD_OR_REMOVE_ONE} only")
+            inner = _terms(leaf.event, adjacency)
+            if inner != ():
+                yield None if inner is None else Selected(inner, leaf.mean), times
         elif isinstance(leaf, dp_event.ZCDpEvent):
             if leaf.rho:  # divergences of a shift twice as long are at most four times as large
                 yield Concentrated(leaf.rho * (4 if replace else 1)), times

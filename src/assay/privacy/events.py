@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral, Real
 
 from dp_accounting import dp_event
@@ -88,6 +88,7 @@ _NOISE = _Range("a finite number ≥ 0 (0 means no noise)", 0, sys.float_info.ma
 _DIVERGENCE = _Range("a finite number ≥ 0", 0, sys.float_info.max)
 _ZERO = _Range("0", 0, 0)
 _PROBABILITY = _Range("a number from 0 to 1", 0, 1)
+_REPETITIONS = _Range("a number from 1 to 10,000", 1, 10_000)
 _COUNT = _Range("a whole number from 0 to 2⁵³", 0, 2**53, whole=True)
 _SIZE = _Range("a whole number from 1 to 2⁵³", 1, 2**53, whole=True)
 
@@ -99,6 +100,8 @@ class _Kind:
     cls: type[DpEvent]
     numbers: Mapping[str, _Range]
     inner: str | None = None
+    fixed: Mapping[str, float] = field(default_factory=dict)
+    """Fields that have one value here, and are not written."""
 
 
 KINDS: Mapping[str, _Kind] = {
@@ -118,6 +121,9 @@ KINDS: Mapping[str, _Kind] = {
     ),
     "self-composed": _Kind(dp_event.SelfComposedDpEvent, {"count": _COUNT}, "event"),
     "composed": _Kind(dp_event.ComposedDpEvent, {}, "events"),
+    "repeat-and-select": _Kind(
+        dp_event.RepeatAndSelectDpEvent, {"mean": _REPETITIONS}, "event", fixed={"shape": math.inf}
+    ),
 }
 _NAMES: Mapping[type, str] = {kind.cls: name for name, kind in KINDS.items()}
 
@@ -143,8 +149,11 @@ def _dump(event: object, path: str) -> dict[str, object]:
         raise ConfigError(path, event, f"an event of one of the kinds {', '.join(KINDS)}")
     kind = KINDS[name]
     data: dict[str, object] = {"kind": name}
-    for field, rule in kind.numbers.items():
-        data[field] = rule.check(f"{path}.{field}", getattr(event, field))
+    for number, rule in kind.numbers.items():
+        data[number] = rule.check(f"{path}.{number}", getattr(event, number))
+    for name, value in kind.fixed.items():
+        if getattr(event, name) != value:
+            raise ConfigError(f"{path}.{name}", getattr(event, name), f"{value}")
     if kind.inner == "event":
         data["event"] = _dump(getattr(event, "event"), f"{path}.event")  # noqa: B009
     elif kind.inner == "events":
@@ -165,7 +174,7 @@ def _load(data: object, path: str) -> DpEvent:
     if data.keys() != fields:
         raise ConfigError(path, sorted(map(str, data)), f"exactly the fields {', '.join(sorted(fields))}")
     values: dict[str, object] = {
-        field: rule.check(f"{path}.{field}", data[field]) for field, rule in kind.numbers.items()
+        number: rule.check(f"{path}.{number}", data[number]) for number, rule in kind.numbers.items()
     }
     if kind.inner == "event":
         values["event"] = _load(data["event"], f"{path}.event")
@@ -174,7 +183,7 @@ def _load(data: object, path: str) -> DpEvent:
             raise ConfigError(f"{path}.events", data["events"], "a list of events")
         values["events"] = [_load(part, f"{path}.events[{i}]") for i, part in enumerate(data["events"])]
     _check_sample(data, path)
-    return kind.cls(**values)
+    return kind.cls(**values, **kind.fixed)
 
 
 def _check_sample(data: Mapping[str, object], path: str) -> None:

@@ -95,6 +95,24 @@ class Concentrated:
 
 
 @dataclass(frozen=True, slots=True)
+class Selected:
+    """The best of a Poisson number of repetitions, of which only the mean is public (Papernot and Steinke 2022, theorem 6).
+
+    Known by its Rényi divergences only, like `Concentrated`.
+    """
+
+    inner: Terms
+    mean: float
+    pure = math.inf
+
+    def forward(self, eps: Array) -> Array:
+        """Refused."""
+        raise NotImplementedError("repeat-and-select is composed by Rényi divergences")
+
+    backward = forward
+
+
+@dataclass(frozen=True, slots=True)
 class RandomizedResponse:
     """With probability `noise` a uniform choice among `buckets` ≥ 2, else the truth."""
 

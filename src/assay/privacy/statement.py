@@ -80,8 +80,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
         + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
         + ".",
-        "- Accountant: composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one."
-        + f" Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.",
+        _accountant(record),
         f"- Random numbers: {randomness}.",
         "",
         *curve_table(record),
@@ -149,6 +148,18 @@ def _stretches(plan: Plan) -> list[str]:
     return [
         f"- The noise falls over the run ({plan.noise_schedule}): {said} times that bound; each stretch is charged for its own noise."
     ]
+
+
+def _accountant(record: Mapping[str, Any]) -> str:
+    eps = record["epsilon"]
+    if eps["accountant"] == "PLD":
+        how = "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one"
+    else:
+        how = "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022; dp_accounting): an upper bound"
+    return (
+        f"- Accountant: {how}. Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. "
+        f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}."
+    )
 
 
 def tuning_line(record: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,204 @@
+"""`assay tune`: the best of several settings, at a price that is part of ε, or chosen on public data."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from assay import tuning
+from assay.cli import options, passing
+from assay.cli.runs import Prepared
+from assay.cli.show import end
+from assay.data.records import Records
+from assay.errors import ConfigError, check_above_zero
+from assay.privacy.ledger import Ledger
+from assay.privacy.rng import source
+from assay.privacy.statement import render
+from assay.runs.directory import RunDirectory
+from assay.runs.record import epsilon_facts, number
+from assay.studies.grid import flags
+from assay.train import Result, cross_entropy, evaluate, finished, fit, training_json
+
+_DECIDED = {
+    "out": "the command's own --out",
+    "epsilon": "the command's own --epsilon",
+    "noise_multiplier": "nothing: the noise is found for --epsilon",
+    "seed": "the command's own --seed",
+    "force": "nothing: a new directory",
+    "json": "the command's own --json",
+    "dry_run": "nothing",
+    "log": "nothing: trials that were not chosen leave no trace",
+}
+_DECIDES_EPSILON = {
+    "method", "variant", "option", "groups", "noise_form", "encode", "data", "records", "delta", "epochs", "batch_size",
+    "micro_batch", "noise_schedule", "sampling", "adjacency", "data_dir", "preset", "device", "secure_rng",
+}  # fmt: skip
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(tune)
+
+
+def tune(
+    context: typer.Context,
+    out: Annotated[Path, typer.Option(help="A new directory for the model that is chosen.")],
+    tried: Annotated[
+        list[str],
+        typer.Option(
+            "--try", help="An option of `assay train` and its values: lr=1,2,4. May be repeated: all combinations."
+        ),
+    ],
+    epsilon: Annotated[float, typer.Option(help="The ε of everything that leaves, the choice included.")] = 1.0,
+    trials: Annotated[
+        float, typer.Option(help="Mean number of trials; how many there are is drawn, and stays secret.")
+    ] = 10,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Choose on this public data set instead, at no cost, and train once on the private records."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Fixes all randomness: reproducible, not private.")] = None,
+    json: options.Json = False,
+) -> None:
+    """Try settings and keep the best model. Every other option of `assay train` may be added and goes to all trials.
+
+    On private records ε covers the choice; on public data (--public) the choice is free.
+    """
+    check_above_zero("epsilon", epsilon)
+    tuning.check_trials(trials)
+    settings = _combinations(tried)
+    shared = flags(passing.settings(context.args, decided=_DECIDED))
+    if out.exists() and any(out.iterdir()):
+        raise ConfigError("out", str(out), "a new directory: what was spent on an earlier choice stays spent")
+    if public is None:
+        result = _on_private(settings, shared, out, epsilon, trials, seed)
+    else:
+        result = _on_public(settings, shared, out, epsilon, public, seed)
+    end(result, json, left_out="gradients were not finite")
+
+
+def _combinations(tried: list[str]) -> list[dict[str, str]]:
+    axes: dict[str, list[str]] = {}
+    for text in tried:
+        key, equals, values = text.partition("=")
+        name = key.replace("-", "_")
+        if not equals or not values or name in axes:
+            raise ConfigError("try", text, "OPTION=VALUE,VALUE..., each option once")
+        if name not in passing.options() or name in _DECIDED or name in _DECIDES_EPSILON:
+            raise ConfigError(
+                "try",
+                text,
+                "an option of `assay train` that does not decide ε (lr, clip, momentum, model, ema, augment, ...)",
+            )
+        axes[name] = _values(values)
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _values(text: str) -> list[str]:
+    """Values between commas; a part with = belongs to the value before it (shift:views=4,pixels=2)."""
+    found: list[str] = []
+    for part in text.split(","):
+        if found and "=" in part and ":" not in part:
+            found[-1] += f",{part}"
+        else:
+            found.append(part)
+    return found
+
+
+def _made(shared: list[str], setting: dict[str, str], seed: int | None, more: dict[str, Any]) -> Prepared:
+    return passing.prepared([*shared, *flags(setting), *flags({"seed": seed, **more})])
+
+
+def _on_private(
+    settings: list[dict[str, str]], shared: list[str], out: Path, epsilon: float, mean: float, seed: int | None
+) -> Result:
+    randomness = source(seed, secure=False)
+    more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
+    first = _made(shared, settings[0], seed, more)
+    split = tuning.Split.of(first.bundle)
+    calibrated = tuning.calibrated(replace(first.plan, records=len(split.train)), epsilon, split.score_noise, mean)
+    made = [first, *(_made(shared, setting, seed, more) for setting in settings[1:])]
+    plans = [
+        replace(one.plan, records=len(split.train), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
+        for one in made
+    ]
+    for setting, plan in zip(settings, plans, strict=True):
+        if plan.event() != calibrated.event():
+            raise ConfigError("try", setting, "settings whose trials all cost the same")
+    parts = [tuning.Split.of(one.bundle) for one in made]
+    chosen_by = {
+        "from": "assay tune",
+        "tried": len(settings),
+        "on": f"a tenth of the training records, scored with noise, in a secret number of trials (Poisson, mean {mean:g})",
+        "charged": True,
+    }
+    names = {**first.names, "tuning": chosen_by}
+    spec = {"plan": calibrated.to_json(), "training": training_json(first.training), "names": names}
+    directory = RunDirectory.create(out, spec)
+    ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
+    ledger.pay(tuning.selection(calibrated, split.score_noise, mean))  # all trials, before the first
+
+    def run(which: int, trial: int) -> Result:
+        own = None if seed is None else (seed << 16) + trial
+        one = _made(shared, settings[which], own, more)
+        _say(f"trial {trial + 1}: {' '.join(flags(settings[which]))}")
+        return fit(
+            one.network,
+            parts[which].train,
+            plan=plans[which],
+            training=one.training,
+            names={**one.names, "tuning": chosen_by},
+        )
+
+    which, best = tuning.best_of(parts, mean, randomness, run)
+    with torch.no_grad():
+        accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
+    facts = epsilon_facts(plans[which], ledger, "Rényi")
+    record = {
+        **best.record,
+        "epsilon": {**facts, "target": epsilon, "claimed": facts["verified"]},
+        "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
+        "seed": seed,
+        "chosen": settings[which],
+    }
+    return finished(best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite)
+
+
+def _on_public(
+    settings: list[dict[str, str]], shared: list[str], out: Path, epsilon: float, public: str, seed: int | None
+) -> Result:
+    scores = []
+    for setting in settings:
+        one = _made(shared, setting, seed, {"epsilon": epsilon, "data": public})
+        _say(f"on {public}: {' '.join(flags(setting))}")
+        result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
+        scores.append(result.accuracy or 0.0)
+    best = settings[scores.index(max(scores))]
+    chosen_by = {
+        "from": "assay tune",
+        "tried": len(settings),
+        "on": f"{public}, which is taken as public: nothing of the private records went into the choice",
+        "charged": False,
+    }
+    one = _made(shared, best, seed, {"epsilon": epsilon})
+    if one.names["data"] == public:
+        raise ConfigError("public", public, "another data set than the private one")
+    return fit(
+        one.network,
+        one.bundle.train,
+        plan=one.plan,
+        test=one.bundle.test,
+        training=one.training,
+        out=out,
+        names={**one.names, "tuning": chosen_by},
+    )
+
+
+def _say(line: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)

@@ -1,0 +1,104 @@
+"""Choosing among settings: what it costs, and that only the best leaves."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from dp_accounting import dp_event, rdp
+from torch import nn
+
+from assay import Adjacency, ConfigError, Plan, tuning
+from assay.data import load
+from assay.privacy import events
+from assay.privacy.accounting import UnaccountableError, epsilon
+from assay.privacy.rng import Seeded
+
+ADD = Adjacency.ADD_OR_REMOVE_ONE
+
+
+def test_the_cost_is_that_of_dp_accounting_and_survives_the_ledger():
+    run = dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(0.13, dp_event.GaussianDpEvent(8.0)), 180)
+    trial = dp_event.ComposedDpEvent([run, dp_event.GaussianDpEvent(30.0)])
+    event = dp_event.RepeatAndSelectDpEvent(trial, 10, math.inf)
+    accountant = rdp.RdpAccountant()
+    accountant.compose(event)
+    assert epsilon(event, 1e-5, ADD) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+    assert epsilon(event, 1e-5, ADD) > epsilon(trial, 1e-5, ADD)
+    assert events.from_json(events.to_json(event)) == event
+    # together with something else, divergences add up
+    accountant.compose(dp_event.GaussianDpEvent(20.0))
+    both = dp_event.ComposedDpEvent([event, dp_event.GaussianDpEvent(20.0)])
+    assert epsilon(both, 1e-5, ADD) == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-6)
+
+
+def test_what_is_not_accounted_for_is_refused():
+    event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(5.0), 10, math.inf)
+    with pytest.raises(UnaccountableError, match="add-or-remove-one"):
+        epsilon(event, 1e-5, Adjacency.REPLACE_ONE)
+    with pytest.raises(ConfigError, match="shape"):
+        events.check(dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(5.0), 10, 1))
+    with pytest.raises(ConfigError, match="mean"):
+        events.check(dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(5.0), 0.5, math.inf))
+    nothing = dp_event.RepeatAndSelectDpEvent(dp_event.NonPrivateDpEvent(), 10, math.inf)
+    assert epsilon(nothing, 1e-5, ADD) == math.inf
+
+
+def test_more_trials_cost_more_and_the_noise_is_found():
+    plan = Plan(records=900, batch_size=300, steps=30, noise_multiplier=1.0, delta=1e-5)
+    few, many = (tuning.calibrated(plan, 3.0, 20.0, mean) for mean in (5, 50))
+    assert few.noise_multiplier < many.noise_multiplier
+    assert 0.99 * 3 <= epsilon(tuning.selection(few, 20.0, 5), 1e-5, ADD) <= 3
+    assert few.epsilon() < 2.5  # a single run is cheaper than the best of several
+
+
+def test_the_number_of_trials_is_poisson():
+    counts = torch.tensor([tuning.drawn_trials(4.0, Seeded(i).stream("trials", 0)) for i in range(4000)]).double()
+    # mean 4 ± 0.032, variance 4 ± 0.095: six standard deviations, false alarms below 1e-8
+    assert float(counts.mean()) == pytest.approx(4, abs=0.2)
+    assert float(counts.var()) == pytest.approx(4, abs=0.6)
+    assert float((counts == 0).double().mean()) == pytest.approx(math.exp(-4), abs=0.013)
+
+
+def test_a_record_has_its_part_by_its_position():
+    bundle = load("digits")
+    split = tuning.Split.of(bundle)
+    assert len(split.train) + len(split.validation) == len(bundle.train_x)
+    assert len(split.validation) == pytest.approx(len(bundle.train_x) / 10, abs=1)
+    changed = bundle.train_x.clone()
+    changed[5] = 0
+    again = tuning.Split.of(SimpleNamespace(train_x=changed, train_y=bundle.train_y))
+    moved = sum(int(not torch.equal(a, b)) for a, b in zip(split.train.tensors[0], again.train.tensors[0], strict=True))
+    moved += sum(
+        int(not torch.equal(a, b))
+        for a, b in zip(split.validation.tensors[0], again.validation.tensors[0], strict=True)
+    )
+    assert moved == 1
+
+
+class Always(nn.Module):
+    def __init__(self, label: int) -> None:
+        super().__init__()
+        self.label = label
+
+    def forward(self, x):
+        return nn.functional.one_hot(torch.full((len(x),), self.label), 10).float()
+
+
+def test_the_best_by_score_is_taken_and_nothing_where_there_was_no_trial():
+    x = torch.zeros(8000, 1)
+    y = (torch.arange(8000) % 4 == 0).long()
+    splits = [tuning.Split.of(SimpleNamespace(train_x=x, train_y=y))] * 2
+    tried = []
+
+    def run(which, trial):
+        tried.append(which)
+        return SimpleNamespace(model=Always(which))
+
+    # 600 of 800 right against 200: the noise has standard deviation 20
+    best, result = tuning.best_of(splits, 30, Seeded(0), run)
+    assert (best, result.model.label) == (0, 0)
+    assert set(tried) == {0, 1}
+    none = next(i for i in range(10_000) if tuning.drawn_trials(3, Seeded(i).stream("trials", 0)) == 0)
+    with pytest.raises(tuning.NoTrialError, match="budget is spent"):
+        tuning.best_of(splits, 3, Seeded(none), run)
