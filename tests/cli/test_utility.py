@@ -77,7 +77,7 @@ def test_presets_name_options_that_exist():
         for name, entry in presets._file(data).items():
             for level in entry["at"]:
                 found = presets.get(name, data, level["epsilon"])
-                assert found.settings.keys() <= options().keys()
+                assert found.settings.keys() <= options("train").keys()
                 assert found.on
 
 

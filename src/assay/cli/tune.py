@@ -73,7 +73,7 @@ def tune(
     check_above_zero("epsilon", epsilon)
     tuning.check_trials(trials)
     settings = _combinations(tried)
-    shared = flags(passing.settings(context.args, decided=_DECIDED))
+    shared = flags(passing.settings("train", context.args, decided=_DECIDED))
     if out.exists() and any(out.iterdir()):
         raise ConfigError("out", str(out), "a new directory: what was spent on an earlier choice stays spent")
     if public is None:
@@ -90,7 +90,7 @@ def _combinations(tried: list[str]) -> list[dict[str, str]]:
         name = key.replace("-", "_")
         if not equals or not values or name in axes:
             raise ConfigError("try", text, "OPTION=VALUE,VALUE..., each option once")
-        if name not in passing.options() or name in _DECIDED or name in _DECIDES_EPSILON:
+        if name not in passing.options("train") or name in _DECIDED or name in _DECIDES_EPSILON:
             raise ConfigError(
                 "try",
                 text,
