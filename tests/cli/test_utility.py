@@ -144,3 +144,16 @@ def test_tuning_refuses(assay, tmp_path, words, said):
     assert code == 2
     assert said in err
     assert not (tmp_path / "tuned").exists()
+
+
+def test_fine_tuning_moves_the_last_layers_only(assay, tmp_path):
+    from safetensors.torch import load_file
+
+    words = ("train", "--data", "digits", "--model", "lenet5", "--epochs", 1, "--seed", 0)
+    assert assay(*words, "--out", tmp_path / "first")[0] == 0
+    start = tmp_path / "first" / "model.safetensors"
+    code, _, err = assay(*words, "--init", start, "--train-layers", "last:1", "--out", tmp_path / "second")
+    assert code == 0, err
+    before, after = load_file(start), load_file(tmp_path / "second" / "model.safetensors")
+    moved = {name for name in before if not before[name].equal(after[name])}
+    assert moved == {"head.fc3.weight", "head.fc3.bias"}

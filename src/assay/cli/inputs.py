@@ -15,6 +15,7 @@ from assay.data import DataBundle
 from assay.errors import ConfigError
 from assay.methods import Method
 from assay.models.circulant import replace_linear
+from assay.models.transfer import load_weights, train_only
 from assay.plan import Plan, steps_for
 
 
@@ -30,8 +31,17 @@ def load(data: str, data_dir: Path | None, records: int | None, features: str | 
     return bundle if wanted is None else features_room.of_bundle(wanted, bundle)
 
 
-def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
-    """The model, initialised from the seed, or from the operating system (torch's own default is a constant)."""
+def build(
+    model: str,
+    circulant: int | None,
+    bundle: DataBundle,
+    seed: int | None,
+    init: Path | None = None,
+    train_layers: str = "all",
+) -> torch.nn.Module:
+    """The model, initialised from the seed, or from the operating system (torch's own default is a constant); then from a
+    checkpoint, if there is one.
+    """
     if seed is None:
         torch.seed()
     else:
@@ -39,6 +49,9 @@ def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | Non
     network = models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
     if circulant is not None:
         replace_linear(network, circulant)
+    if init is not None:
+        load_weights(network, init)
+    train_only(network, train_layers)
     return network
 
 
@@ -52,7 +65,14 @@ def of_run(
     known = names["data_dir"]
     records = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
     bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records, names.get("features"))
-    return bundle, build(names["model"], names["circulant"], bundle, seed)
+    return bundle, build(
+        names["model"],
+        names["circulant"],
+        bundle,
+        seed,
+        None if names.get("init") is None else Path(names["init"]),
+        names.get("train_layers", "all"),
+    )
 
 
 def planned(

@@ -68,6 +68,13 @@ def train(
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
+    init: Annotated[
+        Path | None,
+        typer.Option(
+            help="Start from the weights in this file (.safetensors, or a torch state dict), taken as public."
+        ),
+    ] = None,
+    train_layers: Annotated[str, typer.Option(help="Which layers to train: all, or last:K.")] = "all",
     circulant: Annotated[
         int | None, typer.Option(help="Make fully connected layers block-circulant, with blocks of this size.")
     ] = None,
@@ -214,7 +221,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
     bundle = load(o.data, o.data_dir, o.records, o.features)
-    network = build(o.model, o.circulant, bundle, o.seed)
+    network = build(o.model, o.circulant, bundle, o.seed, o.init, o.train_layers)
     records = len(bundle.train_x)
     plan = planned(
         records=records,
@@ -235,6 +242,8 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     names = {
         "model": o.model,
         "circulant": o.circulant,
+        "init": None if o.init is None else str(o.init),
+        "train_layers": o.train_layers,
         "data": o.data,
         "features": o.features,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
