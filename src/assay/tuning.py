@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
 from torch.utils.data import TensorDataset
@@ -42,20 +41,20 @@ class NoTrialError(AssayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Records to train on and records to choose by; a record's part follows from its position alone."""
+    """Records to train on and records to choose by.
+
+    Every record has a coin of its own: that another one is there or not changes nothing about its part.
+    """
 
     train: TensorDataset
     validation: TensorDataset
 
     @classmethod
-    def of(cls, bundle: DataBundle) -> Split:
-        """One of every ten positions in a row, drawn once and for all, is for validation."""
-        records = len(bundle.train_x)
-        if records < _PARTS:
-            raise ConfigError("records", records, f"at least {_PARTS}, to set some aside for validation")
-        positions = np.arange(records)
-        drawn = np.random.RandomState(3).randint(_PARTS, size=records // _PARTS + 1)  # frozen by numpy's policy
-        aside = torch.from_numpy(positions % _PARTS == drawn[positions // _PARTS])
+    def of(cls, bundle: DataBundle, stream: Stream) -> Split:
+        """About one of every ten records is for validation; the same stream splits alike."""
+        aside = stream.uniform(len(bundle.train_x)) * _PARTS < 1
+        if not 0 < int(aside.sum()) < len(aside):
+            raise ConfigError("records", len(aside), f"many more than {_PARTS}, to set some aside for validation")
         return cls(
             train=TensorDataset(bundle.train_x[~aside], bundle.train_y[~aside]),
             validation=TensorDataset(bundle.train_x[aside], bundle.train_y[aside]),

@@ -58,7 +58,7 @@ def test_a_damaged_ledger_is_said_and_is_no_zero(tmp_path, unfinished):
 def test_a_run_itself_and_a_study_with_runs_not_begun(tmp_path, run):
     run(tmp_path / "one")
     assert [entry.name for entry in Collector(tmp_path / "one").collect().finished] == ["one"]
-    grid = Grid(title="A study", train={}, axes={"method": {"a": {}, "b": {}}}, seeds=[0])
+    grid = Grid(title="A study", shared={}, axes={"method": {"a": {}, "b": {}}}, seeds=[0])
     study = Study.at(tmp_path / "study", grid)
     run(tmp_path / "study/a/seed0")
     found = Collector(study.path).collect()

@@ -121,7 +121,7 @@ def _on_private(
     randomness = source(seed, secure=False)
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
     first = _made(shared, settings[0], seed, more)
-    split = tuning.Split.of(first.bundle)
+    split = tuning.Split.of(first.bundle, randomness.stream("split", 0))
     calibrated = tuning.calibrated(replace(first.plan, records=len(split.train)), epsilon, split.score_noise, mean)
     made = [first, *(_made(shared, setting, seed, more) for setting in settings[1:])]
     plans = [
@@ -131,7 +131,7 @@ def _on_private(
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
             raise ConfigError("try", setting, "settings whose trials all cost the same")
-    parts = [tuning.Split.of(one.bundle) for one in made]
+    parts = [tuning.Split.of(one.bundle, randomness.stream("split", 0)) for one in made]
     chosen_by = {
         "from": "assay tune",
         "tried": len(settings),
@@ -147,7 +147,6 @@ def _on_private(
     def run(which: int, trial: int) -> Result:
         own = None if seed is None else (seed << 16) + trial
         one = _made(shared, settings[which], own, more)
-        _say(f"trial {trial + 1}: {' '.join(flags(settings[which]))}")
         return fit(
             one.network,
             parts[which].train,
@@ -156,6 +155,7 @@ def _on_private(
             names={**one.names, "tuning": chosen_by},
         )
 
+    _say(f"training a secret number of times, {mean:g} on average")
     which, best = tuning.best_of(parts, mean, randomness, run)
     with torch.no_grad():
         accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
