@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -120,7 +120,7 @@ def _never(shape: ConvShape, x: Tensor, g: Tensor) -> bool:  # noqa: ARG001
 class ConvRule:
     """Conv1d, Conv2d, Conv3d with any stride, padding (also 'same' and non-zero modes), dilation and groups."""
 
-    by_windows: Windows = _never
+    by_windows: Windows = field(default=_never, repr=False)
 
     def forward(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
