@@ -147,10 +147,11 @@ class PrivateStep:
         # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
         self.engine = Engine(model, {**RULES, **chain.rules}, measured=not self.randomness.reproducible)
         self.chain = chain.on(self.engine.parameters)
-        # one chain for each level of noise; clipping rules and denoisers, which may have a state, are the same objects in all
-        self._chains = {
-            factor: replace(self.chain, noise=plan.chain(gradient_share, factor).on(self.engine.parameters).noise)
+        # the noise of later levels of a schedule; all else in the chain, which may have a state, is the same in all of them
+        self._later = {
+            factor: plan.chain(gradient_share, factor).on(self.engine.parameters).noise
             for _, factor in plan.stretches
+            if factor != 1.0
         }
         if not isinstance(ledger, Ledger):
             path = None if ledger is None or not world.leader else Path(ledger)
@@ -345,9 +346,8 @@ class PrivateStep:
         factor = self.plan.noise_factor(self.taken)
         self.taken += 1  # from here on: what follows may fail when the noisy sum has left this process already
         # the noise is in the leader's part before the parts are added up, and the ledger was charged before either
-        released = self._chains[factor].release(
-            Bounded(total, self.chain.l2), self.placement.noise(self._noise.at(local))
-        )
+        chain = self.chain if factor == 1.0 else replace(self.chain, noise=self._later[factor])
+        released = chain.release(Bounded(total, chain.l2), self.placement.noise(self._noise.at(local)))
         self.placement.released(released.value)
         spent = [released.event]
         if self._side:
