@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,12 +36,11 @@ class Residual(nn.Module):
 
 
 @pytest.fixture(autouse=True)
-def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch._inductor.config, "compile_threads", 1
-    )  # a pool of processes takes longer than what it does
+def _fresh() -> Iterator[None]:
     torch._dynamo.reset()
     counters.clear()
+    with torch._inductor.config.patch(compile_threads=1):  # a pool of processes takes longer than what it does
+        yield
 
 
 def _compiled(model: nn.Module, how: str, backend: str) -> nn.Module:
