@@ -7,7 +7,8 @@ model at once: the fastest step that drew and the fastest that did not then coun
 The C library's allocator adapts to the largest blocks a process has freed, and whoever shares a process with Opacus
 gains by it. So plain and Assay are also measured without it, each model in a process of its own ("alone").
 
-Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's.
+Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's; a mode of Opacus that computes something else
+(its hooks and ghost modes do for kernels that lie channels-last) is left out and says so.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def clipped_gradient(task: Task, maker: Maker) -> torch.Tensor:
 
 
 def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
-    """The modes of Opacus that run on this model, and why the others do not; all must compute the same."""
+    """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others; one must agree."""
     ours = clipped_gradient(task, private)
     running: dict[str, Maker] = {}
     missing: dict[str, str] = {}
@@ -106,8 +107,11 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
             missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             continue
         gap = float((theirs - ours).norm() / theirs.norm())
-        assert gap <= _TOLERANCE, f"{task.model}: the clipped gradients of Assay and {name} differ by {gap:.2g}"
+        if gap > _TOLERANCE:
+            missing[name] = f"its clipped gradient differs from that of the others by {gap:.2g}"
+            continue
         running[name] = maker
+    assert running, f"{task.label}: no mode of Opacus computes the clipped gradient that Assay does: {missing}"
     return running, missing
 
 
