@@ -96,10 +96,11 @@ def clipped_gradient(task: Task, maker: Maker) -> torch.Tensor:
 
 
 def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
-    """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others; one must agree."""
+    """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others; if any runs, one must agree."""
     ours = clipped_gradient(task, private)
     running: dict[str, Maker] = {}
     missing: dict[str, str] = {}
+    apart: list[str] = []
     for name, maker in OPACUS.items():
         try:
             theirs = clipped_gradient(task, maker)
@@ -109,9 +110,12 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
         gap = float((theirs - ours).norm() / theirs.norm())
         if gap > _TOLERANCE:
             missing[name] = f"its clipped gradient differs from that of the others by {gap:.2g}"
+            apart.append(name)
             continue
         running[name] = maker
-    assert running, f"{task.label}: no mode of Opacus computes the clipped gradient that Assay does: {missing}"
+    assert running or not apart, (
+        f"{task.label}: no mode of Opacus computes the clipped gradient that Assay does: {apart}"
+    )
     return running, missing
 
 
