@@ -61,12 +61,13 @@ def choose(use: Outer) -> None:
 def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> bool:
     """Whether the windows of a convolution's input are the quicker way to its gradients and their norms and sums."""
     last = x.is_contiguous(memory_format=torch.channels_last)
-    key = (shape, x.shape[1:], last, x.dtype, x.device, torch.get_num_threads())
+    key = (shape, _up(len(x)), x.shape[1:], last, x.dtype, x.device, torch.get_num_threads())
     if key not in _known:
         source = torch.Generator().manual_seed(0)
 
         def made(like: Tensor) -> Tensor:
-            drawn = torch.randn(min(_MOST_RECORDS, len(like)), *like.shape[1:], generator=source).to(like)
+            # as many records as there are: what fits a core's cache is no measure for what does not
+            drawn = torch.randn(like.shape, generator=source).to(like)
             return drawn.contiguous(memory_format=torch.channels_last) if last else drawn
 
         some_x, some_g = made(x), made(g)
