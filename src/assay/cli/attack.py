@@ -21,7 +21,7 @@ from assay.attacks.evaluation import NOT_PRIVATE, AttackResult
 from assay.attacks.setting import rounds_of
 from assay.cli import options
 from assay.cli.federate import is_federated
-from assay.cli.inputs import build, of_run
+from assay.cli.inputs import network_of, of_run
 from assay.cli.show import print_json
 from assay.data import DataBundle
 from assay.data.records import Records
@@ -101,14 +101,13 @@ def _with_shadows(
 ) -> attacks.Setting:
     """The setting with half of the test records, or what it leaves of them, to train shadow models on."""
     decided = min(len(others) // 2, len(Records(setting.nonmembers)))
-    names = spec["names"]
     make = shadows.federated if is_federated(spec) else shadows.centralised
     return replace(
         setting,
         target=rounds_of(setting.target)[-1],
         nonmembers=Subset(bundle.test, others[:decided]),
         pool=Subset(bundle.test, others[decided:]),
-        train=make(spec, lambda seed: build(names["model"], names["circulant"], bundle, seed), setting.seed),
+        train=make(spec, lambda seed: network_of(spec["names"], bundle, seed), setting.seed),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,14 +66,14 @@ def of_run(
     known = names["data_dir"]
     records = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
     bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records, names.get("features"))
-    return bundle, build(
-        names["model"],
-        names["circulant"],
-        bundle,
-        seed,
-        None if names.get("init") is None else Path(names["init"]),
-        names.get("train_layers", "all"),
-    )
+    return bundle, network_of(names, bundle, seed)
+
+
+def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:
+    """A new model of a run by the names it was asked for."""
+    init = names.get("init")
+    layers = names.get("train_layers", "all")
+    return build(names["model"], names["circulant"], bundle, seed, None if init is None else Path(init), layers)
 
 
 def planned(
