@@ -63,12 +63,12 @@ class Task:
 
 
 class Transformer(nn.Module):
-    """Four layers of torch's own encoder, four heads each, and a linear head on the average position."""
+    """Layers of torch's own encoder, and a linear head on the average position."""
 
-    def __init__(self, width: int, classes: int) -> None:
+    def __init__(self, width: int, classes: int, *, layers: int = 4, heads: int = 4) -> None:
         super().__init__()
-        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+        layer = nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, classes)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -24,13 +24,11 @@ EFFORT = Effort(seconds=1.5, least=4, most=200)
 def test_a_private_step_costs_little_more_than_a_plain_one(task, most):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    ratios = []
     try:
-        ratios = []
-        for _ in range(3):
+        while len(ratios) < 3 and min(ratios, default=most + 1) > most:
             steps, _ = timed(task, {PLAIN: plain, ASSAY: private}, EFFORT)
             ratios.append(steps[ASSAY] / steps[PLAIN])
-            if ratios[-1] <= most:
-                return
     finally:
         torch.set_num_threads(threads)
-    pytest.fail(f"{task.model}: private over plain {ratios}, at most {most} expected")
+    assert min(ratios) <= most, f"{task.model}: private over plain {ratios}"

@@ -1,28 +1,9 @@
-"""Run the command in this process (fast) or as a process of its own (real)."""
+"""The command as a process of its own (real); in this process (fast) it is a fixture of all tests."""
 
 import subprocess
 import sys
 
 import pytest
-
-from assay.cli import main
-
-
-@pytest.fixture
-def assay(monkeypatch, capsys):
-    """assay("train", "--out", ...) -> (exit code, standard output, standard error)"""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

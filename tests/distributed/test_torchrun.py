@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from assay.cli import main
 from distributed.launching import finished, torchrun
 
 TRAIN = (
@@ -49,23 +47,6 @@ def killed(launcher: subprocess.Popen[str], run: Path, rank: int) -> int:
         time.sleep(0.01)
     os.kill(rank_process(launcher, rank), signal.SIGKILL)
     return charged(run)
-
-
-@pytest.fixture
-def assay(monkeypatch, capsys):
-    """The command in this process: exit code, standard output, standard error."""
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["assay", *map(str, arguments)])
-        try:
-            main()
-            code = 0
-        except SystemExit as end:
-            code = end.code or 0
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 needs_proc = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds ranks by /proc")

@@ -105,7 +105,6 @@ def _paper(where: Path, paper: str, measured: Sequence[Measured]) -> Html:
 def _table(where: Path, asked: Table, found: Results) -> Html:
     cells = summary.cells(found.runs, list(asked.grid.cells()))
     broken = [cell for cell in cells if _exceeds(cell)]
-    command = f"assay reproduce {asked.name}" + ("" if asked.scale == "full" else f" --scale {asked.scale}")
     seeds = sorted({run.seed for run in found.runs})
     reduced = tag("p", badge(Tone.NOTE, "reduced"), " ", "; ".join(found.reduced), ".") if found.reduced else None
     spent = (
@@ -115,7 +114,7 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
     )
     made = tag(
         "p",
-        tag("code", command),
+        tag("code", asked.command),
         f". Measured: {found.date or 'date not kept'}. Machine: {found.machine}. "
         f"Seeds: {', '.join(map(str, seeds))}. Accuracy is mean ± standard deviation over seeds.",
         class_="hint",

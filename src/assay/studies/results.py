@@ -110,11 +110,10 @@ def render(table: Table, results: Results) -> str:
     if table.note:
         lines += [table.note.strip(), ""]
     seeds = sorted({run.seed for run in results.runs})
-    command = f"assay reproduce {table.name}" + ("" if table.scale == "full" else f" --scale {table.scale}")
     lines += [
         rows(table, results),
         "",
-        f"Command: `{command}`. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
+        f"Command: `{table.command}`. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
         f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Accuracy is mean ± standard deviation over seeds; "
         "ε is rounded to the side that is true.",
         "",

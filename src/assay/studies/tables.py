@@ -68,6 +68,11 @@ class Table:
         return self.folder / self._scaled(self.name)
 
     @property
+    def command(self) -> str:
+        """What measures it."""
+        return f"assay reproduce {self.name}" + ("" if self.scale == "full" else f" --scale {self.scale}")
+
+    @property
     def study(self) -> str:
         """Where its runs are, below the directory for runs."""
         return self._scaled(self.runs)
