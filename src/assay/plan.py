@@ -17,12 +17,13 @@ from torch import nn
 
 from assay import denoise, encode, methods
 from assay.chain import Chain
-from assay.data.sampling import SAMPLERS, Sampler
+from assay.data.sampling import SAMPLERS, Cyclic, Sampler
 from assay.encode import Encoding
 from assay.errors import ConfigError, check_above_zero
 from assay.grads import clip as clipping
+from assay.mechanisms.banded import BandedGaussian
 from assay.methods import Method
-from assay.privacy import decay
+from assay.privacy import schedules
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps, smallest_noise
 from assay.stage import Stage, event_of
@@ -42,7 +43,8 @@ class Plan:
     for adaptive clipping), each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they
     are exactly one Gaussian release of multiplier σ.
 
-    `noise_schedule` lets the noise fall over the run (`assay.privacy.decay`): `noise_multiplier` is then that of the first steps.
+    `noise_schedule` lets the noise fall over the run, where `noise_multiplier` is then that of the first steps, or correlates the noise
+    of its steps, where batches are drawn in turns (`assay.privacy.schedules`).
 
     `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
     the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.
@@ -98,7 +100,7 @@ class Plan:
         _ = self.sampler  # its own checks: batch_size against records
 
     def _check_schedule(self) -> None:
-        if isinstance(decay.parse(self.noise_schedule), decay.Constant):
+        if isinstance(self.schedule, schedules.Constant):
             return
         if not getattr(self.method, "varying_noise", False):
             raise ConfigError("noise_schedule", self.noise_schedule, f"constant with {self.method.name}")
@@ -108,19 +110,33 @@ class Plan:
                 self.noise_schedule,
                 "constant with shuffled epochs, which are charged a whole epoch at a time",
             )
+        if len(self.schedule.strategy) > 1 and (self.sampling != "poisson" or self.encode):
+            raise ConfigError(
+                "noise_schedule",
+                self.noise_schedule,
+                "Poisson sampling, which the bands turn into one of groups that take turns, and no --encode",
+            )
+
+    @cached_property
+    def schedule(self) -> schedules.NoiseSchedule:
+        """How the noise goes from step to step."""
+        return schedules.parse(self.noise_schedule)
 
     @cached_property
     def stretches(self) -> list[tuple[int, float]]:
         """(steps, factor on the noise multiplier), in the order of the run."""
-        return decay.parse(self.noise_schedule).stretches(self.steps)
+        return self.schedule.stretches(self.steps)
 
     def noise_factor(self, step: int) -> float:
         """The factor on the noise multiplier in this step, counted from 0."""
-        return 1.0 if len(self.stretches) == 1 else decay.within(self.stretches, step, 1)[0][1]
+        return 1.0 if len(self.stretches) == 1 else schedules.within(self.stretches, step, 1)[0][1]
 
     @cached_property
     def sampler(self) -> Sampler:
         """Draws the batches and states their amplification."""
+        bands = len(self.schedule.strategy)
+        if bands > 1:
+            return Cyclic(self.records, self.batch_size, bands)
         return SAMPLERS[self.sampling](self.records, self.batch_size)
 
     def epochs_after(self, steps: int) -> float:
@@ -137,9 +153,12 @@ class Plan:
 
     def chain(self, gradient_share: float = 1.0, noise_factor: float = 1.0) -> Chain:
         """The step, its gradient release taking this share of the step's privacy, at this factor of the noise schedule."""
-        chain = self.method.chain(self, self.noise_multiplier * noise_factor / math.sqrt(gradient_share))
+        multiplier = self.noise_multiplier * noise_factor / math.sqrt(gradient_share)
+        chain = self.method.chain(self, multiplier)
         for encoding in self.encode:
             chain = encoding.applied(chain)
+        if len(self.schedule.strategy) > 1:  # plain Gaussian noise is all that a method of varying noise has
+            chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.schedule.strategy))
         return replace(chain, after=(*chain.after, *denoise.fresh(self.denoise)))
 
     def for_model(self, model: nn.Module) -> Plan:
@@ -172,7 +191,7 @@ class Plan:
         return ComposedDpEvent(
             [
                 self.sampler.compose(self.chain(noise_factor=factor).event(), count)
-                for count, factor in decay.within(self.stretches, start, steps)
+                for count, factor in schedules.within(self.stretches, start, steps)
             ]
         )
 

@@ -41,6 +41,7 @@ from assay.figures import at_most
 from assay.grads.clip import AdaptiveQuantile
 from assay.grads.engine import Engine
 from assay.grads.layers import RULES, trainable_layers
+from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.gaussian import Gaussian
 from assay.plan import Plan
 from assay.privacy import events
@@ -190,6 +191,8 @@ class PrivateStep:
         self._groups = self.chain.clip.groups(self.engine.layers)
         self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
         self._noise = Blocks(self.randomness, "noise")
+        if isinstance(self.chain.noise, BandedGaussian):
+            self._catch_up(self.chain.noise)
         self._expected_size = plan.sampler.expected_size
         self._paid: list[DpEvent] = []
         self._total: dict[str, Tensor] = {}
@@ -200,6 +203,13 @@ class PrivateStep:
         self._drawn: int | None = None
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
+
+    def _catch_up(self, noise: BandedGaussian) -> None:
+        """The past of a run that repeats its draws. A run with fresh randomness has none: its first step here is step 0."""
+        first = self.engine.parameters[min(self.engine.parameters)]
+        streams = [self.placement.noise(self._noise.at(local)) for local in range(self.taken - self._origin)]
+        size = sum(p.numel() for p in self.engine.parameters.values())
+        noise.catch_up(size, streams, dtype=first.dtype, device=first.device)
 
     def shard(self, losses: Tensor, device: torch.device | None = None) -> None:
         """Split the model over the ranks (FSDP2), for one that does not fit a device; before its optimizer is made.

@@ -188,6 +188,11 @@ def shuffled() -> Outcome:
 
 
 @case
+def banded_noise() -> Outcome:
+    return trained(replace(PLAN, noise_schedule="banded:bands=3,momentum=0.9"))
+
+
+@case
 def full_batches() -> Outcome:
     return trained(replace(PLAN, sampling="full", batch_size=RECORDS, steps=3))
 

@@ -24,7 +24,9 @@ Noise = Annotated[
 Schedule = Annotated[
     str,
     typer.Option(
-        "--noise-schedule", help="constant, or decay:levels=4,last=0.5: noise that falls over the run, charged exactly."
+        "--noise-schedule",
+        help="constant; decay:levels=4,last=0.5: noise that falls over the run, charged exactly; or banded:bands=4,momentum=0.9: "
+        "noise that later steps take back in part, each record in at most one of as many consecutive batches.",
     ),
 ]
 Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle or full.")]

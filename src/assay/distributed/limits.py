@@ -39,6 +39,6 @@ def check(plan: Plan, ranks: int, *, shard: bool = False) -> None:
         raise ConfigError(
             "shard",
             True,
-            "method dpsgd or dpadam without --encode and --denoise: anything else works on whole gradients, "
+            "method dpsgd or dpadam without --encode and --denoise and without noise in bands: anything else works on whole gradients, "
             "and of a model that is split no rank has one",
         )

@@ -74,7 +74,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         *_views(record),
         _bound(record, plan),
         f"- Noise of a step: {_noise(plan)}.",
-        *_stretches(plan),
+        *_schedule(plan),
         *([f"- After the noise, at no cost: {', '.join(record['denoise'])}."] if record["denoise"] else []),
         f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
@@ -141,7 +141,14 @@ def _noise(plan: Plan) -> str:
     return f"{event}, drawn once a step"
 
 
-def _stretches(plan: Plan) -> list[str]:
+def _schedule(plan: Plan) -> list[str]:
+    bands = len(plan.schedule.strategy)
+    if bands > 1:
+        return [
+            f"- The noise is correlated ({plan.noise_schedule}): a step takes back some of the noise of the {bands - 1} steps before it. "
+            "The standard deviation above is that of a strategy matrix of norm 1, and each batch that a record may be in is charged once "
+            "(Choquette-Choo et al. 2023)."
+        ]
     if len(plan.stretches) == 1:
         return []
     said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Plan, PrivateStep, Training, fit, methods, resume
-from assay.privacy import decay
+from assay.privacy import schedules
 from assay.privacy.accounting import gaussian_epsilon
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Seeded
@@ -39,12 +39,12 @@ def plan(**settings) -> Plan:
     length=st.integers(0, 500),
 )
 def test_a_schedule_has_every_step_once(steps, levels, last, start, length):
-    stretches = decay.Decay(levels=levels, last=last).stretches(steps)
+    stretches = schedules.Decay(levels=levels, last=last).stretches(steps)
     assert sum(n for n, _ in stretches) == steps
     assert stretches[0][1] == 1
     assert all(a >= b for (_, a), (_, b) in itertools.pairwise(stretches))
     one_by_one = [factor for n, factor in stretches for _ in range(n)]
-    part = decay.within(stretches, start, length)
+    part = schedules.within(stretches, start, length)
     assert [factor for n, factor in part for _ in range(n)] == one_by_one[start : start + length]
 
 

@@ -1,0 +1,91 @@
+"""Gaussian noise that is correlated from step to step."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from assay.mechanisms.additive import add_noise
+from assay.mechanisms.gaussian import gaussian_event
+from assay.privacy.rng import Stream
+from assay.types import Bounded, Private
+
+
+@dataclass
+class _Past:
+    """The noise of the steps before, in units of its scale, latest first; as secret as any noise, and never written anywhere."""
+
+    noise: deque[Tensor]
+    inverse: deque[float]
+    """The latest entries of the first column of C⁻¹, latest first."""
+    variance: float = 0.0
+    """Σ of the squares of that column so far: the variance of a coordinate of the latest noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BandedGaussian:
+    """Adds std · w_t in step t, std = multiplier × bound, where w = C⁻¹ z for independent standard normal z and the lower triangular
+    Toeplitz matrix C with the b coefficients `strategy`.
+
+    Guarantee (Choquette-Choo et al. 2023, Theorem 4): what is released over the steps, g + std · C⁻¹ z, is a function of C g / std + z.
+    With ‖strategy‖ ≤ 1 a record that takes part in a step moves the rows t to t+b-1 of C g by at most the bound. If it takes part again
+    after b steps at the earliest, it then moves other rows: every time it takes part costs one Gaussian release of this multiplier, and
+    the b-1 steps between cost it nothing. That it does not take part sooner is the sampler's promise (`assay.data.sampling.Cyclic`),
+    which counts accordingly.
+
+    A mechanism has a past: one serves one run, in the order of its steps. A new one (a run resumed with fresh randomness) begins C
+    anew, with independent rows, at no cost: a matrix of two such blocks is banded like one.
+    """
+
+    multiplier: float
+    strategy: tuple[float, ...]
+    _past: _Past = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not math.hypot(*self.strategy) <= 1 or self.strategy[0] <= 0:
+            raise AssertionError(f"a strategy of norm above 1, or that begins with nothing: {self.strategy}")
+        bands = len(self.strategy)
+        object.__setattr__(self, "_past", _Past(deque(maxlen=bands - 1), deque(maxlen=bands - 1)))
+
+    @property
+    def white(self) -> bool:
+        """Yes: within a step, one independent draw of the same scale for every coordinate."""
+        return True
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """The noisy sum, in the scale of this step's bound: Σ / l2 has sensitivity 1 in every step, whatever the bound is."""
+        std = self.multiplier * grads.l2
+
+        def draw(shape: Sequence[int], **kind: Any) -> Tensor:
+            return self._next(stream.normal(shape, **kind))
+
+        # one order of the coordinates in all steps, whoever made the sum: by name
+        noisy = add_noise({name: grads.total[name] for name in sorted(grads.total)}, std, draw)
+        value = {name: noisy[name] for name in grads.total}
+        spread = math.sqrt(self._past.variance) if self._past.variance else 1 / self.strategy[0]
+        return Private(value, gaussian_event(std / grads.l2), std * spread)
+
+    def _next(self, fresh: Tensor) -> Tensor:
+        """w_t = (z_t - Σ_(j≥1) c_j w_(t-j)) / c_0."""
+        past, (first, *others) = self._past, self.strategy
+        if past.noise and past.noise[0].shape != fresh.shape:
+            raise AssertionError(f"{fresh.shape} coordinates in this step, {past.noise[0].shape} in the one before")
+        noise = fresh / first
+        for c, before in zip(others, past.noise, strict=False):
+            noise.sub_(before, alpha=c / first)
+        entry = (0.0 if past.inverse else 1.0) - sum(c * r for c, r in zip(others, past.inverse, strict=False))
+        past.noise.appendleft(noise)
+        past.inverse.appendleft(entry / first)
+        past.variance += (entry / first) ** 2
+        return noise
+
+    def catch_up(self, size: int, streams: Sequence[Stream], *, dtype: torch.dtype, device: torch.device) -> None:
+        """Draw the noise of steps that were taken before, for a run with a fixed seed that goes on after them."""
+        for stream in streams:
+            self._next(stream.normal((size,), dtype=dtype, device=device))
