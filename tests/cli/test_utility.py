@@ -5,6 +5,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from assay.cli.inputs import load, of_run
+
 needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
 DIGITS = ("train", "--data", "digits", "--epochs", 2)
 
@@ -157,3 +159,21 @@ def test_fine_tuning_moves_the_last_layers_only(assay, tmp_path):
     before, after = load_file(start), load_file(tmp_path / "second" / "model.safetensors")
     moved = {name for name in before if not before[name].equal(after[name])}
     assert moved == {"head.fc3.weight", "head.fc3.bias"}
+
+
+def test_validation_leaves_the_test_records_alone(assay, tmp_path):
+    runs = {}
+    for name, words in {"plain": (), "validation": ("--validation",)}.items():
+        code, _, err = assay(*DIGITS, "--model", "logistic", *words, "--seed", 0, "--out", tmp_path / name)
+        assert code == 0, err
+        runs[name] = json.loads((tmp_path / name / "record.json").read_text())
+    whole, less = runs["plain"]["records"], runs["validation"]["records"]
+    # each of 1437 records is set aside with probability 1/10: the seed of that is fixed
+    assert 0.85 * whole < less < 0.95 * whole
+    assert "which ε does not cover" in (tmp_path / "validation" / "statement.md").read_text()
+    bundle, _ = of_run(json.loads((tmp_path / "validation" / "run.json").read_text()), None, 0, instead="")
+    assert (len(bundle.train_x), len(bundle.test_x)) == (less, whole - less)
+    everything = load("digits", None, None)
+    rows = {tuple(row) for row in bundle.test_x.flatten(1).tolist()}
+    assert not rows & {tuple(row) for row in bundle.train_x.flatten(1).tolist()}
+    assert rows <= {tuple(row) for row in everything.train_x.flatten(1).tolist()}

@@ -18,10 +18,17 @@ from assay.methods import Method
 from assay.models.circulant import replace_linear
 from assay.models.transfer import load_weights, train_only
 from assay.plan import Plan, steps_for
+from assay.privacy.rng import Seeded
+from assay.tuning import Split
 
 
-def load(data: str, data_dir: Path | None, records: int | None, features: str | None = None) -> DataBundle:
-    """The data set, or its first training records; with features in place of the records where any are asked for."""
+def load(
+    data: str, data_dir: Path | None, records: int | None, features: str | None = None, *, validation: bool = False
+) -> DataBundle:
+    """The data set, or its first training records; with features in place of the records where any are asked for.
+
+    With `validation`, a tenth of the training records stands in for the test records, the same at every call.
+    """
     wanted = None if features is None else features_room.parse(features)
     bundle = data_room.load(data, data_dir)
     there = len(bundle.train_x)
@@ -29,7 +36,16 @@ def load(data: str, data_dir: Path | None, records: int | None, features: str | 
         raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
     if records is not None and records < there:
         bundle = replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
-    return bundle if wanted is None else features_room.of_bundle(wanted, bundle)
+    bundle = bundle if wanted is None else features_room.of_bundle(wanted, bundle)
+    if not validation:
+        return bundle
+    split = Split.of(bundle, Seeded(0).stream("validation", 0))
+    (train_x, train_y), (test_x, test_y) = split.train.tensors, split.validation.tensors
+    notes = (
+        f"{bundle.notes} A tenth of the training records was set aside to choose settings by, and accuracies are those on it: exact "
+        "numbers about these records, which ε does not cover."
+    )
+    return replace(bundle, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, notes=notes)
 
 
 def build(
@@ -64,8 +80,10 @@ def of_run(
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     known = names["data_dir"]
-    records = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
-    bundle = load(names["data"], data_dir or (None if known is None else Path(known)), records, names.get("features"))
+    whole = names.get("validation_of")
+    records = whole or spec["plan"].get("records") or names["records"]  # a federated plan counts clients
+    directory = data_dir or (None if known is None else Path(known))
+    bundle = load(names["data"], directory, records, names.get("features"), validation=whole is not None)
     return bundle, network_of(names, bundle, seed)
 
 

@@ -61,6 +61,13 @@ def train(
     denoise: options.Denoise = None,
     data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
     records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    validation: Annotated[
+        bool,
+        typer.Option(
+            "--validation",
+            help="To choose settings by: measure on a tenth of the training records, set aside, and leave the test records alone.",
+        ),
+    ] = False,
     features: Annotated[
         str | None,
         typer.Option(
@@ -220,7 +227,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     logs.check(o.log)
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
-    bundle = load(o.data, o.data_dir, o.records, o.features)
+    bundle = load(o.data, o.data_dir, o.records, o.features, validation=o.validation)
     network = build(o.model, o.circulant, bundle, o.seed, o.init, o.train_layers)
     records = len(bundle.train_x)
     plan = planned(
@@ -246,6 +253,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
         "train_layers": o.train_layers,
         "data": o.data,
         "features": o.features,
+        "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "unit": bundle.unit,
         "notes": bundle.notes,

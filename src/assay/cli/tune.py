@@ -33,6 +33,7 @@ _DECIDED = {
     "force": "nothing: a new directory",
     "json": "the command's own --json",
     "dry_run": "nothing",
+    "validation": "nothing: a tenth of the training records is set aside as it is",
     "log": "nothing: trials that were not chosen leave no trace",
 }
 _DECIDES_EPSILON = {
