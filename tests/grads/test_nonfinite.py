@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.grads.engine import Engine
+from assay.models.standardised import StandardisedConv2d
 
 from .oracle import flat_norms
 
@@ -37,6 +38,11 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "convolution, depthwise": (lambda: nn.Sequential(nn.Conv2d(3, 6, 3, groups=3), nn.Tanh()), (3, 6, 6)),
     "convolution, ghost": (lambda: nn.Sequential(nn.Conv2d(32, 48, 3, padding=1), nn.Tanh()), (32, 3, 3)),
     "convolution, in pieces": (lambda: nn.Sequential(nn.Conv2d(12, 12, 5, padding=2), nn.Tanh()), (12, 4, 4)),
+    "standardised convolution, kept": (lambda: nn.Sequential(StandardisedConv2d(3, 4, 3), nn.Tanh()), (3, 6, 6)),
+    "standardised convolution, in pieces": (
+        lambda: nn.Sequential(StandardisedConv2d(12, 12, 5, padding=2), nn.Tanh()),
+        (12, 4, 4),
+    ),
     "group norm": (
         lambda: nn.Sequential(nn.Conv1d(3, 4, 3), nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(16, 3)),
         (3, 6),

@@ -86,7 +86,7 @@ def test_embedding_and_tied_table() -> None:
     agree_on_views(Tied(), x, torch.randn(2 * VIEWS, 5, 9, dtype=torch.float64))
 
 
-NAMES = ("mnist-cnn", "lenet5", "resnet20", "scatter-cnn")
+NAMES = ("mnist-cnn", "lenet5", "resnet20", "scatter-cnn", "ws-resnet20")
 
 
 @pytest.mark.parametrize("info", [info for info in available() if info.name in NAMES], ids=lambda info: info.name)

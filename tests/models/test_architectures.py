@@ -12,6 +12,7 @@ from assay.models.lenet import lenet5
 from assay.models.mlp import mlp
 from assay.models.mnist_cnn import mnist_cnn
 from assay.models.model3 import model3
+from assay.models.standardised import StandardisedConv2d
 from assay.models.tempered import TemperedSigmoid
 
 INFOS = available()
@@ -29,7 +30,7 @@ def parameters(name: str, input_shape: tuple[int, ...], classes: int = 10) -> in
 
 
 def test_names() -> None:
-    names = "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10 linear-head scatter-linear scatter-cnn tanh-cnn tempered-cnn"
+    names = "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10 linear-head scatter-linear scatter-cnn tanh-cnn tempered-cnn ws-resnet20"
     assert [info.name for info in INFOS] == names.split()
     assert all(info.summary and info.accepts for info in INFOS)
 
@@ -86,6 +87,7 @@ def test_well_known_totals() -> None:
     assert parameters("lenet5", (1, 28, 28)) == 61_706
     assert parameters("mnist-cnn", (1, 28, 28)) == 26_010
     assert parameters("resnet20", (3, 32, 32)) == 269_722
+    assert parameters("ws-resnet20", (3, 32, 32)) == 269_722
     assert parameters("resnet18", (3, 32, 32)) == 11_173_962
 
 
@@ -172,7 +174,7 @@ def test_made_of_layers_with_a_gradient_rule(info: ModelInfo) -> None:
     model = build(info.name, input_shape=smallest_input(info), classes=3)
     for module in model.modules():
         if list(module.parameters(recurse=False)):
-            assert type(module) in (nn.Conv2d, nn.Linear, nn.GroupNorm)
+            assert type(module) in (nn.Conv2d, nn.Linear, nn.GroupNorm, StandardisedConv2d)
         assert not list(module.buffers(recurse=False))
         assert not isinstance(module, nn.modules.dropout._DropoutNd)
         assert not getattr(module, "inplace", False)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -121,7 +121,12 @@ class Convolved:
     def sq_norm(self) -> Tensor:
         out, window = self.shape.weight[0] // self.shape.groups, math.prod(self.shape.weight[1:])
         positions = math.prod(self.g.shape[2:])
-        sq = self._ghost() if positions * (out + window) <= out * window else self._in_pieces()
+        ghost = positions * (out + window) <= out * window
+        return self.raised(self._ghost() if ghost else torch.cat([Dense(part).sq_norm() for part in self.pieces()]))
+
+    def raised(self, sq: Tensor) -> Tensor:
+        """Squared norms, in place, with what another order of summation may have taken from them."""
+        window, positions = math.prod(self.shape.weight[1:]), math.prod(self.g.shape[2:])
         # ‖Σ g_t p_tᵀ‖ ≤ Σ ‖g_t‖‖p_t‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows
         gg, xx = squares(self.g.flatten(1)), squares(self.x.flatten(1)).mul_(math.prod(self.shape.kernel))
         # inner products below the least number may have lost this much; Σ_t ‖p_t‖ ≤ √positions ‖p‖
@@ -135,13 +140,11 @@ class Convolved:
         both = torch.bmm(g.mT, g).mul_(self.shape.patch_gram(self.x))
         return both.sum((1, 2)).clamp_min_(0).view(B, groups).sum(1)
 
-    def _in_pieces(self) -> Tensor:
+    def pieces(self) -> Iterator[Tensor]:
+        """The gradients of a few records at a time."""
         step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape.weight))
-        pieces = [
-            Dense(self.shape.weight_gradients(x, g)).sq_norm()
-            for x, g in zip(self.x.split(step), self.g.split(step), strict=True)
-        ]
-        return torch.cat(pieces)
+        for x, g in zip(self.x.split(step), self.g.split(step), strict=True):
+            yield self.shape.weight_gradients(x, g)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         scaled = self.g * weights.view(-1, *[1] * (self.g.dim() - 1))  # [B, 1] to [B, 1, ..., 1]

@@ -24,8 +24,10 @@ from torch import Tensor, nn
 from assay.errors import UnsupportedModelError
 from assay.grads.circulant import CirculantRule
 from assay.grads.convolution import ConvShape, Windows, convolved
+from assay.grads.standardised import through_standardising
 from assay.grads.uses import Affine, Apart, Dense, LayerUse, Outer, Rank1, Rows, SharedRows, Use
 from assay.models.circulant import BlockCirculantLinear
+from assay.models.standardised import StandardisedConv2d, standardised
 
 Params = Mapping[str, Tensor | None]
 
@@ -150,6 +152,19 @@ class ConvRule:
         return x, ConvShape(module.weight.shape, module.stride, padding, module.dilation, module.groups)
 
 
+class StandardisedConvRule(ConvRule):
+    """Convolutions with standardised kernels."""
+
+    def forward(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, params: Params, x: Tensor) -> Tensor:
+        weight = params["weight"]
+        assert weight is not None
+        return super().forward(module, {**params, "weight": standardised(weight)}, x)
+
+    def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
+        x, shape = self._laid_out(module, x)
+        return through_standardising(module.weight, shape, x, g)
+
+
 class EmbeddingRule:
     """Rows picked by index. Never builds a table a record."""
 
@@ -264,6 +279,7 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
     nn.Conv1d: ConvRule(),
     nn.Conv2d: ConvRule(),
     nn.Conv3d: ConvRule(),
+    StandardisedConv2d: StandardisedConvRule(),
     nn.Embedding: EmbeddingRule(),
     nn.LayerNorm: LayerNormRule(),
     nn.RMSNorm: RMSNormRule(),

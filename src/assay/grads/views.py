@@ -11,6 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from assay.grads.convolution import Convolved
+from assay.grads.standardised import Projected
 from assay.grads.uses import Apart, Dense, LayerUse, Outer, Rank1, Rows, Tied, Use
 
 
@@ -33,6 +34,8 @@ def _folded(use: Use, views: int) -> Use:
             return Tied(rows, factors)
         case Convolved():
             return Dense(_convolved(use, views))
+        case Projected():
+            return Dense(use.onto(_convolved(use.kernel, views)))
         case _:
             return Dense(_apart(use.per_record(), views).sum(1))
 

@@ -1,7 +1,7 @@
 """Architectures by name, own models by import path, and what keeps records apart in them (`compat`).
 
 Every network here treats each record of a batch by itself (GroupNorm, no BatchNorm, no dropout), is made of
-plain Conv2d, Linear and GroupNorm, has its shapes fixed when built, and takes batches of zero records.
+Conv2d (plain or `standardised`), Linear and GroupNorm, has its shapes fixed when built, and takes batches of zero records.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from assay.models import (
     mnist_cnn,
     model3,
     resnet,
+    standardised,
     tempered,
 )
 from assay.models.custom import FORM, build_custom
@@ -31,7 +32,7 @@ from assay.models.registry import ModelInfo
 
 __all__ = ["ModelInfo", "available", "build", "compat"]
 
-_FAMILIES = (logistic, mlp, mnist_cnn, lenet, model3, alexnet, resnet, densenet, afrrs, heads, tempered)
+_FAMILIES = (logistic, mlp, mnist_cnn, lenet, model3, alexnet, resnet, densenet, afrrs, heads, tempered, standardised)
 _BY_NAME: dict[str, ModelInfo] = {info.name: info for family in _FAMILIES for info in family.MODELS}
 
 

@@ -28,12 +28,14 @@ class PadShortcut(nn.Module):
 class BasicBlock(nn.Module):
     """Two 3×3 convolutions with GroupNorm, added to the shortcut."""
 
-    def __init__(self, channels: int, width: int, stride: int, shortcut: nn.Module) -> None:
+    def __init__(
+        self, channels: int, width: int, stride: int, shortcut: nn.Module, conv: type[nn.Conv2d] = nn.Conv2d
+    ) -> None:
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, width, 3, stride=stride, padding=1, bias=False)
+        self.conv1 = conv(channels, width, 3, stride=stride, padding=1, bias=False)
         self.norm1 = group_norm(width)
         self.act1 = nn.ReLU()
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
+        self.conv2 = conv(width, width, 3, padding=1, bias=False)
         self.norm2 = group_norm(width)
         self.shortcut = shortcut
         self.act2 = nn.ReLU()
@@ -58,7 +60,9 @@ def _shortcut(channels: int, width: int, stride: int, *, projection: bool) -> nn
     return PadShortcut(width - channels)
 
 
-def _stages(widths: tuple[int, ...], blocks: int, *, projection: bool) -> nn.Sequential:
+def _stages(
+    widths: tuple[int, ...], blocks: int, *, projection: bool, conv: type[nn.Conv2d] = nn.Conv2d
+) -> nn.Sequential:
     stages = nn.Sequential()
     channels = widths[0]
     for i, width in enumerate(widths, start=1):
@@ -66,15 +70,15 @@ def _stages(widths: tuple[int, ...], blocks: int, *, projection: bool) -> nn.Seq
         for j in range(blocks):
             stride = 2 if i > 1 and j == 0 else 1
             shortcut = _shortcut(channels, width, stride, projection=projection)
-            stage.append(BasicBlock(channels, width, stride, shortcut))
+            stage.append(BasicBlock(channels, width, stride, shortcut, conv))
             channels = width
         stages.add_module(f"stage{i}", stage)
     return stages
 
 
-def _small_stem(channels: int, width: int) -> nn.Sequential:
+def _small_stem(channels: int, width: int, conv: type[nn.Conv2d] = nn.Conv2d) -> nn.Sequential:
     return nn.Sequential(
-        OrderedDict(conv=nn.Conv2d(channels, width, 3, padding=1, bias=False), norm=group_norm(width), act=nn.ReLU())
+        OrderedDict(conv=conv(channels, width, 3, padding=1, bias=False), norm=group_norm(width), act=nn.ReLU())
     )
 
 
@@ -101,13 +105,13 @@ def _resnet(stem: nn.Module, stages: nn.Module, width: int, classes: int) -> nn.
     )
 
 
-def resnet20(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
+def resnet20(input_shape: tuple[int, ...], classes: int, conv: type[nn.Conv2d] = nn.Conv2d) -> nn.Sequential:
     """The CIFAR ResNet of 1 + 6, 6, 6 convolutions, widths 16, 32, 64, parameter-free shortcuts (option A).
 
     Down-samples by stride as He et al. do; GReDP's table 5 draws a 2×2 average pool after each group instead.
     """
-    stages = _stages((16, 32, 64), 3, projection=False)
-    return _resnet(_small_stem(input_shape[0], 16), stages, 64, classes)
+    stages = _stages((16, 32, 64), 3, projection=False, conv=conv)
+    return _resnet(_small_stem(input_shape[0], 16, conv), stages, 64, classes)
 
 
 def resnet18(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
