@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -48,6 +48,18 @@ class Optimizer:
             raise ConfigError("weight_decay", self.weight_decay, "a finite number, 0 or above")
         if not 0 <= self.warmup < 1:
             raise ConfigError("warmup", self.warmup, "the part of the run to warm up in, from 0 to below 1")
+
+    def scaled(self, times: float) -> Optimizer:
+        """The settings for a batch `times` as large that go the same way through the same records, but for noise.
+
+        SGD: momentum β to β^κ, so that it forgets a record's gradient after as many records as before, and the step lr/(1 - β) that a
+        constant gradient ends in times κ; without momentum, lr times κ (Goyal et al. 2017, "Accurate, large minibatch SGD"). Adam and AdamW: lr
+        times √κ, their own averages as they are (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms").
+        """
+        if self.name != "sgd":
+            return replace(self, lr=self.lr * math.sqrt(times))
+        momentum = self.momentum**times
+        return replace(self, lr=self.lr * times * ((1 - momentum) / (1 - self.momentum)), momentum=momentum)
 
     def build(self, model: nn.Module) -> torch.optim.Optimizer:
         """The torch optimizer over the model's trainable parameters."""

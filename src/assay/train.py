@@ -11,10 +11,11 @@ reads from there it gives to the others.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ class Training:
     `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
     `secure_rng` takes every random number from the operating system's cryptographic generator. `ema` is the decay of an
     exponential moving average of the weights, which is then the result; `tail` is the last part of the run whose weights are
-    averaged instead. `augment` trains on several random views of each record (`assay.augment`). `shard` splits parameters and
+    averaged instead. `scale_from` is the batch size at which learning rate, momentum and `ema` were found; a run with another one
+    uses what `at_batch` makes of them. `augment` trains on several random views of each record (`assay.augment`). `shard` splits parameters and
     optimizer state over the ranks of a distributed run (FSDP2), for models that do not fit one device. `precision` is that of the
     model's forward and backward pass: with "bf16" under autocast; parameters, norms, clipped sums and noise are float32 all the same.
     """
@@ -76,6 +78,7 @@ class Training:
     device: str = "auto"
     shard: bool = False
     precision: str = "float32"
+    scale_from: float | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
@@ -84,6 +87,8 @@ class Training:
             raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
         if self.tail is not None and not (0 < self.tail <= 1 and self.ema is None):
             raise ConfigError("tail", self.tail, "a part of the run, above 0 and at most 1, without ema beside it")
+        if self.scale_from is not None and not (math.isfinite(self.scale_from) and self.scale_from > 0):
+            raise ConfigError("scale_from", self.scale_from, "the batch size that the settings were found at, above 0")
         if self.augment is not None:
             augment.parse(self.augment)
         check_source(self.seed, self.secure_rng)
@@ -93,6 +98,25 @@ class Training:
     def randomness(self) -> Randomness:
         """Where random numbers come from."""
         return source(self.seed, self.secure_rng)
+
+    def at_batch(self, batch_size: float) -> Training:
+        """What a run with this batch size trains with: with `scale_from`, settings carried over from there; these are not scaled again.
+
+        κ = batch_size / scale_from: the optimizer as `Optimizer.scaled` says, the decay of `ema` to its κ-th power (Busbridge et al. 2023, "How to
+        scale your EMA"). A `tail` is a part of the run and stays. `ConfigError` where nothing that can be used comes out.
+        """
+        if self.scale_from is None:
+            return self
+        times = batch_size / self.scale_from
+        try:
+            ema = None if self.ema is None else self.ema**times
+            return replace(self, scale_from=None, optimizer=self.optimizer.scaled(times), ema=ema)
+        except (ConfigError, OverflowError) as error:
+            raise ConfigError(
+                "scale_from",
+                self.scale_from,
+                f"a batch size nearer to that of the run, {batch_size:g}; carried over to it, settings are of no use: {error}",
+            ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +192,7 @@ def fit(
     plan = plan.for_model(model)
     if plan.stage is not None:
         plan.stage.check(model, Records(train), (names or {}).get("data"))
+    training.at_batch(plan.batch_size)  # nonsense is an error before anything is written
     limits.check(plan, ranks.size, shard=training.shard)
     plan.chain()  # parts that do not go together are an error before anything is written
     pick_device(training.device)  # a wrong name is an error before anything is written
@@ -249,8 +274,17 @@ def _seed_torch(seed: int, device: torch.device) -> None:
 
 
 def training_json(training: Training) -> dict[str, Any]:
-    """Settings as JSON."""
-    return asdict(training)
+    """Settings as JSON; `scale_from` only where there is one."""
+    return {k: v for k, v in asdict(training).items() if k != "scale_from" or v is not None}
+
+
+def _recorded(training: Training, batch_size: float) -> dict[str, Any]:
+    """Settings as they were asked for, and what was made of them for this batch size, if anything."""
+    if training.scale_from is None:
+        return training_json(training)
+    used = training.at_batch(batch_size)
+    scaled = {"lr": used.optimizer.lr, "momentum": used.optimizer.momentum, "ema": used.ema}
+    return {**training_json(training), "scaled": scaled}
 
 
 def training_from_json(data: Mapping[str, Any]) -> Training:
@@ -280,6 +314,7 @@ class _Run:
         self.device = pick_device(training.device)
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
+        self.asked, training = training, training.at_batch(plan.batch_size)
         self.plan, self.loss, self.training, self.directory, self.names = (
             plan,
             loss,
@@ -509,7 +544,7 @@ class _Run:
             lambda: finished_record(
                 plan=self.plan,
                 ledger=self.step.ledger,
-                training=training_json(self.training),
+                training=_recorded(self.asked, self.plan.batch_size),
                 names=self.names,
                 steps=self.step.taken,
                 history=self.history,

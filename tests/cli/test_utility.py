@@ -177,3 +177,19 @@ def test_validation_leaves_the_test_records_alone(assay, tmp_path):
     rows = {tuple(row) for row in bundle.test_x.flatten(1).tolist()}
     assert not rows & {tuple(row) for row in bundle.train_x.flatten(1).tolist()}
     assert rows <= {tuple(row) for row in everything.train_x.flatten(1).tolist()}
+
+
+def test_settings_of_another_batch_size(assay, tmp_path):
+    """κ = 200/50: 0.9⁴ and lr/(1 - β) times 4, in the record beside what was typed."""
+    out = tmp_path / "run"
+    code, _, err = assay(
+        *("train", "--data", "digits", "--model", "linear-head", "--epochs", 1, "--batch-size", 200, "--lr", 0.1),
+        *("--scale-from", 50, "--seed", 0, "--out", out),
+    )
+    assert code == 0, err
+    said = json.loads((out / "record.json").read_text())["training"]
+    assert (said["scale_from"], said["optimizer"]["lr"], said["optimizer"]["momentum"]) == (50, 0.1, 0.9)
+    assert said["scaled"] == pytest.approx({"lr": 1.3756, "momentum": 0.6561, "ema": None}, rel=1e-12)
+    refused = ("--scale-from", 1e-9, "--ema", 0.99, "--out", tmp_path / "none")
+    code, _, err = assay("train", "--data", "digits", "--model", "linear-head", "--dry-run", *refused)
+    assert (code, "scale_from" in err) == (2, True)

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -277,12 +278,75 @@ def test_a_regression_model_with_its_own_loss(records):
         ({"ema": 1.5}, "ema"),
         ({"seed": 1, "secure_rng": True}, "seed"),
         ({"max_physical_batch": 0}, "max_physical_batch"),
+        ({"scale_from": 0}, "scale_from"),
+        ({"scale_from": -256.0}, "scale_from"),
+        ({"scale_from": math.inf}, "scale_from"),
+        ({"scale_from": math.nan}, "scale_from"),
     ],
 )
 def test_bad_settings_are_named(settings, field):
     with pytest.raises(ConfigError) as caught:
         Training(**settings)
     assert caught.value.field == field
+
+
+def test_settings_are_carried_over_to_another_batch_size():
+    """κ = 1024/256 = 4: 0.9⁴ = 0.6561, and lr/(1 - β) = 1 becomes 4, so that lr is 4 · (1 - 0.6561); 0.99⁴ = 0.96059601."""
+    asked = Training(optimizer=Optimizer(lr=0.1, momentum=0.9), ema=0.99, scale_from=256)
+    used = asked.at_batch(1024)
+    assert used.optimizer.momentum == pytest.approx(0.6561, rel=1e-12)
+    assert used.optimizer.lr == pytest.approx(1.3756, rel=1e-12)
+    assert used.ema == pytest.approx(0.96059601, rel=1e-12)
+    assert used.at_batch(4096) == used  # what was scaled is not scaled again
+    assert Training(optimizer=Optimizer(lr=0.1), scale_from=256).at_batch(64).optimizer.lr == 0.025
+    for name in ("adam", "adamw"):
+        kept = Optimizer(name=name, lr=0.002, weight_decay=0.1, schedule="cosine", warmup=0.1)
+        assert kept.scaled(9) == replace(kept, lr=0.006)
+    assert asked.at_batch(256) == replace(asked, scale_from=None)
+    # a tail is a part of the run at any batch size
+    assert Training(tail=0.25, scale_from=256).at_batch(1024).tail == 0.25
+
+
+def test_momentum_that_fades_away_is_none():
+    used = Optimizer(lr=0.1, momentum=0.9).scaled(1e5)
+    assert used.momentum == 0.0
+    assert used.lr == pytest.approx(1e5)  # lr/(1 - β) = 1, times κ
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "because"),
+    [
+        ({"optimizer": Optimizer(lr=1e300), "scale_from": 1e-100}, 1e3, "lr = inf"),
+        ({"optimizer": Optimizer(lr=1e-300), "scale_from": 1e200}, 1.0, "lr = 0.0"),
+        ({"optimizer": Optimizer(momentum=0.9), "scale_from": 1e30}, 1.0, "lr = 0.0"),
+        ({"ema": 0.99, "scale_from": 1e-3}, 1e3, "ema = 0.0"),
+        ({"ema": 0.99, "scale_from": 1e30}, 1.0, "ema = 1.0"),
+    ],
+)
+def test_nothing_useful_after_scaling_is_refused_before_anything_is_written(
+    tmp_path, records, settings, batch, because
+):
+    with pytest.raises(ConfigError, match=because) as caught:
+        Training(**settings).at_batch(batch)
+    assert caught.value.field == "scale_from"
+    plan = Plan(records=120, batch_size=30, steps=1, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0))
+    with pytest.raises(ConfigError, match="scale_from"):
+        fit(make_model(), records, plan=plan, training=Training(ema=0.99, scale_from=1e-5), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_carried_over_is_the_run_with_those_settings(tmp_path, records, plan):
+    asked = Training(optimizer=Optimizer(lr=0.1, momentum=0.9), ema=0.9, seed=3, scale_from=plan.batch_size / 4)
+    with pytest.raises(CutOffError):
+        fit(make_model(), records, plan=plan, training=asked, out=tmp_path / "cut", watch=cut_off_after(5))
+    resumed = resume(make_model(), records, tmp_path / "cut")
+    by_hand = fit(make_model(), records, plan=plan, training=asked.at_batch(plan.batch_size))
+    assert torch.equal(weights(resumed.model), weights(by_hand.model))
+    said = resumed.record["training"]
+    assert (said["optimizer"]["lr"], said["optimizer"]["momentum"], said["ema"]) == (0.1, 0.9, 0.9)
+    assert said["scale_from"] == plan.batch_size / 4
+    assert said["scaled"] == pytest.approx({"lr": 1.3756, "momentum": 0.6561, "ema": 0.6561}, rel=1e-12)
+    assert by_hand.record["training"].keys().isdisjoint({"scale_from", "scaled"})
 
 
 @pytest.mark.parametrize(

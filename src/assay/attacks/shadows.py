@@ -41,7 +41,8 @@ def centralised(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
         size = len(records) if plan.sampling == "full" else max(1.0, plan.batch_size * len(records) / plan.records)
         smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None)
         training = training_from_json({**spec["training"], "seed": own, "secure_rng": False})
-        return fit(build(own), records, plan=smaller, training=training).model
+        used = training.at_batch(plan.batch_size)  # what the run itself used, at the smaller batch too
+        return fit(build(own), records, plan=smaller, training=used).model
 
     return train
 

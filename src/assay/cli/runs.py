@@ -117,6 +117,12 @@ def train(
     tail: Annotated[
         float | None, typer.Option(help="Last part of the run whose weights are averaged, in place of --ema.")
     ] = None,
+    scale_from: Annotated[
+        float | None,
+        typer.Option(
+            help="The batch size at which learning rate, momentum and --ema were found: they are carried over to this run's."
+        ),
+    ] = None,
     augment: Annotated[
         str | None,
         typer.Option(
@@ -164,6 +170,7 @@ def train(
     if dry_run:
         pick_device(device)
         limits.check(made.plan, ranks.size, shard=shard)
+        made.training.at_batch(made.plan.batch_size)
         if ranks.leader:
             report_plan(made.plan, json)
         return
@@ -216,6 +223,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
         ),
         ema=o.ema,
         tail=o.tail,
+        scale_from=o.scale_from,
         augment=o.augment,
         seed=o.seed,
         secure_rng=o.secure_rng,
