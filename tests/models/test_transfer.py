@@ -1,14 +1,20 @@
 """Starting from a checkpoint, and training the last layers only."""
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import nn
+from torch.utils.data import TensorDataset
 
+from assay import Plan, fit
 from assay.errors import ConfigError, DataError
-from assay.grads.layers import trainable_layers
-from assay.models import build
-from assay.models.transfer import load_weights, train_only
+from assay.grads.clip import Flat
+from assay.grads.layers import layer_path, trainable_layers
+from assay.models import build, compat
+from assay.models.transfer import load_weights, located, train_only
 
 SHAPE = (1, 8, 8)
 
@@ -30,7 +36,7 @@ def test_weights_come_from_the_file_and_another_head_begins_anew(tmp_path):
 
 def test_other_models_and_files_with_code_are_refused(tmp_path):
     save_file(build("mlp", input_shape=SHAPE, classes=10).state_dict(), tmp_path / "other.safetensors")
-    with pytest.raises(ConfigError, match="missing there or of another shape"):
+    with pytest.raises(ConfigError, match="is missing there"):
         load_weights(build("lenet5", input_shape=SHAPE, classes=10), tmp_path / "other.safetensors")
     torch.save(nn.Linear(2, 2), tmp_path / "code.pt")
     (tmp_path / "empty.pt").write_bytes(b"")
@@ -48,3 +54,125 @@ def test_only_the_last_layers_are_trained():
     for text in ("first:1", "last:0", "last:9", "last", "last:-1"):
         with pytest.raises(ConfigError, match="train_layers"):
             train_only(build("lenet5", input_shape=SHAPE, classes=10), text)
+
+
+def torchvision_resnet18(seed=0, layers=(2, 2, 2, 2)):
+    """Names and shapes of `torchvision.models.resnet18().state_dict()`, written down from there; values are random."""
+    shapes = {"conv1.weight": (64, 3, 7, 7)}
+
+    def norm(name, width):
+        shapes.update({f"{name}.{part}": (width,) for part in ("weight", "bias", "running_mean", "running_var")})
+        shapes[f"{name}.num_batches_tracked"] = ()
+
+    norm("bn1", 64)
+    before = 64
+    for number, (width, blocks) in enumerate(zip((64, 128, 256, 512), layers, strict=True), start=1):
+        for block in range(blocks):
+            at = f"layer{number}.{block}"
+            shapes[f"{at}.conv1.weight"] = (width, before, 3, 3)
+            norm(f"{at}.bn1", width)
+            shapes[f"{at}.conv2.weight"] = (width, width, 3, 3)
+            norm(f"{at}.bn2", width)
+            if before != width:
+                shapes[f"{at}.downsample.0.weight"] = (width, before, 1, 1)
+                norm(f"{at}.downsample.1", width)
+            before = width
+    shapes |= {"fc.weight": (1000, 512), "fc.bias": (1000,)}
+    source = torch.Generator().manual_seed(seed)
+    state = {}
+    for name, shape in shapes.items():
+        fan_in = torch.Size(shape[1:]).numel()
+        state[name] = torch.randn(shape, generator=source) / fan_in**0.5
+        if name.endswith(("running_var", ".weight")) and len(shape) == 1:
+            state[name] = state[name].abs() + 0.5
+        if name.endswith("num_batches_tracked"):
+            state[name] = torch.tensor(5)
+    return state
+
+
+def torchvision_forward(state, pictures):
+    """Its network in eval mode, written out, on pixels from 0 to 1 normalised as its weights expect them."""
+
+    def conv(x, name, stride=1, padding=1):
+        return F.conv2d(x, state[f"{name}.weight"], stride=stride, padding=padding)
+
+    def norm(x, name):
+        mean, var = state[f"{name}.running_mean"], state[f"{name}.running_var"]
+        return F.batch_norm(x, mean, var, state[f"{name}.weight"], state[f"{name}.bias"], eps=1e-5)
+
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    x = (pictures - mean.view(3, 1, 1)) / std.view(3, 1, 1)
+    x = F.max_pool2d(norm(conv(x, "conv1", 2, 3), "bn1").relu(), 3, 2, 1)
+    for number in range(1, 5):
+        for block in range(2):
+            at, stride = f"layer{number}.{block}", 2 if number > 1 and block == 0 else 1
+            out = norm(conv(x, f"{at}.conv1", stride), f"{at}.bn1").relu()
+            out = norm(conv(out, f"{at}.conv2"), f"{at}.bn2")
+            if f"{at}.downsample.0.weight" in state:
+                x = norm(conv(x, f"{at}.downsample.0", stride, 0), f"{at}.downsample.1")
+            x = (out + x).relu()
+    return F.linear(x.mean((2, 3)), state["fc.weight"], state["fc.bias"])
+
+
+def test_torchvisions_resnet18_computes_what_it_computes_there(tmp_path):
+    state = torchvision_resnet18()
+    assert len(state) == 122
+    assert sum(t.numel() for n, t in state.items() if "running" not in n and "tracked" not in n) == 11_689_512
+    torch.save(state, tmp_path / "resnet18.pth")
+    for side in (32, 72):  # pictures that resnet18 has another stem for by itself, and larger ones
+        model = build("resnet18", input_shape=(3, side, side), classes=1000)
+        assert load_weights(model, tmp_path / "resnet18.pth") == []
+        pictures = torch.rand(2, 3, side, side)
+        for mode in (True, False):  # a frozen layer does the same in training
+            with torch.no_grad():
+                ours, theirs = model.train(mode)(2 * pictures - 1), torchvision_forward(state, pictures)
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_the_last_convolutions_of_torchvisions_resnet18_are_trained_and_nothing_else(tmp_path):
+    """GReDP's ResNet18-1Conv and 2Conv: the last one or two convolutions, and a new last layer."""
+    torch.save(torchvision_resnet18(), tmp_path / "resnet18.pth")
+    for layers, trained in (
+        ("last:2", ["stages.stage4.1.conv2", "fc"]),
+        ("last:3", ["stages.stage4.1.conv1", "stages.stage4.1.conv2", "fc"]),
+    ):
+        model = build("resnet18", input_shape=(3, 32, 32), classes=10)
+        assert load_weights(model, tmp_path / "resnet18.pth") == ["fc.weight", "fc.bias"]
+        train_only(model, layers)
+        assert trainable_layers(model) == trained
+    compat.check(model.train())
+    x, y = torch.randn(3, 3, 32, 32), torch.tensor([1, 2, 3])
+    before = {name: t.clone() for name, t in model.state_dict().items()}
+    plan = Plan(
+        records=3, batch_size=3, steps=2, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0), sampling="full"
+    )
+    fit(model, TensorDataset(x, y), plan=plan)
+    moved = {layer_path(name) for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
+    assert moved == set(trained)
+
+
+def test_what_is_not_torchvisions_resnet18_is_refused(tmp_path):
+    def refused(state, match, model="resnet18", shape=(3, 32, 32)):
+        torch.save(state, tmp_path / "it.pth")
+        with pytest.raises(ConfigError, match=match):
+            load_weights(build(model, input_shape=shape, classes=10), tmp_path / "it.pth")
+
+    good = torchvision_resnet18()
+    refused(good, "model resnet18 with this checkpoint", model="resnet20")
+    refused(good, "pictures of three channels", shape=(1, 32, 32))
+    refused({n: t for n, t in good.items() if n != "layer3.0.bn2.running_mean"}, "stage3.0.norm2.running_mean")
+    refused(torchvision_resnet18(layers=(3, 2, 2, 2)), "stages.stage1.2.conv1.weight")
+
+
+def test_a_checkpoint_is_looked_for_in_the_data_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ASSAY_DATA", str(tmp_path / "data"))
+    with pytest.raises(DataError, match=r"there is no checkpoint net\.pth"):
+        located(Path("net.pth"), tmp_path / "mine")
+    for folder in ("data", "mine"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "net.pth").touch()
+    assert located(Path("net.pth"), None) == tmp_path / "data/net.pth"
+    assert located(Path("net.pth"), tmp_path / "mine") == tmp_path / "mine/net.pth"
+    (tmp_path / "net.pth").touch()
+    assert located(Path("net.pth"), tmp_path / "mine") == Path("net.pth")

@@ -29,6 +29,7 @@ from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
 from assay.grads import clip as clipping
+from assay.models.transfer import located
 from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
@@ -78,7 +79,7 @@ def train(
     init: Annotated[
         Path | None,
         typer.Option(
-            help="Start from the weights in this file (.safetensors, or a torch state dict), taken as public."
+            help="Start from the weights in this file (.safetensors, or a torch state dict), here or in a data directory, taken as public."
         ),
     ] = None,
     train_layers: Annotated[str, typer.Option(help="Which layers to train: all, or last:K.")] = "all",
@@ -236,7 +237,8 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
     bundle = load(o.data, o.data_dir, o.records, o.features, validation=o.validation)
-    network = build(o.model, o.circulant, bundle, o.seed, o.init, o.train_layers)
+    init = None if o.init is None else located(o.init, o.data_dir)
+    network = build(o.model, o.circulant, bundle, o.seed, init, o.train_layers)
     records = len(bundle.train_x)
     plan = planned(
         records=records,
@@ -257,7 +259,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     names = {
         "model": o.model,
         "circulant": o.circulant,
-        "init": None if o.init is None else str(o.init),
+        "init": None if init is None else str(init),
         "train_layers": o.train_layers,
         "data": o.data,
         "features": o.features,

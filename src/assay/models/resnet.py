@@ -82,7 +82,8 @@ def _small_stem(channels: int, width: int, conv: type[nn.Conv2d] = nn.Conv2d) ->
     )
 
 
-def _imagenet_stem(channels: int, width: int) -> nn.Sequential:
+def imagenet_stem(channels: int, width: int) -> nn.Sequential:
+    """A 7×7 convolution and a max-pool, each of stride 2."""
     return nn.Sequential(
         OrderedDict(
             conv=nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
@@ -119,7 +120,7 @@ def resnet18(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
     The stem is one 3×3 convolution for images with a side up to 64, else ImageNet's 7×7/2 and max-pool.
     """
-    stem = _small_stem if min(input_shape[1:]) <= LARGEST_SMALL_IMAGE else _imagenet_stem
+    stem = _small_stem if min(input_shape[1:]) <= LARGEST_SMALL_IMAGE else imagenet_stem
     stages = _stages((64, 128, 256, 512), 2, projection=True)
     return _resnet(stem(input_shape[0], 64), stages, 512, classes)
 

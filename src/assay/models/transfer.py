@@ -13,29 +13,51 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from assay.data.locate import places
 from assay.errors import ConfigError, DataError
 from assay.grads.layers import layer_path, trainable_layers
+from assay.models.torchvision import adopted, is_torchvision
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Take what the checkpoint (safetensors, or a torch state dict without code) has for the model; returns what it has not.
 
     Parameters of the last layer may differ in shape (another number of classes) and then begin anew; anything else that is
-    missing or of another shape is refused.
+    missing or of another shape is refused. torchvision's ResNet-18 is a checkpoint of `resnet18`, whose stem and normalisation become
+    that network's (`assay.models.torchvision`).
     """
     found = _read(path)
+    foreign = is_torchvision(found) and not is_torchvision(model.state_dict())
+    if foreign:
+        found = adopted(model, found)
     own = dict(model.state_dict())
     head = trainable_layers(model)[-1]
     fresh = [n for n, t in own.items() if n not in found or found[n].shape != t.shape]
     wrong = [n for n in fresh if layer_path(n) != head]
+    if foreign:  # a deeper ResNet has all that this one has, and more
+        wrong += [n for n in found if n not in own]
     if wrong:
         raise ConfigError(
             "init",
             str(path),
-            f"a checkpoint of this model; {', '.join(wrong[:3])} is missing there or of another shape",
+            f"a checkpoint of this model; {', '.join(wrong[:3])} is missing there, too much or of another shape",
         )
     model.load_state_dict({n: t if n in fresh else found[n].to(t.dtype) for n, t in own.items()})
     return fresh
+
+
+def located(path: Path, data_dir: Path | None) -> Path:
+    """The checkpoint that was named: a file, or one of that name in a data directory."""
+    if path.is_file():
+        return path
+    folders = [place.path for place in places(data_dir) if place.path is not None]
+    for folder in folders:
+        if (folder / path).is_file():
+            return folder / path
+    raise DataError(
+        f"there is no checkpoint {path}, neither here nor in a data directory ({', '.join(map(str, folders))}): give its path to --init, or "
+        "put it into one of these"
+    )
 
 
 def train_only(model: nn.Module, layers: str) -> None:
