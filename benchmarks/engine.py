@@ -183,9 +183,10 @@ def rendered(timings: list[Timing]) -> str:
     return "\n".join([*map(_rendered, timings), _verdicts(timings)])
 
 
-def add_options(
-    parser: argparse.ArgumentParser, models: Sequence[str] = tuple(dict.fromkeys(task.model for task in TARGETS))
-) -> None:
+_MODELS = tuple(dict.fromkeys(task.model for task in TARGETS))
+
+
+def add_options(parser: argparse.ArgumentParser, models: Sequence[str] = _MODELS) -> None:
     """The options that `effort_of` and `run` read."""
     parser.add_argument("--model", action="append", choices=models, help="only this model")
     add_effort(parser)

@@ -169,7 +169,7 @@ def draw(found: Sequence[Grown], path: str) -> None:
                 at.plot(grown.amounts, heights, marker="o", label=name)
             at.set(xscale="log", yscale="log", xlabel=grown.name, ylabel=unit)
             at.legend()
-    FigureCanvasAgg(figure).print_png(path)
+    FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 
 
 def main() -> None:

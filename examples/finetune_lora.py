@@ -1,7 +1,7 @@
 """Fine-tune a language model privately with LoRA adapters, end to end: `python examples/finetune_lora.py [DIRECTORY]`
 
-A small BERT is trained on public sentences about films (generated here, without privacy), then frozen. Adapters and a new head
-learn from private sentences about a clinic, and nothing else moves. Prints the accuracy and the privacy statement.
+A small BERT is trained on public sentences about films (generated here, without privacy), then frozen. Adapters and a copy of its head
+learn from private sentences about a clinic, and nothing else moves. Prints the accuracy before and after, and the privacy statement.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def pretrained() -> nn.Module:
         max_position_embeddings=LENGTH, num_labels=2, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
     model = transformers.BertForSequenceClassification(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     words, labels = encoded("film", 640, seed=1).tensors
     network = Classifier(model).train()
     for start in range(0, 640, 16):
@@ -91,28 +91,43 @@ def pretrained() -> nn.Module:
     return model
 
 
-def finetuned(out: Path | None = None) -> assay.Result:
-    """Adapters of rank 4 on queries and values, and the head, trained on 1,000 private comments at ε = 8."""
+def accuracy(model: nn.Module, records: TensorDataset) -> float:
+    """The part of the records that the model tells right."""
+    words, labels = records.tensors
+    with torch.no_grad():
+        return float((model.eval()(words).argmax(1) == labels).double().mean())
+
+
+def finetuned(out: Path | None = None, seed: int | None = None) -> tuple[float, assay.Result]:
+    """Adapters of rank 4 on queries and values, and the head, trained on 1,000 private comments at ε = 8.
+
+    Also the accuracy before, which is that of the public model: no record that is trained on had a part in it. A `seed` fixes noise and
+    sampling too: reproducible, and therefore not private.
+    """
     torch.manual_seed(0)  # the start of the model, which is public; noise and sampling come from the system
     adapters = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"], task_type="SEQ_CLS")
     model = Classifier(peft.get_peft_model(pretrained(), adapters))
     plan = assay.Plan.calibrated(epsilon=8, delta=1e-4, records=1000, batch_size=100, epochs=4)
-    return assay.fit(
+    test = encoded("clinic", 300, seed=3)
+    before = accuracy(model, test)  # adapters begin as nothing: this is the public model
+    result = assay.fit(
         model,
         encoded("clinic", 1000, seed=2),
         plan=plan,
-        test=encoded("clinic", 300, seed=3),
-        training=assay.Training(optimizer=assay.Optimizer(name="adam", lr=0.01)),
+        test=test,
+        training=assay.Training(optimizer=assay.Optimizer(name="adam", lr=0.01), seed=seed),
         out=out,
         names={"model": "BERT with LoRA adapters", "data": "comments on a clinic", "unit": "one comment"},
     )
+    return before, result
 
 
 def main() -> None:
     """The command line."""
-    result = finetuned(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+    before, result = finetuned(Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     trained = sum(p.numel() for p in result.model.parameters() if p.requires_grad)
-    print(f"accuracy {result.accuracy:.1%}, verified ε {result.epsilon:.2f}, {trained} parameters trained\n")
+    print(f"accuracy {before:.1%} before, {result.accuracy:.1%} after")
+    print(f"verified ε {result.epsilon:.2f}, {trained} parameters trained\n")
     print(result.statement)
 
 

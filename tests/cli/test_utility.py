@@ -189,7 +189,8 @@ def test_settings_of_another_batch_size(assay, tmp_path):
     assert code == 0, err
     said = json.loads((out / "record.json").read_text())["training"]
     assert (said["scale_from"], said["optimizer"]["lr"], said["optimizer"]["momentum"]) == (50, 0.1, 0.9)
-    assert said["scaled"] == pytest.approx({"lr": 1.3756, "momentum": 0.6561, "ema": None}, rel=1e-12)
+    assert said["scaled"].pop("ema") is None
+    assert said["scaled"] == pytest.approx({"lr": 1.3756, "momentum": 0.6561}, rel=1e-12)
     refused = ("--scale-from", 1e-9, "--ema", 0.99, "--out", tmp_path / "none")
     code, _, err = assay("train", "--data", "digits", "--model", "linear-head", "--dry-run", *refused)
     assert (code, "scale_from" in err) == (2, True)

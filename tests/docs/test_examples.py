@@ -30,9 +30,11 @@ def test_adapters_are_fine_tuned_and_the_rest_stays(tmp_path, monkeypatch):
         return model
 
     monkeypatch.setattr(example, "pretrained", pretrained)
-    result = example.finetuned(tmp_path / "run")
+    # with a seed all of it repeats, to the bit on one kind of machine: there is nothing random to fail
+    before, result = example.finetuned(tmp_path / "run", seed=0)
     assert result.epsilon <= 8
-    assert result.accuracy > 0.7
+    assert before < 0.7
+    assert result.accuracy > 0.8
     assert "Training this model spent ε = 7." in result.statement
     assert "unit of privacy: one comment" in result.statement
     directory = RunDirectory.open(tmp_path / "run")
