@@ -23,6 +23,8 @@ from assay.errors import ConfigError, check_above_zero
 from assay.grads import clip as clipping
 from assay.mechanisms.banded import BandedGaussian
 from assay.methods import Method
+from assay.perturb.mean import Centered
+from assay.perturb.mean import parse as parse_center
 from assay.privacy import schedules
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps, smallest_noise
@@ -46,6 +48,8 @@ class Plan:
     `noise_schedule` lets the noise fall over the run, where `noise_multiplier` is then that of the first steps, or correlates the noise
     of its steps, where batches are drawn in turns (`assay.privacy.schedules`).
 
+    `center` releases the mean of the inputs before training (`assay.perturb.mean`), which the model then subtracts.
+
     `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
     the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.
     """
@@ -58,6 +62,7 @@ class Plan:
     noise_schedule: str = "constant"
     clip: clipping.Rule = field(default_factory=clipping.Flat)
     micro_batch: int = 1
+    center: str | None = None
     sampling: str = "poisson"
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
     method: Method = field(default_factory=lambda: methods.get("dpsgd"))
@@ -96,7 +101,12 @@ class Plan:
             raise ConfigError(
                 "clip", str(self.clip), "a rule that clips; only published variants take a bound for granted"
             )
+        if self.center is not None and methods.stage(self.method, self) is not None:
+            raise ConfigError(
+                "center", self.center, f"nothing with {self.method.name}, which releases something of its own first"
+            )
         self._check_schedule()
+        _ = self.stage  # its own checks
         _ = self.sampler  # its own checks: batch_size against records
 
     def _check_schedule(self) -> None:
@@ -176,7 +186,9 @@ class Plan:
 
     @cached_property
     def stage(self) -> Stage | None:
-        """What the method releases before the first step, if anything."""
+        """What is released before the first step, if anything: by the method, or the mean of the inputs."""
+        if self.center is not None:
+            return Centered(parse_center(self.center), self.records)
         return methods.stage(self.method, self)
 
     @cached_property
@@ -295,6 +307,7 @@ class Plan:
             "noise_schedule": self.noise_schedule,
             "clip": str(self.clip),
             "micro_batch": self.micro_batch,
+            "center": self.center,
             "sampling": self.sampling,
             "adjacency": self.adjacency.value,
             "method": self.method.name,

@@ -221,8 +221,7 @@ def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result
     record, statement, tensors = ranks.once(
         lambda: (directory.read_record(), directory.statement.read_text(encoding="utf-8"), load_file(directory.model))
     )
-    if "input_scale" in tensors and "input_scale" not in dict(model.named_buffers(recurse=False)):
-        stage.scale_inputs(model, tensors["input_scale"])
+    stage.adapt_as(model, tensors)
     model.load_state_dict(tensors)
     model.eval()
     return Result(
@@ -257,7 +256,7 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
     """Refuse views of what is no picture, or where the records that training sees are not the records themselves."""
     if ranks > 1:
         raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
-    if plan.stage is not None:
+    if plan.stage is not None and plan.center is None:
         raise ConfigError(
             "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
         )

@@ -99,6 +99,12 @@ def train(
     noise_multiplier: options.Noise = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
+    center: Annotated[
+        str | None,
+        typer.Option(
+            help="Subtract the mean of the inputs, released with noise before training and part of ε: mean:noise=40."
+        ),
+    ] = None,
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
@@ -249,6 +255,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
         noise_multiplier=o.noise_multiplier,
         clip=rule,
         micro_batch=o.micro_batch,
+        center=o.center,
         noise_schedule=o.noise_schedule,
         sampling=o.sampling,
         adjacency=o.adjacency,

@@ -38,7 +38,7 @@ _DECIDED = {
 }
 _DECIDES_EPSILON = {
     "method", "variant", "option", "groups", "noise_form", "encode", "data", "records", "delta", "epochs", "batch_size",
-    "micro_batch", "noise_schedule", "sampling", "adjacency", "data_dir", "preset", "device", "secure_rng",
+    "micro_batch", "center", "noise_schedule", "sampling", "adjacency", "data_dir", "preset", "device", "secure_rng",
 }  # fmt: skip
 
 

@@ -99,6 +99,7 @@ def finished_record(
         "noise_schedule": plan.noise_schedule,
         "clip": str(plan.clip),
         "micro_batch": plan.micro_batch,
+        "center": plan.center,
         "sampling": {
             "kind": plan.sampling,
             "rate": plan.sampler.rate,
