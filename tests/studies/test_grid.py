@@ -118,6 +118,14 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values)
+def test_a_study_takes_more_seeds_but_not_fewer(tmp_path):
+    Study.at(tmp_path, grid())
+    assert Study.at(tmp_path, grid(seeds=[0, 1, 2])).grid.seeds == [0, 1, 2]
+    assert Study.open(tmp_path).grid.seeds == [0, 1, 2]
+    with pytest.raises(ConfigError, match="seeds was"):
+        Study.at(tmp_path, grid())
+
+
 def test_differences_are_named_exactly_where_there_are_any(a, b):
     assert differences(a, a) == []
     told = differences(a, b)

@@ -1,6 +1,6 @@
 """The directory of a study: `study.json` says what is to be run, and below it every run has its own directory.
 
-`study.json` is written whole before the first run starts and never changes. The state of a study is that of its runs: nothing
+`study.json` is written whole before the first run starts and changes only by seeds that are added. The state of a study is that of its runs: nothing
 else is kept, so nothing can disagree after a crash.
 """
 
@@ -37,14 +37,16 @@ class Study:
 
     @classmethod
     def at(cls, path: Path, grid: Grid) -> Study:
-        """The study of this grid in this directory, begun or gone on with. A directory that holds something else is refused, a
-        study with other settings too, with the difference named.
+        """The study of this grid in this directory, begun or gone on with, also with more seeds than it was begun with. A directory
+        that holds something else is refused, a study with other settings too, with the difference named.
         """
         study = cls(path, grid)
         wanted = json.loads(json.dumps({"schema": SCHEMA, **grid.to_json()}))  # numbers and lists as they come back
         if study.file.exists():
             there = read(study.file)
-            if there != wanted:
+            if {**there, "seeds": wanted["seeds"]} == wanted and set(there["seeds"]) < set(wanted["seeds"]):
+                replace_json(study.file, wanted)
+            elif there != wanted:
                 raise ConfigError(
                     "out",
                     str(path),
