@@ -97,6 +97,14 @@ def test_settings_are_those_of_assay_train_and_only_what_was_given():
     assert passing.settings("train", flags(found), decided={}) == found
 
 
+def test_a_study_takes_more_seeds_but_not_fewer(tmp_path):
+    Study.at(tmp_path, grid())
+    assert Study.at(tmp_path, grid(seeds=[0, 1, 2])).grid.seeds == grid(seeds=[0, 1, 2]).seeds
+    assert Study.open(tmp_path).grid == grid(seeds=[0, 1, 2])
+    with pytest.raises(ConfigError, match="seeds was"):
+        Study.at(tmp_path, grid())
+
+
 def test_a_study_is_written_once_and_other_settings_are_refused_by_name(tmp_path):
     Study.at(tmp_path / "s", grid())
     before = (tmp_path / "s/study.json").read_bytes()
@@ -118,14 +126,6 @@ json_values = st.recursive(
 
 
 @given(json_values, json_values)
-def test_a_study_takes_more_seeds_but_not_fewer(tmp_path):
-    Study.at(tmp_path, grid())
-    assert Study.at(tmp_path, grid(seeds=[0, 1, 2])).grid.seeds == [0, 1, 2]
-    assert Study.open(tmp_path).grid.seeds == [0, 1, 2]
-    with pytest.raises(ConfigError, match="seeds was"):
-        Study.at(tmp_path, grid())
-
-
 def test_differences_are_named_exactly_where_there_are_any(a, b):
     assert differences(a, a) == []
     told = differences(a, b)
