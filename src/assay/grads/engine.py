@@ -397,7 +397,8 @@ class Engine:
                 out = rule.forward(module, module._parameters, x)
             finally:
                 torch._C._set_grad_enabled(True)
-        seen, version, shape = x.detach() if x.requires_grad else x, x._version, out.shape
+        version, shape = x._version, out.shape
+        inputs = [x, x.detach() if x.requires_grad else x]
 
         def record(g: Tensor) -> None:
             if self._ready is not None:
@@ -405,7 +406,13 @@ class Engine:
             collecting = self._collecting
             if collecting is None:
                 return
-            if x._version != version:
+            if not inputs:
+                raise UnsupportedModelError(
+                    f"a second backward pass reached {unit.path}: its losses need a forward pass of their own"
+                )
+            given, seen = inputs
+            inputs.clear()  # this function lives as long as the losses; what it keeps need not
+            if given._version != version:
                 raise UnsupportedModelError(
                     f"the input of {unit.path} was changed in place after {unit.path} had used it; make that operation "
                     "not in-place"
