@@ -168,6 +168,10 @@ def draw(found: Sequence[Grown], path: str) -> None:
             for name, heights in values.items():
                 at.plot(grown.amounts, heights, marker="o", label=name)
             at.set(xscale="log", yscale="log", xlabel=grown.name, ylabel=unit)
+            at.set_xticks(grown.amounts, [f"{amount:,.0f}" for amount in grown.amounts])
+            at.set_xticks([], minor=True)
+            at.yaxis.set_major_formatter("{x:,.0f}")
+            at.yaxis.set_minor_formatter("{x:,.0f}")
             at.legend()
     FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 

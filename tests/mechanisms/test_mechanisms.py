@@ -12,6 +12,7 @@ from assay.grads.clip import Flat, PerLayer
 from assay.grads.engine import Engine
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.laplace import Laplace
+from assay.privacy.blocks import Blocks
 from assay.privacy.rng import Seeded
 from assay.types import Bounded
 
@@ -113,3 +114,18 @@ def test_a_per_record_map_is_clipped_after_it(clip):
     assert float(flat.norm()) == pytest.approx(0.3, rel=1e-4)
     assert norms.shape == (1, max(groups) + 1)
     assert float(torch.cat([v.flatten() for v in total.values()]).norm()) <= 5 * 0.3 * (1 + 1e-5)
+
+
+def test_a_large_sum_has_noise_of_its_own_in_every_parameter():
+    size = 600_000  # two of them are drawn one by one
+    blocks = Blocks(Seeded(5), "noise")
+    total = {name: torch.zeros(size) for name in "ab"}
+    first, other = Gaussian(multiplier=2.0).release(Bounded(total, 0.5), blocks.at(0)).value.values()
+    # a correlation of 600,000 pairs is 0 ± 1/√600000, a mean square 1 ± √(2/600000); six of those are missed once in 5e8
+    assert abs(float((first * other).mean())) < 6 / math.sqrt(size)
+    for part in (first, other):
+        assert float(part.double().square().mean()) == pytest.approx(1.0, abs=6 * math.sqrt(2 / size))
+    again = Gaussian(multiplier=2.0).release(
+        Bounded({"a": torch.zeros(size), "b": torch.zeros(size)}, 0.5), blocks.at(1)
+    )
+    assert abs(float((first * again.value["a"]).mean())) < 6 / math.sqrt(size)

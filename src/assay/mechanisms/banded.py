@@ -6,12 +6,11 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.mechanisms.additive import add_noise
+from assay.mechanisms.additive import add_vector
 from assay.mechanisms.gaussian import gaussian_event
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Private
@@ -61,15 +60,14 @@ class BandedGaussian:
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """The noisy sum, in the scale of this step's bound: Σ / l2 has sensitivity 1 in every step, whatever the bound is."""
         std = self.multiplier * grads.l2
-
-        def draw(shape: Sequence[int], **kind: Any) -> Tensor:
-            return self._next(stream.normal(shape, **kind))
-
         # one order of the coordinates in all steps, whoever made the sum: by name
-        noisy = add_noise({name: grads.total[name] for name in sorted(grads.total)}, std, draw)
-        value = {name: noisy[name] for name in grads.total}
+        values = [grads.total[name] for name in sorted(grads.total)]
+        if values and std:
+            size = sum(value.numel() for value in values)
+            fresh = stream.normal((size,), dtype=values[0].dtype, device=values[0].device)
+            add_vector(values, std, self._next(fresh))
         spread = math.sqrt(self._past.variance) if self._past.variance else 1 / self.strategy[0]
-        return Private(value, gaussian_event(std / grads.l2), std * spread)
+        return Private(grads.total, gaussian_event(std / grads.l2), std * spread)
 
     def _next(self, fresh: Tensor) -> Tensor:
         """w_t = (z_t - Σ_(j≥1) c_j w_(t-j)) / c_0."""
