@@ -277,13 +277,12 @@ def training_json(training: Training) -> dict[str, Any]:
     return {k: v for k, v in asdict(training).items() if k != "scale_from" or v is not None}
 
 
-def _recorded(training: Training, batch_size: float) -> dict[str, Any]:
-    """Settings as they were asked for, and what was made of them for this batch size, if anything."""
-    if training.scale_from is None:
-        return training_json(training)
-    used = training.at_batch(batch_size)
+def _recorded(asked: Training, used: Training) -> dict[str, Any]:
+    """Settings as they were asked for, and what was made of them for the batch size, if anything."""
+    if asked.scale_from is None:
+        return training_json(asked)
     scaled = {"lr": used.optimizer.lr, "momentum": used.optimizer.momentum, "ema": used.ema}
-    return {**training_json(training), "scaled": scaled}
+    return {**training_json(asked), "scaled": scaled}
 
 
 def training_from_json(data: Mapping[str, Any]) -> Training:
@@ -543,7 +542,7 @@ class _Run:
             lambda: finished_record(
                 plan=self.plan,
                 ledger=self.step.ledger,
-                training=_recorded(self.asked, self.plan.batch_size),
+                training=_recorded(self.asked, self.training),
                 names=self.names,
                 steps=self.step.taken,
                 history=self.history,

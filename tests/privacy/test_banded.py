@@ -2,8 +2,6 @@
 
 import json
 import math
-import os
-import signal
 
 import pytest
 import torch
@@ -12,10 +10,9 @@ from dp_accounting import dp_event
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
 from typer.testing import CliRunner
 
-from assay import ConfigError, Plan, PrivateStep, Training, encode, fit, methods, resume
+from assay import ConfigError, Plan, PrivateStep, encode, methods
 from assay.cli import app
 from assay.data.sampling import Cyclic
 from assay.mechanisms.banded import BandedGaussian
@@ -23,7 +20,6 @@ from assay.privacy.accounting import gaussian_epsilon
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Seeded
 from assay.privacy.schedules import Banded
-from assay.train import InterruptedRunError
 from assay.types import Bounded
 
 BANDS = st.integers(2, 12)
@@ -151,11 +147,6 @@ def test_refused_where_the_bands_would_not_hold():
             plan(**settings)
 
 
-@pytest.fixture
-def records() -> TensorDataset:
-    return TensorDataset(torch.zeros(1000, 3), torch.zeros(1000, dtype=torch.int64))
-
-
 def test_what_the_step_writes_is_the_banded_noise(records):
     # inputs are zero, so gradients are: what is written is noise, 6000 coordinates a step
     model = nn.Sequential(nn.Linear(3, 2000, bias=False), nn.Linear(2000, 2))
@@ -177,39 +168,19 @@ def test_what_the_step_writes_is_the_banded_noise(records):
     step.close()
 
 
-def test_fresh_randomness_begins_the_bands_anew_and_is_charged_for_it(records, tmp_path):
+def test_fresh_randomness_begins_the_bands_anew_and_is_charged_for_it(take, tmp_path):
     p = plan(steps=10)
     ledger = Ledger(tmp_path / "ledger.jsonl", delta=p.delta, adjacency=p.adjacency, ceiling=None)
-    step = PrivateStep(nn.Linear(3, 2), p, ledger=ledger, randomness=OsSeeded())
-    for x, y in step.batches(records, steps=5):
-        step.backward(F.cross_entropy(step.engine.model(x), y, reduction="none"))
-    step.close()
-    again = PrivateStep(nn.Linear(3, 2), p, ledger=ledger, randomness=OsSeeded(), taken=5)
-    for x, y in again.batches(records):
-        again.backward(F.cross_entropy(again.engine.model(x), y, reduction="none"))
-    again.close()
+    take(PrivateStep(nn.Linear(3, 2), p, ledger=ledger, randomness=OsSeeded()), steps=5)
+    take(PrivateStep(nn.Linear(3, 2), p, ledger=ledger, randomness=OsSeeded(), taken=5))
     once = dp_event.PoissonSampledDpEvent(0.4, p.step_event)
     # five steps of four bands: two turns each, four in all where ten steps in one go are three
     assert ledger.event() == dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(once, 2)] * 2)
     assert ledger.epsilon() > p.epsilon()
 
 
-def test_a_seeded_run_that_was_stopped_ends_where_the_other_ends(records, tmp_path):
-    p, training = plan(steps=20), Training(seed=4)
-    torch.manual_seed(0)
-    whole, stopped = nn.Linear(3, 2), nn.Linear(3, 2)
-    stopped.load_state_dict(whole.state_dict())
-    first = fit(whole, records, plan=p, training=training, out=tmp_path / "whole")
-
-    def stop(now):
-        if now.step == 13:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(InterruptedRunError):
-        fit(stopped, records, plan=p, training=training, out=tmp_path / "stopped", watch=stop)
-    second = resume(stopped, records, tmp_path / "stopped")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), stopped.parameters(), strict=True))
-    assert first.epsilon == second.epsilon
+def test_a_seeded_run_that_was_stopped_ends_where_the_other_ends(stopped_and_resumed):
+    second = stopped_and_resumed(plan(steps=20), at=13)
     assert "takes back some of the noise of the 3 steps before it" in second.statement
     assert "one of 4 groups" in second.statement
 

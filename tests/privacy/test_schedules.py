@@ -3,24 +3,19 @@
 import itertools
 import json
 import math
-import os
-import signal
 
 import pytest
-import torch
 import torch.nn.functional as F
 from dp_accounting import NeighboringRelation, dp_event, pld
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.utils.data import TensorDataset
 
-from assay import ConfigError, Plan, PrivateStep, Training, fit, methods, resume
+from assay import ConfigError, Plan, PrivateStep, methods
 from assay.privacy import schedules
 from assay.privacy.accounting import gaussian_epsilon
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Seeded
-from assay.train import InterruptedRunError
 
 
 def plan(**settings) -> Plan:
@@ -91,11 +86,6 @@ def test_refused_where_it_is_not_charged_exactly():
             plan(**settings)
 
 
-@pytest.fixture
-def records() -> TensorDataset:
-    return TensorDataset(torch.zeros(1000, 3), torch.zeros(1000, dtype=torch.int64))
-
-
 def test_the_noise_of_each_step_is_that_of_its_level(records):
     # with all gradients clipped to nothing but noise: 2000 coordinates a step tell its standard deviation
     model = nn.Sequential(nn.Linear(3, 2000, bias=False), nn.Linear(2000, 2))
@@ -112,40 +102,20 @@ def test_the_noise_of_each_step_is_that_of_its_level(records):
     step.close()
 
 
-def test_what_was_charged_after_each_step_is_what_those_steps_cost(records, tmp_path):
-    model = nn.Linear(3, 2)
+def test_what_was_charged_after_each_step_is_what_those_steps_cost(take, tmp_path):
     p = plan(steps=8)
     ledger = Ledger(tmp_path / "ledger.jsonl", delta=p.delta, adjacency=p.adjacency, ceiling=None)
-    step = PrivateStep(model, p, ledger=ledger, randomness=OsSeeded())
-    for x, y in step.batches(records, steps=5):
-        step.backward(F.cross_entropy(model(x), y, reduction="none"))
-    step.close()
+    take(PrivateStep(nn.Linear(3, 2), p, ledger=ledger, randomness=OsSeeded()), steps=5)
     assert ledger.event() == dp_event.ComposedDpEvent([p.steps_event(5)])
     # fresh randomness goes on where the schedule is, and both parts are charged
     again = PrivateStep(nn.Linear(3, 2), p, ledger=ledger, randomness=OsSeeded(), taken=5)
     assert again.limit == 8
-    for x, y in again.batches(records):
-        again.backward(F.cross_entropy(again.engine.model(x), y, reduction="none"))
-    again.close()
+    take(again)
     assert ledger.event() == dp_event.ComposedDpEvent([p.steps_event(5), p.steps_event(3, start=5)])
     assert ledger.epsilon() == pytest.approx(p.epsilon(), rel=0.01)
 
 
-def test_a_seeded_run_that_was_stopped_ends_where_the_other_ends(records, tmp_path):
-    p, training = plan(steps=20), Training(seed=4)
-    torch.manual_seed(0)
-    whole, stopped = nn.Linear(3, 2), nn.Linear(3, 2)
-    stopped.load_state_dict(whole.state_dict())
-    first = fit(whole, records, plan=p, training=training, out=tmp_path / "whole")
-
-    def stop(now):
-        if now.step == 12:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(InterruptedRunError):
-        fit(stopped, records, plan=p, training=training, out=tmp_path / "stopped", watch=stop)
-    second = resume(stopped, records, tmp_path / "stopped")
-    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), stopped.parameters(), strict=True))
-    assert first.epsilon == second.epsilon
+def test_a_seeded_run_that_was_stopped_ends_where_the_other_ends(stopped_and_resumed):
+    second = stopped_and_resumed(plan(steps=20), at=12)
     assert "5 steps at 2, 5 steps at 1.5874" in second.statement
     assert second.record["noise_schedule"] == "decay:levels=4,last=0.5"

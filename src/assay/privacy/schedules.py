@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from assay import spec
 from assay.errors import ConfigError
+
+_INDEPENDENT = (1.0,)
 
 
 class NoiseSchedule(Protocol):
@@ -35,19 +38,18 @@ class NoiseSchedule(Protocol):
 class Constant:
     """The same noise in every step."""
 
+    strategy: ClassVar[tuple[float, ...]] = _INDEPENDENT
+
     def stretches(self, steps: int) -> list[tuple[int, float]]:
         """One stretch."""
         return [(steps, 1.0)]
-
-    @property
-    def strategy(self) -> tuple[float, ...]:
-        """Independent."""
-        return (1.0,)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decay:
     """Equal stretches, as many as there are levels, from factor 1 down to `last` in equal ratios."""
+
+    strategy: ClassVar[tuple[float, ...]] = _INDEPENDENT
 
     levels: int = 4
     last: float = 0.5
@@ -64,11 +66,6 @@ class Decay:
         counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
         found = [(n, self.last ** (i / (self.levels - 1))) for i, n in enumerate(counts) if n]
         return [(n, factor / found[0][1]) for n, factor in found]
-
-    @property
-    def strategy(self) -> tuple[float, ...]:
-        """Independent."""
-        return (1.0,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,15 +94,18 @@ class Banded:
     @property
     def strategy(self) -> tuple[float, ...]:
         """The coefficients."""
-        roots = [1.0]  # of (1-x)^-½: binomial(2k, k) / 4^k
-        for k in range(1, self.bands):
-            roots.append(roots[-1] * (2 * k - 1) / (2 * k))
-        found = [
-            sum(roots[i] * self.momentum ** (k - i) * roots[k - i] for i in range(k + 1)) for k in range(self.bands)
-        ]
-        # a few ulps above 1, so that the norm is not above 1 by rounding
-        norm = math.hypot(*found) * (1 + 1e-12)
-        return tuple(c / norm for c in found)
+        return _square_root(self.bands, self.momentum)
+
+
+@lru_cache(maxsize=16)
+def _square_root(bands: int, momentum: float) -> tuple[float, ...]:
+    roots = [1.0]  # of (1-x)^-½: binomial(2k, k) / 4^k
+    for k in range(1, bands):
+        roots.append(roots[-1] * (2 * k - 1) / (2 * k))
+    found = [sum(roots[i] * momentum ** (k - i) * roots[k - i] for i in range(k + 1)) for k in range(bands)]
+    # a few ulps above 1, so that the norm is not above 1 by rounding
+    norm = math.hypot(*found) * (1 + 1e-12)
+    return tuple(c / norm for c in found)
 
 
 KINDS: dict[str, type[Constant] | type[Decay] | type[Banded]] = {"constant": Constant, "decay": Decay, "banded": Banded}
