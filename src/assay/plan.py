@@ -191,6 +191,11 @@ class Plan:
             return Centered(parse_center(self.center), self.records)
         return methods.stage(self.method, self)
 
+    @property
+    def stage_option(self) -> tuple[str, str]:
+        """Which option asked for the stage, and its value: for errors about it."""
+        return ("method", self.method.name) if self.center is None else ("center", self.center)
+
     @cached_property
     def stage_event(self) -> DpEvent:
         """What that costs."""

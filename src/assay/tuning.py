@@ -77,8 +77,10 @@ def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Pl
         raise ConfigError(
             "adjacency", plan.adjacency.value, "add-or-remove-one: selection is accounted for under that only"
         )
-    if plan.method.variant == "published" or plan.stage is not None:
-        raise ConfigError("method", plan.method.name, "a sound variant that releases nothing before its first step")
+    if plan.method.variant == "published":
+        raise ConfigError("method", plan.method.name, "a sound variant")
+    if plan.stage is not None:
+        raise ConfigError(*plan.stage_option, "nothing that is released before the first step of a trial")
     plain = replace(plan, epsilon_limit=None)
 
     def cost(noise: float) -> float:

@@ -132,8 +132,7 @@ def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateSte
     """The step of a run under these settings."""
     if plan.stage is not None:
         raise ConfigError(
-            "method",
-            plan.method.name,
+            *plan.stage_option,
             "one that releases nothing before training, to train again in an audit; audit one step instead (without --canaries or --worlds)",
         )
     model.to(pick_device(training.device)).train()

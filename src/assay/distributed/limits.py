@@ -24,9 +24,8 @@ def check(plan: Plan, ranks: int, *, shard: bool = False) -> None:
     if ranks == 1:
         raise ConfigError("shard", True, "several ranks, as started by: torchrun --nproc-per-node N -m assay train ...")
     if plan.stage is not None:
-        raise ConfigError(
-            "shard", True, f"a method without a stage: what {plan.method.name} does first needs the whole model"
-        )
+        _, value = plan.stage_option
+        raise ConfigError("shard", True, f"a run without a stage: what {value} does first needs the whole model")
     chain = plan.chain()
     if (
         chain.rules

@@ -2,7 +2,7 @@
 
 What all records have in common takes a part of every gradient's norm, and tells no two classes apart. Without it the clipped
 gradients have more of what does, at the same noise. (Tramèr and Boneh 2021 normalise scattering features by private statistics for
-the same reason.) The mean of many records needs little privacy: with multiplier 40 it takes one to two percent of the budget of ε = 1.
+the same reason.) The mean of many records needs little privacy: with multiplier 40 it takes about one percent of the budget of ε = 1.
 """
 
 from __future__ import annotations
