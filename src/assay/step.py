@@ -161,8 +161,9 @@ class PrivateStep:
         ledger = ledger if world.leader else copy
         if plan.stage is not None and not ledger.paid(plan.stage_event):
             raise ConfigError(
-                *plan.stage_option,
-                "a ledger that was charged for what this releases before the first step; `assay.fit` does all of that",
+                "method",
+                plan.method.name,
+                "a ledger that was charged for what this method releases before its first step; `assay.fit` does all of that",
             )
         world.alike(model)
         self.placement: Placement = Everywhere(world)
