@@ -1,9 +1,10 @@
-"""Files that are either whole or not there: written to a temporary name, flushed to disk, renamed."""
+"""Files and folders that are either whole or not there: written to a temporary name, flushed to disk, renamed."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,32 @@ def replace_text(path: Path, text: str) -> None:
 def replace_json(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file whole. Infinite and undefined numbers are refused: the caller says "inf" where it means it."""
     replace_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def copy_folder(source: Path, target: Path, *, without: str) -> None:
+    """Copy a folder, except for the files called `without`, to one that is not there yet or is empty. A crash leaves a folder whose
+    name `is_part`, or the whole copy. Files keep the times at which they were written.
+    """
+    part = target.with_name(f".{target.name}.part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)  # of a copy that was killed
+    try:
+        shutil.copytree(source, part, ignore=shutil.ignore_patterns(without))
+        for path in part.rglob("*"):
+            if path.is_file():
+                with path.open("rb+") as handle:
+                    os.fsync(handle.fileno())
+        if target.exists():
+            target.rmdir()
+        part.rename(target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    sync_folder(target.parent)
+
+
+def is_part(name: str) -> bool:
+    """Whether this is the name of a file or folder that was never finished."""
+    return name.startswith(".") and name.endswith(".part")
 
 
 def sync_folder(folder: Path) -> None:

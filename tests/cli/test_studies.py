@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from assay.cli.study_progress import Bars
+from assay.studies import results, tables
 from assay.studies.directory import Study
 
 GRID = (
@@ -162,6 +163,110 @@ def test_a_table_is_reproduced_small_and_written_beside_its_toml(assay, tmp_path
     assert os.uname().nodename not in out
 
 
+PARTS = (
+    'title = "Parts"\nseeds = [0, 1]\n[train]\ndata = "digits"\nmodel = "logistic"\nepochs = 1\n'
+    '[axis.model."LeNet, ε 2"]\nepsilon = 2.0\n[axis.model."LeNet, ε 3"]\nepsilon = 3.0\n'
+    '[axis.method."DP-SGD"]\nmethod = "dpsgd"\n[axis.method.LS]\nmethod = "lssgd"\n'
+)
+
+
+def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay, tmp_path, monkeypatch):
+    (tmp_path / "experiments/p").mkdir(parents=True)
+    (tmp_path / "experiments/p/t.toml").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    kept = tmp_path / "experiments/p/t.json"
+
+    def measured():
+        return {(*cell["labels"], cell["seed"]): cell for cell in json.loads(kept.read_text())["cells"]}
+
+    code, out, err = assay("reproduce", "p/t", "--only", "model=LeNet, ε 3", "--seeds", 1, "--workers", 2)
+    assert code == 0, err
+    assert "2 runs, 0 done" in err
+    first = measured()
+    assert set(first) == {("LeNet, ε 3", "DP-SGD", 0), ("LeNet, ε 3", "LS", 0)}
+    assert "| LeNet, ε 2 | LS | – | – | – | 0 |" in out, "what is not measured is there and says so"
+    assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --seeds 1`." in out
+    assert Study.open(tmp_path / "runs/p/t").grid.seeds == [0, 1], "the study is that of the whole table"
+    before = files(tmp_path / "runs")
+    part = ("reproduce", "p/t", "--only", "method=DP-SGD", "--only", "model=LeNet, ε 3", "--only", "model=LeNet, ε 2")
+    code, out, err = assay(*part, "--seeds", 1, "--workers", 2)
+    assert code == 0, err
+    assert "2 runs, 1 done" in err
+    assert files(tmp_path / "runs").items() >= before.items()
+    assert "Commands: `assay reproduce p/t --only 'model=LeNet, ε 2' --only method=DP-SGD --seeds 1`, `assay" in out
+    shutil.rmtree(tmp_path / "runs")  # a fresh clone
+    data = json.loads(kept.read_text())
+    data["cells"][0]["seconds"] = 1e6
+    data["cells"] += [data["cells"][0] | {"labels": ["gone", "LS"]}]
+    data["cells"] += [data["cells"][0] | {"seed": 1, "settings": {"epochs": 99}}]
+    kept.write_text(json.dumps(data | {"date": "2001-01-01"}))
+    code, _, err = assay("reproduce", "p/t", "--only", "model=LeNet, ε 2", "--seeds", 1, "--workers", 2)
+    assert code == 0, err
+    assert {**measured(), **first} == measured(), "what only the results had is still there"
+    assert len(measured()) == 4, "but neither a label that is gone nor a run with other settings"
+    assert measured()["LeNet, ε 2", "DP-SGD", 0]["seconds"] < 1e6, "and what was measured now takes its place"
+    assert json.loads(kept.read_text())["date"] > "2001-01-01"
+    assert assay("reproduce", "p/t", "--workers", 2)[0] == 0
+    text = (tmp_path / "experiments/p/t.md").read_text()
+    assert "Command: `assay reproduce p/t`." in text
+    assert text.count("| 2 |\n") == 4
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        (
+            ("--only", "modle=LeNet, ε 2"),
+            "only = 'modle=LeNet, ε 2' is not accepted: AXIS=LABEL with an axis of p/t: model, method",
+        ),
+        (("--only", "LeNet"), "with an axis of p/t: model, method"),
+        (("--only", "method=DP-SGD", "--only", "model=LeNet"), "with a label of p/t: 'LeNet, ε 2', 'LeNet, ε 3'"),
+        (("--seeds", 0), "seeds = 0 is not accepted"),
+        (("--seeds", 3), "from 1 to 2"),
+    ],
+)
+def test_a_part_that_a_table_does_not_have_is_refused_before_anything_is_trained(
+    assay, tmp_path, monkeypatch, part, told
+):
+    (tmp_path / "experiments/p").mkdir(parents=True)
+    (tmp_path / "experiments/p/t.toml").write_text(PARTS)
+    monkeypatch.chdir(tmp_path)
+    code, _, err = assay("reproduce", "p/t", *part)
+    assert code == 2
+    assert told in " ".join(err.split())
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_another_table_has_finished_is_copied_not_trained(assay, tmp_path, monkeypatch):
+    (tmp_path / "experiments/p").mkdir(parents=True)
+    shared = {"data": '"digits"', "model": '"logistic"', "epochs": "1"}
+
+    def table(name, order, axis):
+        settings = "".join(f"{key} = {shared[key]}\n" for key in order)
+        text = f'title = "T"\nseeds = [0]\n[train]\n{settings}{axis}[small]\nseeds = [0]\n'
+        (tmp_path / f"experiments/p/{name}.toml").write_text(text)
+
+    table("one", shared, "[axis.epsilon.two]\nepsilon = 2.0\n")
+    table("other", reversed(shared), '[axis."at ε"."2"]\nepsilon = 2.0\n[axis."at ε"."3"]\nepsilon = 3.0\n')
+    monkeypatch.chdir(tmp_path)
+    assert assay("reproduce", "p/one", "--workers", 1)[0] == 0
+    source = tmp_path / "runs/p/one/two/seed0"
+    before = files(source)
+    code, out, err = assay("reproduce", "p/other", "--workers", 1)
+    assert code == 0, err
+    assert "[1/2] taken from p/one: 2, seed 0: accuracy" in err
+    assert "started: 2, seed 0" not in err
+    assert "started: 3, seed 0" in err, "only what is the same in every option is taken"
+    copy = tmp_path / "runs/p/other/2/seed0"
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == {
+        p.name: p.read_bytes() for p in copy.iterdir()
+    }
+    assert not any(b"p/one" in path.read_bytes() for path in copy.iterdir()), "no file says that it is elsewhere"
+    assert files(source) == before
+    assert assay("show", copy)[0] == 0
+    assert out.count("| 1 |\n") == 2
+
+
 def test_a_table_of_attacks_is_about_the_runs_of_another_table(assay, tmp_path, monkeypatch):
     (tmp_path / "experiments/p").mkdir(parents=True)
     (tmp_path / "experiments/p/t4.toml").write_text(
@@ -186,6 +291,10 @@ def test_a_table_of_attacks_is_about_the_runs_of_another_table(assay, tmp_path, 
     assert f"| DP-SGD | {ours[0]} | 50.01 | {ours[1]} | 51.2 | {ours[2]} | 50.6 |" in out
     assert assay("reproduce", "p/t4", "p/t2", "--scale", "small")[0] == 0
     assert files(run) == before, "one run for both tables, attacked once"
+    (run / "attacks.json").unlink()  # as where the run was trained again, for another table
+    attacked = tables.read(tmp_path / "experiments", "p/t2", "small")
+    found = results.collect(attacked, Study.open(tmp_path / "runs/p/t4.small"))
+    assert [measured.attacks for measured in found.runs] == [kept], "what was measured is not lost"
 
 
 def test_bars_on_a_terminal(finished):
@@ -251,7 +360,9 @@ def test_a_table_of_federated_runs_and_a_figure_of_the_same_runs(assay, tmp_path
     cells = json.loads((tmp_path / "experiments/p/f.small.json").read_text())["cells"]
     assert [[time for time, _ in cell["history"]] for cell in cells] == [[1, 2, 3, 4]] * 2, "rounds"
     assert assay("report", "experiments", "--out", "papers.html")[0] == 0
-    assert "Accuracy against rounds: 5" in (tmp_path / "papers.html").read_text()
+    papers = (tmp_path / "papers.html").read_text()
+    assert "Accuracy against rounds: 5" in papers
+    assert f">{published[6]}</td>" in papers, "the megabytes of the Markdown, on the page too"
 
 
 def test_federated_methods_are_compared_and_an_unfinished_run_is_gone_on_with(assay, tmp_path):

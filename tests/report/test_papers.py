@@ -1,6 +1,7 @@
 """The page about a folder of experiments."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from assay.errors import AssayError, ConfigError
 from assay.report import papers
+from assay.studies import results, tables
 
 ROOT = Path(__file__).parents[2]
 TOML = """
@@ -72,7 +74,8 @@ def test_ours_stand_beside_theirs_with_claimed_and_verified(folder):
     assert "77.5" in page
     assert "∞" in page
     assert "1 of 4 settings spend more" in page
-    assert "assay reproduce paper/table<" in page
+    part = "assay reproduce paper/table --only epsilon=1.0 --only method="
+    assert f"<code>{part}ours</code>, <code>{part}other --seeds 1</code>" in page, "what measures what is there"
     assert "Not measured: paper/other." in page
     assert "1.0, ours: 75.00 ± 7.07 %" in page, "a mark in the chart"
     assert "1.0, ours: 77.5 % in the paper" in page
@@ -87,11 +90,26 @@ def test_curves_are_means_at_the_epochs_that_all_seeds_have(folder):
     assert "after 3" not in page
 
 
+def test_the_page_has_the_columns_and_the_texts_of_the_markdown(folder):
+    where = folder(
+        cells=[cell("1.0", "ours", 0, 0.7, verified="inf") | {"audited": 0.5, "bytes_up": 1234, "bytes_down": 5e9}]
+    )
+    toml = where / "paper/table.toml"
+    toml.write_text(TOML.format(x="epsilon").replace("[train]", "[federate]").replace("77.5", '"about 78"'))
+    asked = tables.read(where, "paper/table")
+    header, _, first, *_ = results.rows(asked, results.read(asked)).splitlines()
+    assert first == "| 1.0 | ours | 70.00 | about 78 | 1 | ∞ | ≥ 0.5 | 0.00123 | 5e+03 | 1 |"
+    page = papers.render(where)
+    shown = re.search(r"<thead>(.*?)</thead><tbody><tr>(.*?)</tr>", page[page.index("paper/table: ours") :])
+    texts = [re.findall(r">([^<>]+)<", part) for part in shown.groups()]
+    assert texts == [line.strip("| ").split(" | ") for line in (header, first)]
+
+
 def test_reduced_results_say_so_and_give_way_to_full_ones(folder):
     where = folder(name="paper/table.small.json", cells=[cell("1.0", "ours", 0, 0.5)], reduced=["1 of 2 seeds"])
     page = papers.render(where)
     assert "1 of 2 seeds" in page
-    assert "assay reproduce paper/table --scale small<" in page
+    assert "assay reproduce paper/table --scale small --only epsilon=1.0 --only method=ours<" in page
     page = papers.render(folder(cells=[cell("1.0", "ours", 0, 0.9)]))
     assert "90.00" in page
     assert "50.00" not in page

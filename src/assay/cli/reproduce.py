@@ -13,6 +13,7 @@ from assay.cli import options, passing
 from assay.cli.study_progress import listening
 from assay.studies import results, running, tables
 from assay.studies.directory import Study
+from assay.studies.grid import Grid
 
 
 def register(app: typer.Typer) -> None:
@@ -25,6 +26,14 @@ def reproduce(
     scale: Annotated[
         str, typer.Option(help="full: the paper's settings; small: reduced as the table's file says.")
     ] = "full",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=LABEL",
+            help="Measure a part: this label of an axis. Several times for several labels. What was measured before stays.",
+        ),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="Measure a part: so many of its seeds, from the first.")] = None,
     experiments: Annotated[
         Path | None, typer.Option(help="The experiments folder. (default: `experiments` here or above)")
     ] = None,
@@ -35,21 +44,25 @@ def reproduce(
     """Run a paper's table, write its results beside its TOML (JSON and Markdown), and print it with theirs beside ours."""
     where = tables.folder(experiments)
     console = Console(soft_wrap=True, highlight=False)
-    for asked in [tables.read(where, name, scale) for name in table]:
+    wanted = [tables.read(where, name, scale) for name in table]
+    parts = [tables.part(asked, only or [], seeds) for asked in wanted]  # refused before anything is trained
+    for asked, part in zip(wanted, parts, strict=True):
         if not only_print:
-            _measure(asked, runs / asked.study, workers or os.cpu_count() or 1)
+            _measure(asked, part, runs, workers or os.cpu_count() or 1)
         console.print(results.render(asked, results.read(asked)), markup=False)
 
 
-def _measure(table: tables.Table, out: Path, workers: int) -> None:
-    if not (out / "study.json").exists():
-        passing.rehearse(table.grid, ", ".join)
-    study = Study.at(out, table.grid)
+def _measure(table: tables.Table, part: Grid, runs: Path, workers: int) -> None:
+    """Run the part in the directory of the whole: what other parts did there is not repeated, and they go on from here."""
+    asked = Study(runs / table.study, part)
+    if not any(asked.of(run).spec.exists() for run in part.runs()):
+        passing.rehearse(part, ", ".join)
+    study = Study.at(asked.path, table.grid)
     try:
-        with listening(study) as listener:
-            running.complete(study, workers, listener)
+        with listening(asked) as listener:
+            running.complete(asked, workers, listener, beside=runs)
         if table.attack:
-            with listening(study, len(running.unattacked(study, table.attack))) as listener:
-                running.attack(study, table.attack, workers, listener)
+            with listening(asked, len(running.unattacked(asked, table.attack))) as listener:
+                running.attack(asked, table.attack, workers, listener)
     finally:
         results.write(table, results.collect(table, study))

@@ -43,6 +43,10 @@ class _Lines:
         again = ", resumed" if directory.spec.exists() and not directory.finished else ""
         self.console.print(f"started: {run.name}{again}", markup=False)
 
+    def taken(self, run: Run, study: str) -> None:
+        self.done += 1
+        self.console.print(f"[{self.done}/{self.total}] {_taken(self.study, run, study)}", markup=False)
+
     def said(self, run: Run, line: str) -> None:
         """A line an epoch and run would be many lines."""
 
@@ -68,6 +72,12 @@ class Bars:
         with self.lock:
             self.tasks[run.name] = self.bars.add_task(escape(run.name), total=None, facts="")
 
+    def taken(self, run: Run, study: str) -> None:
+        with self.lock:
+            self.done += 1
+            self.bars.update(self.whole, completed=self.done, facts=self._count())
+        self.bars.console.print(escape(_taken(self.study, run, study)), highlight=False)
+
     def said(self, run: Run, line: str) -> None:
         words = line.split()
         with self.lock:
@@ -83,6 +93,10 @@ class Bars:
             self.bars.update(self.whole, completed=self.done, facts=self._count())
         told = _told(self.study, run) if failure is None else f"[red]failed:[/] {escape(failure)}"
         self.bars.console.print(f"{escape(run.name)}: {told} ({seconds:.0f} s)", highlight=False)
+
+
+def _taken(study: Study, run: Run, source: str) -> str:
+    return f"taken from {source}: {run.name}: {_told(study, run)}"
 
 
 def _told(study: Study, run: Run) -> str:

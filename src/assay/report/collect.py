@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
+from assay.files import is_part
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
 from assay.runs import checkpoint
@@ -148,7 +149,7 @@ class Collector:
 def _find(root: Path) -> tuple[list[Path], list[Path]]:
     runs, studies = [], []
     for folder, below, files in os.walk(root):
-        below.sort()
+        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is no run
         if "study.json" in files:
             studies.append(Path(folder))
         if "run.json" in files or "record.json" in files or any(name.startswith(_BEGINNING) for name in files):

@@ -17,9 +17,10 @@ from assay.report.curves import ACCURACY
 from assay.report.groups import Tone
 from assay.report.html import Html, join, tag
 from assay.report.page import filled
-from assay.report.parts import badge, epsilon, figure, num, section, table
+from assay.report.parts import badge, figure, num, section, table
 from assay.studies import results, summary, tables
-from assay.studies.results import Column, Results, columns
+from assay.studies.columns import columns, number_in
+from assay.studies.results import Results
 from assay.studies.summary import Cell
 from assay.studies.tables import SCALES, Figure, Table
 
@@ -114,7 +115,7 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
     )
     made = tag(
         "p",
-        tag("code", asked.command),
+        [[", " if i else None, tag("code", command)] for i, command in enumerate(results.commands(asked, found))],
         f". Measured: {found.date or 'date not kept'}. Machine: {found.machine}. "
         f"Seeds: {', '.join(map(str, seeds))}. Accuracy is mean ± standard deviation over seeds.",
         class_="hint",
@@ -134,16 +135,8 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
 
 
 def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
-    theirs, audited = bool(asked.theirs), any(run.audited is not None for run in found.runs)
-    pairs = columns(asked)
-    heads = [
-        *((axis, False) for axis in asked.grid.axes),
-        *((head, True) for pair in pairs for head in [pair.title, *(["paper (%)"] if theirs else [])]),
-        ("ε claimed", True),
-        ("ε verified", True),
-        *([("ε audited", True)] if audited else []),
-        ("seeds", True),
-    ]
+    shown = columns(asked, found.runs)
+    heads = [*((axis, False) for axis in asked.grid.axes), *((column.title, True) for column in shown)]
     rows = []
     for cell in cells:
         first, *others = cell.labels
@@ -152,24 +145,10 @@ def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
                 "tr",
                 tag("th", first, scope="row"),
                 [tag("td", label, class_="text") for label in others],
-                [_side_by_side(pair, cell, theirs) for pair in pairs],
-                epsilon(cell.claimed),
-                epsilon(cell.verified),
-                epsilon(cell.audited, lower_bound=True) if audited else None,
-                num(len(cell.runs)),
+                [num(column.value(cell), column.text(cell)) for column in shown],
             )
         )
-    return table(f"{asked.name}: ours{' and the paper’s' if theirs else ''}", heads, rows)
-
-
-def _side_by_side(pair: Column, cell: Cell, theirs: bool) -> list[Html]:
-    values, reported = pair.values(cell), pair.reported(cell)
-    ours = num(statistics.mean(values) if values else None, summary.spread(values))
-    return [ours, num(float(reported) if _is_number(reported) else None, reported)] if theirs else [ours]
-
-
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text) is not None
+    return table(f"{asked.name}: ours{' and the paper’s' if asked.theirs else ''}", heads, rows)
 
 
 def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:
@@ -228,11 +207,11 @@ def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, i
 
 
 def _reported(cell: Cell, label: str, value: str) -> list[Point]:
-    number = _NUMBER.search(label)
-    if number is None or not _is_number(value) or not cell.runs:
+    number, reported = _NUMBER.search(label), number_in(value)
+    if number is None or reported is None or not cell.runs:
         return []
     tip = f"{', '.join(cell.labels)}: {value} % in the paper"
-    return [Point(x=float(number.group()), y=float(value) / 100, tip=tip)]
+    return [Point(x=float(number.group()), y=reported / 100, tip=tip)]
 
 
 def _at_label(cell: Cell, label: str) -> list[Point]:

@@ -18,18 +18,19 @@ _SIGNS = {Tone.GOOD: "✓", Tone.NOTE: "•", Tone.BAD: "✕"}
 
 def epsilon(value: float | None, *, lower_bound: bool = False) -> Html:
     """An ε in a cell, rounded to the side that is true; with its exact value for sorting."""
-    if value is None:
-        return tag("td", tag("span", "–", class_="none"), class_="num", data_value="")
-    if math.isinf(value):
-        return tag("td", "∞", class_="num", data_value="Infinity", aria_label="infinite")
-    text = f"≥ {at_least(value)}" if lower_bound else at_most(value)
-    return tag("td", text, class_="num", data_value=repr(value))
+    if value is None or math.isinf(value):
+        return num(value)
+    return num(value, f"≥ {at_least(value)}" if lower_bound else at_most(value))
 
 
 def num(value: float | None, text: str | None = None) -> Html:
-    """A number in a cell, with its exact value for sorting."""
-    said = "–" if value is None else text if text is not None else f"{value:g}"
-    return tag("td", said, class_="num", data_value="" if value is None else repr(float(value)))
+    """A number in a cell, with its exact value for sorting. Without a value the text stands for what is not known."""
+    if value is None:
+        said = tag("span", "–", class_="none") if text in (None, "–") else text
+        return tag("td", said, class_="num", data_value="")
+    if math.isinf(value):
+        return tag("td", "∞", class_="num", data_value="Infinity", aria_label="infinite")
+    return tag("td", f"{value:g}" if text is None else text, class_="num", data_value=repr(float(value)))
 
 
 def path_name(name: str) -> Html:

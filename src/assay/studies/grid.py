@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,20 @@ class Grid:
                 settings |= rule.get(self.command, {})
         return {key: value for key, value in (settings | dict(self.last)).items() if value != ""}
 
+    def part(self, labels: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Grid:
+        """Only these labels of some axes, and only these seeds: runs with the names and the settings that they have in the whole."""
+        axes = dict(self.axes) | {
+            axis: {label: self.axes[axis][label] for label in kept} for axis, kept in labels.items()
+        }
+        where = [
+            {
+                key: value if key == self.command else [label for label in label_list(value) if label in axes[key]]
+                for key, value in rule.items()
+            }
+            for rule in self.where
+        ]
+        return replace(self, axes=axes, where=where, seeds=seeds)
+
     def rehearsals(self) -> Iterator[Run]:
         """As few runs as name every label once: what is wrong with a label's settings shows in one of them."""
         axes = [list(labels) for labels in self.axes.values()]
@@ -128,6 +142,11 @@ def flags(settings: Settings) -> list[str]:
             elif one is not None and one is not False:
                 words += [option, str(one)]
     return words
+
+
+def arguments(settings: Settings) -> frozenset[tuple[str, ...]]:
+    """Settings for comparison: equal where a command line would say the same, whatever the order of its options."""
+    return frozenset(filter(None, (tuple(flags({name: value})) for name, value in settings.items())))
 
 
 def label_list(value: Any) -> list[Any]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import datetime
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError
 from assay.files import replace_json, replace_text
+from assay.runs.directory import RunDirectory
 from assay.studies import summary
+from assay.studies.columns import columns
 from assay.studies.directory import Study
-from assay.studies.summary import Cell, Measured
+from assay.studies.summary import Measured
 from assay.studies.tables import Table
 
 SCHEMA = "assay.table/1"
@@ -60,30 +63,73 @@ class Results:
 
 
 def collect(table: Table, study: Study) -> Results:
-    """The results so far, from the records of the finished runs."""
+    """The results so far: the finished runs of the study, and beside them the runs measured before that it does not have (on another
+    machine, or in a directory that is gone).
+    """
+    here = _of_study(table, study)
+    return _together(table, here, read(table)) if _json(table).exists() else here
+
+
+def _of_study(table: Table, study: Study) -> Results:
     records = [study.of(run) for run in table.grid.runs() if study.of(run).finished]
-    latest = max((directory.record.stat().st_mtime for directory in records), default=None)
+    newest = max(records, key=_written, default=None)
     return Results(
         title=table.title,
         runs=summary.measured(study),
-        environment=records[-1].read_record()["environment"] if records else None,
-        date=None if latest is None else datetime.datetime.fromtimestamp(latest, datetime.UTC).date().isoformat(),
+        environment=None if newest is None else newest.read_record()["environment"],
+        date=None
+        if newest is None
+        else datetime.datetime.fromtimestamp(_written(newest), datetime.UTC).date().isoformat(),
         cores=os.cpu_count(),
         reduced=table.reduced,
     )
 
 
+def _written(directory: RunDirectory) -> float:
+    return directory.record.stat().st_mtime
+
+
+def _together(table: Table, here: Results, before: Results) -> Results:
+    """Every run of the table that either has, from `here` if both do; date and machine of the newest. What was measured before under
+    a label that is gone, or with settings that the table no longer has, is not of this table. Of a table of attacks, a run that
+    was not attacked here does not take the place of one that was.
+    """
+    cells = {labels: i for i, labels in enumerate(table.grid.cells())}
+    attacks = set(table.attack.get("attack", ()))
+    old = {
+        (run.seed, cells[run.labels]): run
+        for run in before.runs
+        if run.labels in cells and run.settings in (None, table.grid.settings(run.labels))
+    }
+    places = {(run.seed, cells[run.labels]): run for run in here.runs}
+    new = {place: run for place, run in places.items() if place not in old or attacks <= run.attacks.keys()}
+    both = old | new
+    older = not new or (here.date or "") < (before.date or "")
+    newest = before if older and old.keys() - new.keys() else here
+    return replace(
+        here,
+        runs=[both[place] for place in sorted(both)],
+        environment=newest.environment,
+        date=newest.date,
+        cores=newest.cores,
+    )
+
+
 def write(table: Table, results: Results) -> tuple[Path, Path]:
     """Write both forms beside the TOML."""
-    as_json, as_text = table.stem.with_name(f"{table.stem.name}.json"), table.stem.with_name(f"{table.stem.name}.md")
+    as_json, as_text = _json(table), table.stem.with_name(f"{table.stem.name}.md")
     replace_json(as_json, results.to_json())
     replace_text(as_text, render(table, results))
     return as_json, as_text
 
 
+def _json(table: Table) -> Path:
+    return table.stem.with_name(f"{table.stem.name}.json")
+
+
 def read(table: Table) -> Results:
     """What was measured before. Files from before there was a schema have neither date nor cores."""
-    path = table.stem.with_name(f"{table.stem.name}.json")
+    path = _json(table)
     if not path.exists():
         raise AssayError(f"{table.name} has not been measured at scale {table.scale}: there is no {path}")
     try:
@@ -113,7 +159,7 @@ def render(table: Table, results: Results) -> str:
     lines += [
         rows(table, results),
         "",
-        f"Command: `{table.command}`. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
+        f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
         f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Accuracy is mean ± standard deviation over seeds; "
         "ε is rounded to the side that is true.",
         "",
@@ -121,54 +167,57 @@ def render(table: Table, results: Results) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Column:
-    """A pair of columns: what we measured, in percent by seed, and what the paper reports."""
-
-    title: str
-    values: Callable[[Cell], list[float]]
-    reported: Callable[[Cell], str]
+def made_by(table: Table, results: Results) -> str:
+    """The commands in words, for Markdown."""
+    said = commands(table, results)
+    return f"{'Command' if len(said) == 1 else 'Commands'}: {', '.join(f'`{command}`' for command in said)}"
 
 
-def columns(table: Table) -> list[Column]:
-    """Test accuracy; of a table of attacks, the accuracy of each and of all on average, where 50 % is what guessing achieves."""
-    if not table.attack:
-        return [Column("ours (%)", lambda cell: cell.accuracies, lambda cell: table.reported(cell.labels))]
-    names: list[str] = table.attack["attack"]
+def commands(table: Table, results: Results) -> list[str]:
+    """What measures the runs that are there, and no others: the table's command where all are, or none."""
+    depths: dict[int, list[tuple[str, ...]]] = {}
+    for cell in summary.cells(results.runs, list(table.grid.cells())):
+        there = {run.seed for run in cell.runs}
+        depth = max((i for i, seed in enumerate(table.grid.seeds, start=1) if seed in there), default=0)
+        depths.setdefault(depth, []).append(cell.labels)
+    depths.pop(0, None)
+    return [
+        " ".join([table.command, *_narrowed(table, block), *_limited(table, depth)])
+        for depth, cells in sorted(depths.items(), reverse=True)
+        for block in _blocks(cells)
+    ] or [table.command]
 
-    def column(title: str, asked: list[str]) -> Column:
-        return Column(
-            f"{title} (%)",
-            lambda cell: cell.attacked(asked),
-            lambda cell: table.reported((*cell.labels, title)),
-        )
 
-    return [*(column(name, [name]) for name in names), column("average", names)]
+def _narrowed(table: Table, block: Sequence[Sequence[str]]) -> Iterable[str]:
+    for (axis, labels), kept in zip(table.grid.axes.items(), block, strict=True):
+        if len(kept) < len(labels):
+            yield from (f"--only {shlex.quote(f'{axis}={label}')}" for label in kept)
+
+
+def _limited(table: Table, depth: int) -> Iterable[str]:
+    return [f"--seeds {depth}"] if depth < len(table.grid.seeds) else []
+
+
+def _blocks(cells: Sequence[tuple[str, ...]]) -> list[list[list[str]]]:
+    """Cells as full blocks, each a list of labels by axis, that have every cell once and no other: labels of the first axis with
+    the same cells along the others go together.
+    """
+    if not cells[0]:
+        return [[]]
+    below: dict[str, list[tuple[str, ...]]] = {}
+    for first, *others in cells:
+        below.setdefault(first, []).append(tuple(others))
+    alike: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for label, rest in below.items():
+        alike.setdefault(tuple(rest), []).append(label)
+    return [[labels, *block] for rest, labels in alike.items() for block in _blocks(rest)]
 
 
 def rows(table: Table, results: Results) -> str:
     """One line a cell; cells that are not measured yet are there and say so."""
-    theirs, audited = bool(table.theirs), any(run.audited is not None for run in results.runs)
-    sent = table.grid.command == "federate"
-    measured = columns(table)
-    header = [
-        *table.grid.axes,
-        *(heading for pair in measured for heading in [pair.title, *(["paper (%)"] if theirs else [])]),
-        "ε claimed",
-        "ε verified",
-        *(["ε audited"] if audited else []),
-        *(["MB up", "MB down"] if sent else []),
-        "seeds",
-    ]
+    shown = columns(table, results.runs)
+    header = [*table.grid.axes, *(column.title for column in shown)]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for cell in summary.cells(results.runs, list(table.grid.cells())):
-        row = [*cell.labels]
-        for pair in measured:
-            row += [summary.spread(pair.values(cell)), *([pair.reported(cell)] if theirs else [])]
-        row += [summary.epsilon(cell.claimed), summary.epsilon(cell.verified)]
-        if audited:
-            row.append(summary.epsilon(cell.audited, lower_bound=True))
-        if sent:
-            row += [cell.sent("up"), cell.sent("down")]
-        lines.append(f"| {' | '.join([*row, str(len(cell.runs))])} |")
+        lines.append(f"| {' | '.join([*cell.labels, *(column.text(cell) for column in shown)])} |")
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """Doing what is not yet done: each run a process of its own with one thread, several at a time.
 
 A run is started with the command of its study, an unfinished one is gone on with by `assay resume`, a finished one is never
-touched. One thread a run: results do not depend on how many run beside each other. Finished runs may be attacked afterwards, with
+touched; one that another study has finished with the same options is copied. One thread a run: results do not depend on how many run beside each other. Finished runs may be attacked afterwards, with
 `assay attack`, in the same way.
 """
 
@@ -15,11 +15,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO, Protocol
 
 from assay.errors import AssayError, ConfigError
 from assay.runs.attacked import read_attacks
 from assay.runs.stopping import stop_requests
+from assay.studies import twins
 from assay.studies.directory import Study
 from assay.studies.grid import Run, Settings, flags
 
@@ -35,6 +37,9 @@ class Listener(Protocol):
 
     def started(self, run: Run) -> None:
         """A run begins, or goes on."""
+
+    def taken(self, run: Run, study: str) -> None:
+        """A run is finished without being started: this study had the same."""
 
     def said(self, run: Run, line: str) -> None:
         """A run's progress, a line an epoch."""
@@ -62,11 +67,19 @@ class _Child:
     reader: threading.Thread | None = None
 
 
-def complete(study: Study, workers: int, listener: Listener) -> None:
+def complete(study: Study, workers: int, listener: Listener, beside: Path | None = None) -> None:
     """Do all that is not done. Raises after the others have ended if some runs failed, and on request (SIGTERM, SIGINT) after
-    every run at work has written its checkpoint.
+    every run at work has written its checkpoint. Runs that a study below `beside` has finished with the same options are taken
+    from there.
     """
-    _work_off(study, study.unfinished, _words, workers, listener)
+
+    def taken(run: Run) -> bool:
+        source = None if beside is None else twins.take(study, run, beside)
+        if source is not None:
+            listener.taken(run, source)
+        return source is not None
+
+    _work_off(study, study.unfinished, _words, workers, listener, taken)
 
 
 def attack(study: Study, settings: Settings, workers: int, listener: Listener) -> None:
@@ -94,6 +107,7 @@ def _work_off(
     words: Callable[[Study, Run], list[str]],
     workers: int,
     listener: Listener,
+    spared: Callable[[Run], bool] | None = None,
 ) -> None:
     if workers < 1:
         raise ConfigError("workers", workers, "a whole number, 1 or above")
@@ -108,6 +122,8 @@ def _work_off(
                     break
                 while waiting and len(at_work) < workers and not refused:
                     run = waiting.popleft()
+                    if spared is not None and spared(run):
+                        continue
                     at_work.append(_start(run, words(study, run), lock, listener))
                 time.sleep(0.05)
                 for child in [c for c in at_work if c.process.poll() is not None]:

@@ -12,6 +12,7 @@ from assay.runs.attacked import read_attacks
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.studies.directory import Study
+from assay.studies.grid import Run, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,15 +38,18 @@ class Measured:
     bytes_up: int | None = None
     bytes_down: int | None = None
     """Between clients and server, where there are clients."""
+    settings: Settings | None = None
+    """What the run was asked for; None in results from before that was kept."""
 
     @classmethod
-    def of_run(cls, labels: tuple[str, ...], seed: int, directory: RunDirectory) -> Measured:
+    def of_run(cls, run: Run, directory: RunDirectory) -> Measured:
         """From `record.json`, and `attacks.json` if there is one."""
         record = directory.read_record()
         eps = record["epsilon"]
         return cls(
-            labels=labels,
-            seed=seed,
+            labels=run.labels,
+            seed=run.seed,
+            settings=run.settings,
             test_accuracy=_float(record["result"]["test_accuracy"]),
             claimed=_float(eps["claimed"]),
             verified=float(eps["verified"]),
@@ -116,16 +120,16 @@ class Cell:
         """ε by attack."""
         return min((run.audited for run in self.runs if run.audited is not None), default=None)
 
-    def sent(self, way: str) -> str:
+    def sent(self, way: str) -> float | None:
         """Megabytes of a whole run, `up` or `down`, mean over seeds."""
         counts = [count for run in self.runs if (count := getattr(run, f"bytes_{way}")) is not None]
-        return f"{statistics.mean(counts) / 1e6:.3g}" if counts else "–"
+        return statistics.mean(counts) / 1e6 if counts else None
 
 
 def measured(study: Study) -> list[Measured]:
     """Every finished run."""
     done = [run for run in study.grid.runs() if study.of(run).finished]
-    return [Measured.of_run(run.labels, run.seed, study.of(run)) for run in done]
+    return [Measured.of_run(run, study.of(run)) for run in done]
 
 
 def cells(runs: Sequence[Measured], order: Sequence[tuple[str, ...]]) -> list[Cell]:

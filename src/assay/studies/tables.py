@@ -13,13 +13,13 @@ right; in `[theirs]` the attack is the last label, or `average`. A figure or a t
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
-from assay.studies.grid import COMMANDS, Grid, label_list
+from assay.studies.grid import COMMANDS, Grid
 
 SCALES = ("full", "small")
 _KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures", "attack"}
@@ -163,6 +163,27 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
     )
 
 
+def part(table: Table, only: Sequence[str], seeds: int | None) -> Grid:
+    """A part of the table's runs: those with the labels that `only` names (each `AXIS=LABEL`; all labels of an axis that is not
+    named), and the first `seeds` of its seeds (all if it is None).
+    """
+    axes = table.grid.axes
+    kept: dict[str, list[str]] = {}
+    for text in only:
+        axis, _, label = text.partition("=")
+        if axis not in axes:
+            raise ConfigError("only", text, f"AXIS=LABEL with an axis of {table.name}: {', '.join(axes)}")
+        if label not in axes[axis]:
+            raise ConfigError(
+                "only", text, f"{axis}=LABEL with a label of {table.name}: {', '.join(map(repr, axes[axis]))}"
+            )
+        kept.setdefault(axis, []).append(label)
+    there = table.grid.seeds
+    if seeds is not None and not 1 <= seeds <= len(there):
+        raise ConfigError("seeds", seeds, f"how many of the {len(there)} seeds of {table.name}, from 1 to {len(there)}")
+    return table.grid.part(kept, there[:seeds])
+
+
 def _borrowing(path: Path, data: Mapping[str, Any], where: Path, name: str, scale: str) -> Table:
     """A figure, or a table of attacks, of the runs of another table."""
     _known(path, data, _BORROWING_KEYS, {"title"})
@@ -206,28 +227,12 @@ def _figure(path: Path, data: Mapping[str, Any] | None, grid: Grid) -> Figure | 
 
 
 def _smaller(path: Path, full: Grid, small: Mapping[str, Any]) -> Grid:
-    axes = {axis: dict(labels) for axis, labels in full.axes.items()}
-    for axis, kept in small.get("labels", {}).items():
-        for label in kept:
-            if label not in axes.get(axis, {}):
+    kept = small.get("labels", {})
+    for axis, labels in kept.items():
+        for label in labels:
+            if label not in full.axes.get(axis, {}):
                 raise AssayError(f"{path}: [small.labels] names {axis} {label!r}, which the table does not have")
-        axes[axis] = {label: axes[axis][label] for label in kept}
-    where = [
-        {
-            key: value if key == full.command else [label for label in label_list(value) if label in axes[key]]
-            for key, value in rule.items()
-        }
-        for rule in full.where
-    ]
-    return Grid(
-        title=full.title,
-        command=full.command,
-        shared=full.shared,
-        axes=axes,
-        where=where,
-        seeds=small.get("seeds", full.seeds),
-        last=small.get(full.command, {}),
-    )
+    return replace(full.part(kept, small.get("seeds", full.seeds)), last=small.get(full.command, {}))
 
 
 def _reductions(full: Grid, small: Grid) -> list[str]:
