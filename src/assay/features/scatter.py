@@ -1,17 +1,23 @@
 """The scattering transform (Mallat 2012; Bruna and Mallat 2013): wavelets, modulus, local averages. No learned constant.
 
 As features for private training: Tramèr and Boneh 2021, "Differentially private learning needs better features (or much
-more data)". Computed by kymatio's two-dimensional torch front end.
+more data)". The filters are kymatio's, and so are the values. They are applied here, to a few pictures and all angles at a time: what
+is at hand stays in a core's cache, which is some ten times as fast on small pictures as one path after the other.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from importlib.metadata import version
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.errors import ConfigError
@@ -19,6 +25,7 @@ from assay.features.pictures import check_installed, check_picture
 
 _NORMS = ("group", "none")
 _TOGETHER = 3  # channels normalised together: Tramèr and Boneh take 27 groups of 81 channels
+_AT_ONCE = 8  # pictures of one channel whose maps stay in a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +54,13 @@ class Scatter:
         check_picture(self.name, shape, least=2**self.J)
 
     def made_with(self) -> str:
-        return f"kymatio {version('kymatio')}"
+        return f"filters of kymatio {version('kymatio')}"
 
     def extract(self, x: Tensor) -> Tensor:
-        maps: Tensor = _transform(self.J, self.L, tuple(x.shape[2:]))(x.contiguous()).flatten(1, 2)
+        height, width = x.shape[2:]
+        maps: Tensor = (
+            _bank(self.J, self.L, height, width).scattered(x.flatten(0, 1)).unflatten(0, x.shape[:2]).flatten(1, 2)
+        )
         if self.norm == "none":
             return maps
         channels = maps.shape[1]
@@ -61,9 +71,80 @@ class Scatter:
         return f"scattering transform with {self.J} scales and {self.L} angles{scaled} ({self.made_with()})"
 
 
+@dataclass(frozen=True)
+class _Bank:
+    """Filters for pictures of one size, in the frequency domain of the padded picture; a level is a number of halvings of its sides."""
+
+    pad: Callable[[Tensor], Tensor]
+    """[N, height, width] to [N, height, width, 1] with a margin of reflections."""
+    wavelets: tuple[tuple[Tensor, ...], ...]
+    """By scale j and level, up to j: [L, height, width]."""
+    averages: tuple[tuple[Tensor, Tensor], ...]
+    """By level: matrices that average a map's columns and rows and leave one of 2^J places, without the margin."""
+
+    def scattered(self, x: Tensor) -> Tensor:
+        """Orders 0, 1 and 2 of pictures [N, height, width], in the order of kymatio: [N, maps, height / 2^J, width / 2^J]."""
+        return torch.cat([self._scattered(part) for part in x.split(_AT_ONCE)])
+
+    def _scattered(self, x: Tensor) -> Tensor:
+        padded = self.pad(x).permute(0, 3, 1, 2)
+        spectrum, scales = torch.fft.fft2(padded), len(self.wavelets)
+        first, second = [], []
+        for j in range(scales):
+            map_j = self._modulus(spectrum, j, 0)  # [N, L, height, width]
+            first.append(self._averaged(map_j, j))
+            if j + 1 < scales:
+                spectra = torch.fft.fft2(map_j)[:, :, None]
+                paths = [self._averaged(self._modulus(spectra, k, j), k) for k in range(j + 1, scales)]
+                second.append(torch.cat(paths, 2).flatten(1, 2))
+        return torch.cat([self._averaged(padded, 0), *first, *second], 1)
+
+    def _modulus(self, spectrum: Tensor, scale: int, level: int) -> Tensor:
+        """|x ⋆ ψ| for the angles of a scale, at the level of that scale; `spectrum` [..., 1, height, width] is of a map at `level`."""
+        wavelets, times = self.wavelets[scale][level], 2 ** (scale - level)
+        height, width = wavelets.shape[-2] // times, wavelets.shape[-1] // times
+        pieces = [
+            (..., slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
+            for row, column in itertools.product(range(times), repeat=2)
+        ]
+        # the spectrum of every times-th place of a map is the map's own, folded: piece by piece, or it would leave the cache
+        folded = reduce(torch.add, (spectrum[piece] * wavelets[piece] for piece in pieces))
+        found: Tensor = torch.fft.ifft2(folded).abs().div_(times**2)
+        return found
+
+    def _averaged(self, maps: Tensor, level: int) -> Tensor:
+        columns, rows = self.averages[level]
+        return columns @ maps @ rows
+
+
 @lru_cache(maxsize=4)
-def _transform(J: int, L: int, shape: tuple[int, ...]) -> Any:
+def _bank(J: int, L: int, height: int, width: int) -> _Bank:
     # the package's own entry point imports parts that current SciPy no longer has
     from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
 
-    return ScatteringTorch2D(J=J, shape=shape, L=L)
+    made = ScatteringTorch2D(J=J, shape=(height, width), L=L)
+    wavelets = tuple(
+        tuple(
+            torch.stack([torch.from_numpy(level) for level in levels])
+            for levels in zip(*_of_scale(made, j), strict=True)
+        )
+        for j in range(J)
+    )
+    averages = []
+    for level, low in enumerate(made.phi["levels"]):
+        # a Gaussian without direction is one along the columns times one along the rows
+        whole, times = torch.from_numpy(low).double(), 2 ** (J - level)
+        root = whole[0, 0].sqrt()
+        averages.append((_average(whole[:, 0] / root, times), _average(whole[0] / root, times).T.contiguous()))
+    return _Bank(made.pad, wavelets, tuple(averages))
+
+
+def _of_scale(made: Any, scale: int) -> list[list[NDArray[np.float32]]]:
+    return [found["levels"] for found in made.psi if found["j"] == scale]
+
+
+def _average(low: Tensor, times: int) -> Tensor:
+    """The matrix that filters a vector with this spectrum and keeps every `times`-th number, but for the outermost, which are margin."""
+    spectra = torch.fft.fft(torch.eye(len(low), dtype=low.dtype)) * low
+    kept: Tensor = torch.fft.ifft(spectra.view(len(low), times, -1).mean(1)).real.T
+    return kept[1:-1].float().contiguous()
