@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 import assay
 from assay import denoise, encode, methods, models
 from assay.grads.clip import Flat, Rule
+from assay.privacy.adding import add_normal
 from assay.privacy.rng import OsSeeded, Stream
 
 CLIP = 1.0
@@ -151,6 +152,10 @@ class _CountedStream:
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         self.owner.draws += 1
         return self.inner.normal(shape, dtype=dtype, device=device)
+
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        self.owner.draws += 1
+        add_normal(values, std, self.inner)
 
     def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         return self.inner.laplace(shape, dtype=dtype, device=device)

@@ -2,7 +2,8 @@
 
 A transformer of 10.6 million parameters trains with everything a real run has: a ledger on disk, charged before each release, a released
 training loss, a TensorBoard log. Timed inside the run are the release (paying the ledger, drawing and adding the noise, averaging) and the logging;
-the rest of a step is forward, backward, clipping and the optimizer.
+the rest of a step is forward, backward, clipping and the optimizer. Of the whole step and of each part the fastest of many counts, as in the
+other benchmarks: what is slower was held up by something else on the machine.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from benchmarks.contestants import CLIP, Setting, Transformer, sgd
 
 TARGET = 0.03  # the most that release and logging may take of a step
 BATCH, POSITIONS, WIDTH, LAYERS, HEADS, CLASSES = 32, 64, 384, 6, 6, 2
-_STEPS = 6
+_STEPS = 20
 
 
 class _Timed(assay.PrivateStep):
-    """A private step that knows how long its releases took."""
+    """A private step that knows how long its latest release took."""
 
     seconds = 0.0
 
     def _release(self) -> None:
         start = time.perf_counter()
         super()._release()
-        self.seconds += time.perf_counter() - start
+        self.seconds = time.perf_counter() - start
 
 
 @dataclass(frozen=True, kw_only=True)
 class Upkeep:
-    """Seconds a step, and of these for the release and for logging."""
+    """Seconds of the fastest step, release and logging."""
 
     parameters: int
     step: float
@@ -69,7 +70,7 @@ def _progress(step: assay.PrivateStep, loss: float | None) -> Progress:
 
 
 def run(steps: int = _STEPS) -> Upkeep:
-    """Train for some steps; the first, in which the engine proves itself, does not count."""
+    """Train for some steps. The first, in which the engine proves itself, does not count, nor the last, whose ε is known beforehand."""
     torch.set_num_threads(report.THREADS)
     torch.manual_seed(0)
     model = Transformer(WIDTH, CLASSES, layers=LAYERS, heads=HEADS)
@@ -77,28 +78,30 @@ def run(steps: int = _STEPS) -> Upkeep:
     plan = assay.Plan(
         records=BATCH,
         batch_size=BATCH,
-        steps=steps + 1,
+        steps=steps + 2,
         noise_multiplier=1.0,
         delta=1e-3,
         clip=Flat(bound=CLIP),
         sampling="full",
     )
     optimizer, loss = sgd(model, Setting()), MeanLoss()
-    logged = whole = 0.0
+    whole, released, logged = [], [], []
     with tempfile.TemporaryDirectory() as name, logging("tensorboard", Path(name)) as log:
         step = _Timed(model, plan, ledger=Path(name) / "ledger.jsonl", side=[loss])
+        begun = time.perf_counter()
         for x, y in step.batches(data):
-            if step.taken == 1:
-                whole, step.seconds, logged = time.perf_counter(), 0.0, 0.0
             step.backward(F.cross_entropy(model(x), y, reduction="none"))
             optimizer.step()
-            start = time.perf_counter()
+            before_log = time.perf_counter()
             log(_progress(step, loss.value))
-            logged += time.perf_counter() - start
-        whole = time.perf_counter() - whole
+            end = time.perf_counter()
+            whole.append(end - begun)
+            released.append(step.seconds)
+            logged.append(end - before_log)
+            begun = end
         step.close()
     count = sum(p.numel() for p in model.parameters())
-    return Upkeep(parameters=count, step=whole / steps, release=step.seconds / steps, logging=logged / steps)
+    return Upkeep(parameters=count, step=min(whole[1:-1]), release=min(released[1:-1]), logging=min(logged[1:-1]))
 
 
 def rendered(found: Upkeep) -> str:

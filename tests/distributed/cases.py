@@ -352,6 +352,16 @@ def shard_accumulated_adam_average_adaptive_clipping() -> Outcome:
 
 
 @case
+def shard_large() -> Outcome:
+    """More than 2²⁰ numbers on every rank: each parameter's noise is a draw of its own."""
+    torch.manual_seed(4)
+    model = nn.Sequential(
+        nn.Linear(64, 2000), nn.Tanh(), nn.Linear(2000, 1101), nn.Tanh(), nn.Linear(1101, 10)
+    ).double()
+    return trained(replace(PLAN, steps=2), model=model, training=_split(optimizer=SGD))
+
+
+@case
 def shard_per_layer_clipping_and_test_records() -> Outcome:
     return trained(replace(PLAN, clip=clip.PerLayer(bound=1.0)), training=_split(optimizer=SGD, ema=0.8))
 

@@ -17,7 +17,7 @@ import torch
 from scipy import stats
 
 from assay.errors import ConfigError
-from assay.privacy import rng
+from assay.privacy import bits, rng, tails
 from assay.privacy.rng import OsSeeded, Randomness, Secure, Seeded, Stream
 
 N = 200_000
@@ -33,7 +33,20 @@ class FixedSecure(Secure):
         self._key = hashlib.sha256(b"test").digest()
 
 
-SOURCES = [pytest.param(Seeded(7), id="seeded"), pytest.param(FixedSecure(), id="secure")]
+class FixedOsSeeded(OsSeeded):
+    """The numbers of `OsSeeded`, from a key that does not change between test runs."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        self._key = hashlib.sha256(b"test").digest()
+
+
+SOURCES = [
+    pytest.param(Seeded(7), id="seeded"),
+    pytest.param(FixedOsSeeded(), id="os"),
+    pytest.param(FixedSecure(), id="secure"),
+]
 
 
 def normal(stream: Stream, n: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -86,7 +99,7 @@ def test_integers_are_uniform(source: Randomness, high: int) -> None:
 
 def test_large_integers_stay_below_their_bound() -> None:
     for high in (2**31, 2**40, 2**52):
-        for source in (Seeded(1), Secure()):
+        for source in (Seeded(1), OsSeeded(), Secure()):
             assert int(source.stream("x", 0).integers(high, 1000).max()) < high
     largest = torch.tensor(1 - 2.0**-53, dtype=torch.float64)
     for high in (1, 2, 3, 5, 7, 10, 1000, 60_000, 2**31 - 1, 2**31 + 1, 2**52 - 1, 2**52 + 1):
@@ -98,7 +111,7 @@ def test_float32_tails_are_those_of_the_normal_distribution() -> None:
     generator = torch.Generator().manual_seed(5)
     before = torch.full((N,), 5.0)
     before[::2] = -5.0
-    drawn = rng._redrawn(before, generator)
+    drawn = tails.redrawn(before, torch.rand(N, dtype=torch.float64, generator=generator))
     assert torch.equal(drawn.sign(), before.sign())
     tail = drawn.abs().double().numpy()
     assert tail.min() >= 4.5
@@ -118,10 +131,10 @@ def test_float32_numbers_beyond_four_and_a_half_come_as_often_as_they_should() -
 
 def test_secure_numbers_reach_nine_standard_deviations_and_no_infinity() -> None:
     extreme = torch.tensor([0, 2**63 - 1, -(2**63), -1], dtype=torch.int64)  # the smallest and largest magnitudes
-    numbers = rng._signed(lambda u: torch.special.ndtri(u.mul_(0.5)))(extreme)
+    numbers = bits.signed(lambda u: torch.special.ndtri(u.mul_(0.5)))(extreme)
     assert numbers.isfinite().all()
     assert sorted(abs(float(x)) for x in numbers)[-2:] == pytest.approx([9.1, 9.1], abs=0.1)
-    assert rng._signed(torch.log)(extreme).isfinite().all()
+    assert bits.signed(torch.log)(extreme).isfinite().all()
 
 
 def test_a_seed_repeats_every_stream_bitwise() -> None:
@@ -201,6 +214,7 @@ def test_the_key_cannot_leave(source: OsSeeded | Secure) -> None:
 def test_the_statement_says_what_a_seed_means() -> None:
     assert Seeded(3).reproducible
     assert "reproducible, not private" in Seeded(3).describe()
+    assert "AES-256" in OsSeeded().describe()
     assert "operating system" in OsSeeded().describe()
     assert "cryptographically" in Secure().describe()
 

@@ -104,7 +104,7 @@ def federate(
     ] = None,
     secure_rng: Annotated[
         bool,
-        typer.Option("--secure-rng", help="Every random number from the system's cryptographic generator."),
+        typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     data_dir: options.DataDir = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,

@@ -144,7 +144,7 @@ def train(
     ] = None,
     secure_rng: Annotated[
         bool,
-        typer.Option("--secure-rng", help="Every random number from the system's cryptographic generator."),
+        typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     shard: Annotated[

@@ -21,6 +21,9 @@ class Silent:
 
     laplace = normal
 
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        """Nothing, without the zeros."""
+
     def uniform(self, n: int) -> Tensor:
         """Nothing that could be added up."""
         raise AssertionError(f"a mechanism asked for {n} uniform numbers, which ranks cannot share as added noise")

@@ -26,9 +26,9 @@ from torch.distributed.tensor import DTensor
 from assay.distributed.world import Ranks
 from assay.errors import UnsupportedModelError
 from assay.grads.engine import Engine
+from assay.privacy.adding import add_normal, add_vector
 from assay.privacy.rng import Stream
 
-_CPU = torch.device("cpu")
 # one function, renamed in torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -137,36 +137,36 @@ class _Scattered:
     def __init__(self, ranks: Ranks, stream: Stream, shapes: Sequence[torch.Size]) -> None:
         self._ranks, self._stream, self._shapes = ranks, stream, shapes
 
-    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Drawn for all coordinates at once, as in one process, and sent where they belong."""
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        """Drawn for the whole model, as in one process, and sent where they belong."""
         counts = [self._count(rank) for rank in range(self._ranks.size)]
-        assert tuple(shape) == (counts[self._ranks.rank],), "noise is for all of a rank's rows at once"
+        count, dtype = counts[self._ranks.rank], values[0].dtype
+        assert sum(v.numel() for v in values) == count, "noise is for all of a rank's rows at once"
         mine = torch.empty(max(counts), dtype=dtype)
         dist.scatter(mine, self._drawn(max(counts), dtype) if self._ranks.leader else None, 0, group=self._ranks.cpu)
-        return mine[: counts[self._ranks.rank]].to(device)
+        add_vector(values, std, mine[:count].to(values[0].device))
 
     def _count(self, rank: int) -> int:
         parts = (_rows(shape[0], self._ranks.size, rank) for shape in self._shapes)
         return sum((stop - start) * shape[1:].numel() for (start, stop), shape in zip(parts, self._shapes, strict=True))
 
     def _drawn(self, longest: int, dtype: torch.dtype) -> list[Tensor]:
-        sizes = [shape.numel() for shape in self._shapes]
-        noise = self._stream.normal((sum(sizes),), dtype=dtype, device=_CPU).split_with_sizes(sizes)
+        noise = [torch.zeros(shape, dtype=dtype) for shape in self._shapes]
+        add_normal(noise, 1.0, self._stream)
         out = []
         for rank in range(self._ranks.size):
             own = torch.zeros(longest, dtype=dtype)
-            parts = [
-                part.view(shape)[slice(*_rows(shape[0], self._ranks.size, rank))].reshape(-1)
-                for part, shape in zip(noise, self._shapes, strict=True)
-            ]
+            parts = [part[slice(*_rows(len(part), self._ranks.size, rank))].reshape(-1) for part in noise]
             joined = torch.cat(parts)
             own[: len(joined)] = joined
             out.append(own)
         return out
 
-    def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """Not for a model that is split."""
-        raise AssertionError(f"a split model asked for {shape} Laplace numbers of {dtype} on {device}")
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Not for a model that is split, but to be added."""
+        raise AssertionError(f"a split model asked for {shape} numbers of {dtype} on {device}")
+
+    laplace = normal
 
     def uniform(self, n: int) -> Tensor:
         """Not for a model that is split."""

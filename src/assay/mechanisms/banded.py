@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from assay.mechanisms.additive import add_vector
 from assay.mechanisms.gaussian import gaussian_event
+from assay.privacy.adding import add_vector
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Private
 

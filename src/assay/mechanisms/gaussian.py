@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
-from assay.mechanisms.additive import add_noise
+from assay.privacy.adding import add_normal
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Private
 
@@ -45,5 +45,5 @@ class Gaussian:
         """The noisy sum; costs a Gaussian event of multiplier std/l2, or everything if there is no noise."""
         std = self.multiplier * (grads.l2 if self.reference is None else self.reference)
         event = gaussian_event(std / grads.l2)
-        value = add_noise(grads.total, std, stream.normal)
-        return Private(value, event, std)
+        add_normal(list(grads.total.values()), std, stream)
+        return Private(grads.total, event, std)

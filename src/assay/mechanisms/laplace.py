@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
-from assay.mechanisms.additive import add_noise
+from assay.privacy.adding import add_drawn
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Private
 
@@ -38,5 +38,6 @@ class Laplace:
         coordinates = sum(v.numel() for v in grads.total.values())
         scale = self.multiplier * grads.l2 * math.sqrt(coordinates)
         event: DpEvent = LaplaceDpEvent(self.multiplier) if self.multiplier > 0 else NonPrivateDpEvent()
-        value = add_noise(grads.total, scale, stream.laplace)
-        return Private(value, event, scale * math.sqrt(2))
+        if scale:
+            add_drawn(list(grads.total.values()), scale, stream.laplace)
+        return Private(grads.total, event, scale * math.sqrt(2))

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from assay.denoise.lowpass import spectral_axes
 from assay.errors import ConfigError
-from assay.mechanisms.additive import add_noise
 from assay.mechanisms.gaussian import gaussian_event
+from assay.privacy.adding import add_normal
 from assay.privacy.rng import Stream
 from assay.types import Bounded, Grads, Private
 
@@ -51,8 +51,10 @@ class Spectral:
         std = self.multiplier * self.reference
         event = gaussian_event(std * min(self.a, self.b) / grads.l2)
         if self.white:
-            return Private(add_noise(grads.total, std * self.a, stream.normal), event, std * self.a)
-        drawn = add_noise({n: v.new_zeros(v.shape) for n, v in grads.total.items()}, std, stream.normal)
+            add_normal(list(grads.total.values()), std * self.a, stream)
+            return Private(grads.total, event, std * self.a)
+        drawn = {n: v.new_zeros(v.shape) for n, v in grads.total.items()}
+        add_normal(list(drawn.values()), std, stream)
         value: Grads = {n: v.add_(self._shaped(drawn[n])) for n, v in grads.total.items()}
         return Private(value, event, std * math.hypot(self.a, self.b) * math.sqrt(0.5))
 

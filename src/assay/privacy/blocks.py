@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay.privacy.adding import add_drawn, add_normal, drawn_together
 from assay.privacy.rng import Randomness, Stream
 
 _BLOCK_NUMBERS, _SERIES = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
@@ -43,14 +44,16 @@ class Blocks:
     def _rest(self, step: int) -> Stream:
         return self._randomness.stream(self._purpose, step)
 
+    def _own(self, step: int, call: int) -> Stream:
+        """The stream of a call that asks for more numbers than a block is for."""
+        return self._randomness.stream(f"{self._purpose}, call {call}", step)
+
     def _row(
         self, step: int, call: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str
     ) -> Tensor:
         size = math.prod(shape)
-        if 2 * size > _BLOCK_NUMBERS:
-            return self._randomness.stream(f"{self._purpose}, call {call}", step).normal(
-                shape, dtype=dtype, device=device
-            )
+        if _long(size):
+            return self._own(step, call).normal(shape, dtype=dtype, device=device)
         series, place = divmod(step, _SERIES)
         kind = (call, size, dtype, device)
         kept = self._kept.get(kind)
@@ -66,6 +69,10 @@ class Blocks:
         return numbers if len(shape) == 1 else numbers.view(tuple(shape))
 
 
+def _long(size: int) -> bool:
+    return 2 * size > _BLOCK_NUMBERS
+
+
 class _Step:
     """One step's stream."""
 
@@ -76,8 +83,18 @@ class _Step:
         self._rest: Stream | None = None
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        return self._blocks._row(self._step, self._call(), shape, dtype, device)
+
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        for part in drawn_together(values):
+            if _long(sum(v.numel() for v in part)):
+                add_normal(part, std, self._blocks._own(self._step, self._call()))
+            else:
+                add_drawn(part, std, self.normal)
+
+    def _call(self) -> int:
         call, self._calls = self._calls, self._calls + 1
-        return self._blocks._row(self._step, call, shape, dtype, device)
+        return call
 
     def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         return self._others().laplace(shape, dtype=dtype, device=device)
