@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ def _epoch(options: argparse.Namespace) -> tuple[Any, str]:
 
 def _upkeep(options: argparse.Namespace) -> tuple[Any, str]:  # noqa: ARG001
     found = upkeep.run()
-    return asdict(found) | {"share": found.share}, upkeep.rendered(found)
+    return upkeep.to_json(found), upkeep.rendered(found)
 
 
 def _growth(options: argparse.Namespace) -> tuple[Any, str]:
