@@ -22,9 +22,9 @@ import torch.nn.functional as F
 
 import assay
 from assay.grads.clip import Flat
+from assay.result import Progress
 from assay.runs.logs import logging
 from assay.step import MeanLoss
-from assay.train import Progress
 from benchmarks import report
 from benchmarks.contestants import CLIP, Setting, Transformer, sgd
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from assay.optim import Optimizer
     from assay.plan import Plan
     from assay.privacy.accounting import Adjacency
+    from assay.result import Result
     from assay.step import PrivateStep
-    from assay.train import Result, Training, fit, resume
+    from assay.train import fit, resume
+    from assay.training import Training
 
 __version__ = version("assay-dp")
 
@@ -42,8 +44,10 @@ _HOMES = {
     "assay.optim": ("Optimizer",),
     "assay.plan": ("Plan",),
     "assay.privacy.accounting": ("Adjacency",),
+    "assay.result": ("Result",),
     "assay.step": ("PrivateStep",),
-    "assay.train": ("Result", "Training", "fit", "resume"),
+    "assay.train": ("fit", "resume"),
+    "assay.training": ("Training",),
 }
 
 

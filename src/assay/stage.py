@@ -58,6 +58,11 @@ class Stage(Protocol):
         """What of the release stays in the directory of a finished run; the rest is for going on after a crash only."""
         ...
 
+    @property
+    def takes_views(self) -> bool:
+        """Whether training may see random views of a record (`assay.augment`) in place of the record itself."""
+        ...
+
     def parts(self) -> Sequence[Part]:
         """What is protected, one by one."""
         ...

@@ -11,18 +11,15 @@ reads from there it gives to the others.
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from dp_accounting.dp_event import NoOpDpEvent
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
@@ -34,139 +31,18 @@ from assay.distributed import limits
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
-from assay.files import replace_file, replace_json, replace_text
-from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Randomness, check_source, source
+from assay.privacy.rng import Randomness
 from assay.privacy.statement import render
+from assay.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
 from assay.runs.stopping import stop_requests
 from assay.stage import Loss
 from assay.step import MeanLoss, PrivateStep
-
-_EVALUATION_BATCH = 1000
-PRECISIONS = ("float32", "bf16")
-
-
-class InterruptedRunError(AssayError):
-    """The run was asked to stop; a checkpoint is written and it can be resumed."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What does not decide ε: the optimizer, weight averaging, memory, precision, device, where randomness comes from.
-
-    `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
-    `secure_rng` takes every random number from the operating system's cryptographic generator. `ema` is the decay of an
-    exponential moving average of the weights, which is then the result; `tail` is the last part of the run whose weights are
-    averaged instead. `scale_from` is the batch size at which learning rate, momentum and `ema` were found; a run with another one
-    uses what `at_batch` makes of them. `augment` trains on several random views of each record (`assay.augment`). `shard` splits parameters and
-    optimizer state over the ranks of a distributed run (FSDP2), for models that do not fit one device. `precision` is that of the
-    model's forward and backward pass: with "bf16" under autocast; parameters, norms, clipped sums and noise are float32 all the same.
-    """
-
-    optimizer: Optimizer = field(default_factory=Optimizer)
-    ema: float | None = None
-    tail: float | None = None
-    augment: str | None = None
-    seed: int | None = None
-    secure_rng: bool = False
-    max_physical_batch: int | None = None
-    device: str = "auto"
-    shard: bool = False
-    precision: str = "float32"
-    scale_from: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ConfigError("precision", self.precision, f"one of {', '.join(PRECISIONS)}")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
-        if self.tail is not None and not (0 < self.tail <= 1 and self.ema is None):
-            raise ConfigError("tail", self.tail, "a part of the run, above 0 and at most 1, without ema beside it")
-        if self.scale_from is not None and not (math.isfinite(self.scale_from) and self.scale_from > 0):
-            raise ConfigError("scale_from", self.scale_from, "the batch size that the settings were found at, above 0")
-        if self.augment is not None:
-            augment.parse(self.augment)
-        check_source(self.seed, self.secure_rng)
-        if self.max_physical_batch is not None and self.max_physical_batch < 1:
-            raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
-
-    def randomness(self) -> Randomness:
-        """Where random numbers come from."""
-        return source(self.seed, self.secure_rng)
-
-    def at_batch(self, batch_size: float) -> Training:
-        """What a run with this batch size trains with: with `scale_from`, settings carried over from there; these are not scaled again.
-
-        κ = batch_size / scale_from: the optimizer as `Optimizer.scaled` says, the decay of `ema` to its κ-th power (Busbridge et al. 2023, "How to
-        scale your EMA"). A `tail` is a part of the run and stays. `ConfigError` where nothing that can be used comes out.
-        """
-        if self.scale_from is None:
-            return self
-        times = batch_size / self.scale_from
-        try:
-            ema = None if self.ema is None else self.ema**times
-            return replace(self, scale_from=None, optimizer=self.optimizer.scaled(times), ema=ema)
-        except (ConfigError, OverflowError) as error:
-            raise ConfigError(
-                "scale_from",
-                self.scale_from,
-                f"a batch size nearer to that of the run, {batch_size:g}; carried over to it, settings are of no use: {error}",
-            ) from error
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """Where a run is. Every number in it may be shown: the loss is a released one."""
-
-    step: int
-    steps: int
-    epoch: float
-    loss: float | None
-    epsilon: float | None
-    accuracy: float | None
-    epoch_end: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """A trained model and its record; `directory` is where they were written, if anywhere.
-
-    `nonfinite` counts gradients that held NaN or Inf and were left out. It is for the operator: it is not private, and not in
-    the record.
-    """
-
-    model: nn.Module
-    record: dict[str, Any]
-    statement: str
-    directory: RunDirectory | None
-    nonfinite: int
-
-    @property
-    def epsilon(self) -> float:
-        """The verified ε."""
-        return float(self.record["epsilon"]["verified"])
-
-    @property
-    def accuracy(self) -> float | None:
-        """Accuracy on the test records, if there were any."""
-        value: float | None = self.record["result"]["test_accuracy"]
-        return value
-
-    @property
-    def budget_spent(self) -> bool:
-        """Whether the budget ended the run before its plan did."""
-        return bool(self.record["status"] == "budget-spent")
-
-
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy, one value a record (averaged over positions where there are several)."""
-    losses = F.cross_entropy(output, target, reduction="none")
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+from assay.training import Training, pick_device, recorded, training_from_json, training_json
 
 
 def fit(
@@ -256,7 +132,7 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
     """Refuse views of what is no picture, or where the records that training sees are not the records themselves."""
     if ranks > 1:
         raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
-    if plan.stage is not None and plan.center is None:
+    if plan.stage is not None and not plan.stage.takes_views:
         raise ConfigError(
             "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
         )
@@ -270,24 +146,6 @@ def _seed_torch(seed: int, device: torch.device) -> None:
         torch.cuda.manual_seed_all(seed)
     elif device.type == "mps":
         torch.mps.manual_seed(seed)
-
-
-def training_json(training: Training) -> dict[str, Any]:
-    """Settings as JSON; `scale_from` only where there is one."""
-    return {k: v for k, v in asdict(training).items() if k != "scale_from" or v is not None}
-
-
-def _recorded(asked: Training, used: Training) -> dict[str, Any]:
-    """Settings as they were asked for, and what was made of them for the batch size, if anything."""
-    if asked.scale_from is None:
-        return training_json(asked)
-    scaled = {"lr": used.optimizer.lr, "momentum": used.optimizer.momentum, "ema": used.ema}
-    return {**training_json(asked), "scaled": scaled}
-
-
-def training_from_json(data: Mapping[str, Any]) -> Training:
-    """Settings from JSON."""
-    return Training(**{**data, "optimizer": Optimizer(**data["optimizer"])})
 
 
 class _Run:
@@ -542,7 +400,7 @@ class _Run:
             lambda: finished_record(
                 plan=self.plan,
                 ledger=self.step.ledger,
-                training=_recorded(self.asked, self.training),
+                training=recorded(self.asked, self.training),
                 names=self.names,
                 steps=self.step.taken,
                 history=self.history,
@@ -562,57 +420,3 @@ class _Run:
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-
-
-def finished(
-    model: nn.Module,
-    record: dict[str, Any],
-    statement: str,
-    directory: RunDirectory | None,
-    nonfinite: int,
-    tensors: Mapping[str, Tensor] | None = None,
-) -> Result:
-    """The result of a run, its files written: the record last, since where it is the run is complete. `tensors` are the model's, if
-    they are not to be had from it.
-    """
-    model.eval()
-    if directory is not None:
-        save_model(directory.model, model.state_dict() if tensors is None else tensors)
-        replace_text(directory.statement, statement)
-        replace_json(directory.record, record)
-        directory.finish()
-    return Result(model=model, record=record, statement=statement, directory=directory, nonfinite=nonfinite)
-
-
-def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Parameters and buffers as safetensors, written whole."""
-    whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
-    path.parent.mkdir(exist_ok=True)
-    replace_file(path, lambda part: save_file(whole, part))
-
-
-def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:
-    """Accuracy (None where the output is not a score for each class) and mean loss."""
-    right, total, counted = 0, 0.0, 0
-    classes = True
-    for start in range(0, len(records), _EVALUATION_BATCH):
-        inputs, targets = records.gather(torch.arange(start, min(start + _EVALUATION_BATCH, len(records))))
-        output = model(inputs)
-        total += float(loss(output, targets).double().sum())
-        counted += len(targets)
-        classes = classes and output.dim() == 2 and not targets.is_floating_point()
-        if classes:
-            right += int((output.argmax(1) == targets).sum())
-    if not counted:
-        return None, None
-    return (right / counted if classes else None), total / counted
-
-
-def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
-    try:
-        return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError("device", name, "auto, cpu, cuda, cuda:N or mps") from error

@@ -26,7 +26,7 @@ from assay.plan import Plan
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import smallest_noise
 from assay.privacy.rng import Randomness, Stream
-from assay.train import Result, cross_entropy, evaluate
+from assay.result import Result, cross_entropy, evaluate
 
 _PARTS = 10  # of which one is for validation
 _SCORE_NOISE = 0.005  # standard deviation of a released score, as a part of the validation records

@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 from assay import Adjacency, ConfigError, Plan, methods
 from assay.audit.replay import adversarial, replay
 from assay.grads import clip as clipping
-from assay.train import cross_entropy
+from assay.result import cross_entropy
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 from assay import AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
 from assay.grads.clip import AdaptiveQuantile, Flat
-from assay.train import InterruptedRunError
+from assay.result import InterruptedRunError
 
 
 class CutOffError(Exception):

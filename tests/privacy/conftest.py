@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Training, fit, resume
-from assay.train import InterruptedRunError
+from assay.result import InterruptedRunError
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import assay
 from assay import data, methods, models
 from assay.audit import Verdict, sentence
-from assay.train import Training
+from assay.training import Training
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from assay import Plan, PrivateStep
 from assay.audit import from_scores
 from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, periodic_scores
 from assay.privacy.rng import Seeded
-from assay.train import cross_entropy
+from assay.result import cross_entropy
 
 EPOCHS, BATCHES, CANARIES = 40, 50, 800
 

@@ -26,7 +26,8 @@ from assay.federated.plan import FederatedPlan
 from assay.federated.run import federate
 from assay.federated.site import Site
 from assay.plan import Plan
-from assay.train import fit, training_from_json
+from assay.train import fit
+from assay.training import training_from_json
 
 Build = Callable[[int], nn.Module]
 """A new model of the run's architecture, from a seed."""

@@ -40,8 +40,8 @@ from assay.federated.run import federate
 from assay.federated.site import Site
 from assay.federated.wire import Message
 from assay.plan import Plan
+from assay.result import cross_entropy
 from assay.step import PrivateStep
-from assay.train import cross_entropy
 
 _LARGE = 1000.0  # a canary's update over the bound: every method clips it
 _NAMES = {"model": "", "data": "", "unit": "", "records": 0, "notes": "", "partition": "", "partition_seed": 0}

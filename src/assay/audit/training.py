@@ -27,9 +27,10 @@ from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
+from assay.result import cross_entropy
 from assay.stage import Loss
 from assay.step import PrivateStep
-from assay.train import Training, cross_entropy, pick_device
+from assay.training import Training, pick_device
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan

@@ -20,8 +20,9 @@ from assay.audit.training import TrainingAudit, losses_of, private_step, train, 
 from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.plan import Plan
+from assay.result import cross_entropy
 from assay.stage import Loss
-from assay.train import Training, cross_entropy, pick_device
+from assay.training import Training, pick_device
 
 
 def two_worlds(

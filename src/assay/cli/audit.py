@@ -37,7 +37,7 @@ from assay.privacy.statement import render, shown
 from assay.runs.audited import write_audit
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.train import training_from_json
+from assay.training import training_from_json
 
 _TRAINED_AGAIN = (
     "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"

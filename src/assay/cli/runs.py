@@ -34,10 +34,12 @@ from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
+from assay.result import Progress
 from assay.runs import logs
 from assay.runs.directory import RunDirectory
-from assay.train import Progress, Training, fit, pick_device
+from assay.train import fit
 from assay.train import resume as resume_run
+from assay.training import Training, pick_device
 
 _DEFAULT_BATCH = 1024
 _DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
@@ -72,7 +74,7 @@ def train(
     features: Annotated[
         str | None,
         typer.Option(
-            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128."
+            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after deskew+ or mirror+."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",

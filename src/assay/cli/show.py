@@ -15,7 +15,7 @@ from rich.progress import Progress as Bar
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
 from assay.privacy.statement import shown
-from assay.train import Progress, Result
+from assay.result import Progress, Result
 
 
 def print_json(data: Mapping[str, Any]) -> None:

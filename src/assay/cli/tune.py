@@ -20,10 +20,12 @@ from assay.errors import ConfigError, check_above_zero
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import source
 from assay.privacy.statement import render
+from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
 from assay.studies.grid import flags
-from assay.train import Result, cross_entropy, evaluate, finished, fit, training_json
+from assay.train import fit
+from assay.training import training_json
 
 _DECIDED = {
     "out": "the command's own --out",

@@ -32,11 +32,11 @@ from assay.federated.record import finished_record, statement
 from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.privacy import events
 from assay.privacy.ledger import Ledger
+from assay.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, number
 from assay.runs.stopping import stop_requests
-from assay.train import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
 
 KIND = "federated"
 Watch = Callable[[Progress], None]

@@ -32,8 +32,8 @@ from assay.models.circulant import replace_linear
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Seeded, Stream
+from assay.result import cross_entropy
 from assay.step import PrivateStep
-from assay.train import cross_entropy
 
 TASK_FIELDS = {"round": int, "turn": int}
 

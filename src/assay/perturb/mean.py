@@ -69,6 +69,11 @@ class Centered:
         """The mean."""
         return ("mean",)
 
+    @property
+    def takes_views(self) -> bool:
+        """Yes: the mean is subtracted from whatever the model sees."""
+        return True
+
     def event(self) -> DpEvent:
         """One Gaussian release."""
         return gaussian_event(self.how.noise)

@@ -126,6 +126,11 @@ class ScaledByRelevance:
         """The relevance."""
         return ("relevance",)
 
+    @property
+    def takes_views(self) -> bool:
+        """No: relevance is of pixels in their places."""
+        return False
+
     def parts(self) -> Sequence[Part]:
         """The relevance; the paper has no word for it."""
         return (self.segmentation.part(None),)
@@ -191,6 +196,11 @@ class NoisyRecords:
     def kept(self) -> tuple[str, ...]:
         """The relevance. Noisy records are large, and only a run that goes on needs them."""
         return ("relevance",)
+
+    @property
+    def takes_views(self) -> bool:
+        """No: training sees noisy records, each released once."""
+        return False
 
     @property
     def feature_epsilon(self) -> float:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from assay.train import Progress
+    from assay.result import Progress
 
 LOGS = ("tensorboard",)
 
