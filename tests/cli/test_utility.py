@@ -68,7 +68,7 @@ def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
     assert "one of best for digits" in err
     code, _, err = assay("train", "--data", "cifar100", "--preset", "best", "--out", tmp_path / "run")
     assert code == 2
-    assert "a data set that has presets (adult, cifar10, digits, fashion-mnist, mnist)" in err
+    assert "a data set that has presets (adult, cifar10, cifar100, digits, fashion-mnist, mnist)" in err
 
 
 def test_presets_name_options_that_exist():
