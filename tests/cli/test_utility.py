@@ -3,6 +3,7 @@
 import json
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
 from assay.cli.inputs import load, of_run
@@ -66,15 +67,18 @@ def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
     code, _, err = assay(*words, "worst")
     assert code == 2
     assert "one of best for digits" in err
-    code, _, err = assay("train", "--data", "cifar100", "--preset", "best", "--out", tmp_path / "run")
+    np.savez(tmp_path / "own.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 2)
+    code, _, err = assay("train", "--data", tmp_path / "own.npz", "--preset", "best", "--out", tmp_path / "run")
     assert code == 2
     assert "a data set that has presets (adult, cifar10, cifar100, digits, fashion-mnist, mnist)" in err
 
 
-def test_presets_name_options_that_exist():
+def test_every_built_in_data_set_has_presets_that_name_options_which_exist():
     from assay import presets
     from assay.cli.passing import options
+    from assay.data.catalog import available
 
+    assert set(presets.available()) == {info.name for info in available()}
     for data in presets.available():
         for name, entry in presets._file(data).items():
             for level in entry["at"]:
