@@ -44,7 +44,7 @@ class Records:
     def gather(self, index: Tensor) -> Any:
         """The records of these indices, stacked."""
         if self._tensors is not None:
-            return [t[index].to(self._device, non_blocking=True) for t in self._tensors]
+            return [t.index_select(0, index).to(self._device, non_blocking=True) for t in self._tensors]
         batch = default_collate([self._dataset[i] for i in index.tolist()])
         return pytree.tree_map(lambda v: v.to(self._device) if isinstance(v, Tensor) else v, batch)
 
