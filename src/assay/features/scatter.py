@@ -2,7 +2,7 @@
 
 As features for private training: Tramèr and Boneh 2021, "Differentially private learning needs better features (or much
 more data)". The filters are kymatio's, and so are the values. They are applied here, to a few pictures and all angles at a time: what
-is at hand stays in a core's cache, which is some ten times as fast on small pictures as one path after the other.
+is at hand stays in a core's cache, which is several times as fast on small pictures as one path after the other.
 """
 
 from __future__ import annotations
