@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from assay.audit.replay import Frozen
 from assay.distributed.noise import Silent
-from assay.privacy import rng, tails
+from assay.privacy import pieces, tails
 from assay.privacy.adding import Adding, add_drawn, add_normal
 from assay.privacy.blocks import Blocks
 from assay.privacy.rng import OsSeeded, Randomness, Secure, Seeded, Stream
@@ -47,15 +47,17 @@ def by_hand(n: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("n", [1, 15, 17, 2**16, 2**16 + 1, 600_001])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_gives_what_it_always_gave(n: int, seed: int) -> None:
-    whole, drawing, adding = (torch.Generator().manual_seed(seed) for _ in range(3))
+    drawing, adding = (direct(Seeded(seed)) for _ in range(2))
+    whole = direct(Seeded(seed))._generator(torch.device("cpu"))  # type: ignore[attr-defined]
     expected = by_hand(n, whole)
     (value,) = gradients([n])
     added = value.clone()
-    rng._add_float32(added, STD, adding)
-    assert torch.equal(rng._normal_float32((n,), drawing), expected)
+    add_normal([added], STD, adding)
+    assert torch.equal(drawing.normal((n,), dtype=torch.float32, device="cpu"), expected)
     assert torch.equal(added, value.add(expected, alpha=STD))
-    assert torch.equal(whole.get_state(), drawing.get_state())
-    assert torch.equal(whole.get_state(), adding.get_state())
+    following = torch.rand(3, dtype=torch.float64, generator=whole)
+    assert torch.equal(drawing.uniform(3), following)
+    assert torch.equal(adding.uniform(3), following)
 
 
 @pytest.mark.parametrize("make", [direct, in_blocks])
@@ -119,8 +121,9 @@ def test_numbers_beyond_the_tail_are_normal_and_in_their_places(monkeypatch: pyt
     monkeypatch.setattr(tails, "TAIL", 2.5)
     n = 200_000
     value = torch.zeros(n)
-    rng._add_float32(value, 1.0, torch.Generator().manual_seed(3))
-    plain = torch.empty(n).normal_(generator=torch.Generator().manual_seed(3))
+    add_normal([value], 1.0, direct(Seeded(3)))
+    generator = direct(Seeded(3))._generator(torch.device("cpu"))  # type: ignore[attr-defined]
+    plain = torch.cat([torch.empty(len(part)).normal_(generator=generator) for part in torch.empty(n).split(2**16)])
     beyond = plain.abs() > 2.5
     assert torch.equal(value[~beyond], plain[~beyond])
     assert torch.equal(value[beyond].sign(), plain[beyond].sign())
@@ -137,4 +140,4 @@ def test_a_large_sum_needs_no_room_for_its_noise() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         add_normal([value], STD, stream)
     largest = max(event.self_cpu_memory_usage for event in seen.events())
-    assert 0 < largest <= 4 * rng._PIECE  # bytes of a piece
+    assert 0 < largest <= 4 * pieces.PIECE  # bytes of a piece

@@ -15,6 +15,7 @@ from scipy import stats
 
 from assay.privacy import bits, tails
 from assay.privacy.bits import Encrypted
+from assay.privacy.pieces import PIECE
 from assay.privacy.rng import Seeded
 
 FALSE_ALARM = 1e-7
@@ -38,7 +39,7 @@ def many() -> torch.Tensor:
 
 def pairs(numbers: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Both numbers of every pair."""
-    halves = numbers.double().view(-1, 2, bits._PIECE // 2)
+    halves = numbers.double().view(-1, 2, PIECE // 2)
     return halves[:, 0].flatten().numpy(), halves[:, 1].flatten().numpy()
 
 
@@ -72,7 +73,7 @@ def test_tails_come_as_often_as_they_should(many: torch.Tensor) -> None:
 def test_numbers_beyond_the_tail_are_drawn_anew(many: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tail that begins at 2.5, one number in 80 goes through what one in 150,000 goes through otherwise."""
     monkeypatch.setattr(tails, "TAIL", 2.5)
-    n = bits._PIECE  # the first piece: what is redrawn takes bits that the next one has without
+    n = 3 * PIECE
     drawn, plain = normal(encrypted(), n), many[:n]
     beyond = plain.abs() > 2.5
     assert torch.equal(drawn[~beyond], plain[~beyond])
@@ -128,7 +129,7 @@ def test_calls_go_on_and_never_repeat() -> None:
 
 
 def test_adding_goes_on_as_drawing_does() -> None:
-    for n in (1, 7, bits._PIECE, bits._PIECE + 1, 3 * bits._PIECE - 1):
+    for n in (1, 7, PIECE, PIECE + 1, 3 * PIECE - 1):
         adding, drawing = encrypted(), encrypted()
         value = torch.linspace(-1, 1, n)
         expected = value.add(normal(drawing, n), alpha=0.37)

@@ -6,10 +6,11 @@ distribution function; `Encrypted` makes float32 normal numbers, which training 
 
 from __future__ import annotations
 
+import copy
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -18,8 +19,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.privacy import tails
-from assay.privacy.adding import add_drawn, drawn_together, one_vector
+from assay.privacy import pieces, tails
+from assay.privacy.pieces import PIECE
 
 if TYPE_CHECKING:
     from assay.privacy.rng import Stream
@@ -97,8 +98,6 @@ class Hashed(_FromBits):
 
 
 KEY_BYTES = 32 + 16  # AES-256's key, and where its counter of 128 bits begins
-_CPU = torch.device("cpu")
-_PIECE = 1 << 16  # numbers: what stays in a core's cache between being drawn, being looked at and being added
 _ZEROS = memoryview(bytes(8 * _BLOCK))
 _SPARE = 16  # bytes that `update_into` of older versions wants to see behind what it writes
 
@@ -113,24 +112,32 @@ class _Room:
         self.radius = torch.empty(pairs)
         self.radii: NDArray[np.float32] = self.radius.numpy()
 
+    def part(self, pairs: int) -> _Room:
+        """The beginning of this room."""
+        part = copy.copy(self)
+        part.zeros, part.words, part.double = self.zeros[: 4 * pairs], self.words[:pairs], self.double[:pairs]
+        part.radius, part.radii = self.radius[:pairs], self.radii[:pairs]
+        return part
+
 
 class _Rooms(threading.local):
     """Each thread's own room, kept from call to call: new memory would cost as much as the numbers."""
 
     def __init__(self) -> None:
-        self._of: dict[int, _Room] = {}
-        self.numbers = torch.empty(_PIECE)
+        self._whole = _Room(PIECE // 2)
+        self._parts: dict[int, _Room] = {}
 
     def of(self, pairs: int) -> _Room:
-        """For this number of pairs. Whole pieces have theirs for good, of the others the latest."""
-        room = self._of.get(pairs)
+        """For this number of pairs, of a piece at most."""
+        room = self._parts.get(pairs)
         if room is None:
-            whole = {size: room for size, room in self._of.items() if size == _PIECE // 2}
-            room = _Room(pairs)
-            self._of = {**whole, pairs: room}
+            if len(self._parts) >= _SIZES:
+                self._parts.clear()
+            room = self._parts[pairs] = self._whole.part(pairs)
         return room
 
 
+_SIZES = 64  # of pieces that a thread remembers: a model has few
 _rooms = _Rooms()
 
 
@@ -147,39 +154,32 @@ class Encrypted(_FromBits):
         self._elsewhere = elsewhere
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """By inversion in float64, else by Box and Muller (see `_fill`) and then rounded to the type."""
+        """By inversion in float64, else by Box and Muller (see `fill`) and then rounded to the type."""
         device = torch.device(device)
         if device.type == "cuda":
             return self._elsewhere.normal(shape, dtype=dtype, device=device)
         if dtype == torch.float64:
             return super().normal(shape, dtype=dtype, device=device)
-        count = math.prod(shape)
-        drawn = torch.empty(_even(count), dtype=torch.float32)
-        for piece in drawn.split(_PIECE):
-            self._fill(piece)
-        return drawn[:count].view(tuple(shape)).to(device=device, dtype=dtype)
+        return pieces.normal(shape, self).to(device=device, dtype=dtype)
 
     def add_normal(self, values: Sequence[Tensor], std: float) -> None:
-        """A vector of float32 on the CPU in one pass: only the vector goes through main memory."""
-        for part in drawn_together(values):
-            if (vector := one_vector(part)) is None:
-                add_drawn(part, std, self.normal)
-                continue
-            for own in vector.split(_PIECE):
-                piece = _rooms.numbers[: _even(len(own))]
-                self._fill(piece)
-                own.add_(piece[: len(own)], alpha=std)
+        """In pieces."""
+        pieces.add_normal(values, std, self)
 
-    def _fill(self, piece: Tensor) -> None:
+    def fill(self, piece: Tensor) -> Mapping[int, float]:
         """Independent standard normal numbers in float32, in pairs of 64 bits: r cos θ in the first half, r sin θ in the second.
 
         The radius r = sqrt(-2 log u) takes 32 bits: u is an odd multiple of 2⁻³³, and its logarithm is taken in float64, because u near 1 has no
         more than 24 bits in float32 and would leave 2⁻²⁵ of all pairs without any noise. So r takes 2³² values from 1.5e-5 to 6.8.
         The angle takes 32 bits as well, in [-π, π), and is rounded to float32: that moves it by less than 2⁻²², no more than the angle of torch's own
-        float32 numbers is coarse (2⁻²¹·⁴). What is beyond 4.5 is drawn anew from that tail (`assay.privacy.tails`); its partner is independent of it and stays.
+        float32 numbers is coarse (2⁻²¹·⁴). What is beyond 4.5 is taken out, to be drawn anew from that tail (`assay.privacy.tails`); its partner is
+        independent of it and stays. The last number of an odd piece has a partner that nobody gets.
         """
-        if not len(piece):
-            return
+        if len(piece) % 2:
+            even = piece.new_empty(len(piece) + 1)
+            beyond = self.fill(even)
+            piece.copy_(even[:-1])
+            return {place: number for place, number in beyond.items() if place < len(piece)}
         first, second = piece.chunk(2)
         room = _rooms.of(len(first))
         self._next_bits(room)
@@ -188,14 +188,12 @@ class Encrypted(_FromBits):
         second.copy_(room.words).mul_(math.pi * 2.0**-31)
         torch.cos(second, out=first).mul_(room.radius)
         second.sin_().mul_(room.radius)
-        far = np.flatnonzero(room.radii > tails.TAIL)  # one pair in 25,000: no other has a number beyond
-        if len(far):
-            self._redraw_tail(piece.numpy(), np.concatenate([far, far + len(first)]))
-
-    def _redraw_tail(self, piece: NDArray[np.float32], perhaps: NDArray[np.intp]) -> None:
-        where = perhaps[np.abs(piece[perhaps]) > tails.TAIL]
-        if len(where):
-            piece[where] = tails.redrawn(torch.from_numpy(piece[where]), self.uniform(len(where))).numpy()
+        numbers, beyond = piece.numpy(), {}
+        for pair in np.flatnonzero(room.radii > tails.TAIL).tolist():  # one in 25,000: no other has a number beyond
+            for place in (pair, len(first) + pair):
+                if abs(number := float(numbers[place])) > tails.TAIL:
+                    beyond[place], numbers[place] = number, 0
+        return beyond
 
     def _next_bits(self, room: _Room) -> None:
         self._cipher.update_into(room.zeros, room.bytes)
@@ -204,10 +202,6 @@ class Encrypted(_FromBits):
         buffer = bytearray(8 * n + _SPARE)
         self._cipher.update_into(_ZEROS[: 8 * n], buffer)
         return torch.frombuffer(buffer, dtype=torch.int64, count=n)
-
-
-def _even(n: int) -> int:
-    return n + n % 2
 
 
 _LOG_OF_ALL = torch.tensor(64 * math.log(2), dtype=torch.float64)

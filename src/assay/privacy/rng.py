@@ -24,8 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.errors import AssayError, ConfigError
-from assay.privacy import tails
-from assay.privacy.adding import add_drawn, drawn_together, one_vector
+from assay.privacy import pieces, tails
 from assay.privacy.bits import KEY_BYTES, Encrypted, Hashed, Shake
 
 
@@ -180,21 +179,27 @@ class _Generated:
         device = torch.device(device)
         if device.type == "cuda":
             drawn = torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
+        elif dtype == torch.float64:
+            drawn = torch.randn(shape, dtype=dtype, generator=self._generator(_CPU))
         else:
-            generator = self._generator(_CPU)
-            if dtype == torch.float64:
-                drawn = torch.randn(shape, dtype=dtype, generator=generator)
-            else:
-                drawn = _normal_float32(shape, generator)
+            drawn = pieces.normal(shape, self)
         return drawn.to(device=device, dtype=dtype)
 
     def add_normal(self, values: Sequence[Tensor], std: float) -> None:
-        """A vector of float32 on the CPU in one pass, without room for as many numbers."""
-        for part in drawn_together(values):
-            if (vector := one_vector(part)) is None:
-                add_drawn(part, std, self.normal)
-            else:
-                _add_float32(vector, std, self._generator(_CPU))
+        """In pieces."""
+        pieces.add_normal(values, std, self)
+
+    def fill(self, piece: Tensor) -> Mapping[int, float]:
+        """torch's own numbers.
+
+        One in 150,000 is beyond the tail: the largest and the smallest are looked for until they are within. NumPy finds either within the
+        cache and without a temporary in a fiftieth of the time that drawing takes.
+        """
+        numbers, beyond = piece.normal_(generator=self._generator(_CPU)).numpy(), {}
+        while numbers[at := numbers.argmax()] > tails.TAIL or numbers[at := numbers.argmin()] < -tails.TAIL:
+            beyond[int(at)] = float(numbers[at])
+            numbers[at] = 0
+        return beyond
 
     def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """The difference of two exponential numbers, each from 53 bits."""
@@ -247,55 +252,3 @@ def _cpu_state(seed: bytes) -> Tensor:
     state = _blank_state().copy()
     state[_FIRST : _FIRST + _WORDS] = np.frombuffer(seed, dtype="<u4")
     return torch.from_numpy(state.view(np.uint8))
-
-
-_PIECE = 1 << 16  # what stays in a core's cache between being drawn, being looked at and being added
-
-
-def _normal_float32(shape: Sequence[int], generator: torch.Generator) -> Tensor:
-    """Normal numbers in float32, those beyond 4.5 standard deviations from that tail's true distribution (`assay.privacy.tails`)."""
-    drawn = torch.empty(tuple(shape), dtype=torch.float32)
-    flat, beyond = drawn.view(-1), {}
-    for start in range(0, len(flat), _PIECE):
-        beyond.update(_fill(flat[start : start + _PIECE], start, generator))
-    if beyond:
-        where, tail = _tail(beyond, generator)
-        flat[where] = tail
-    return drawn
-
-
-def _add_float32(value: Tensor, std: float, generator: torch.Generator) -> None:
-    """value + std · `_normal_float32`, bit for bit, in place and in one pass: only `value` goes through main memory.
-
-    A whole vector of numbers would have to be allocated, which for a large one costs as much as drawing it.
-    """
-    flat, beyond = value.view(-1), {}
-    room = torch.empty(min(_PIECE, len(flat)), dtype=torch.float32)
-    for start in range(0, len(flat), _PIECE):
-        own = flat[start : start + _PIECE]
-        piece = room[: len(own)]
-        beyond.update(_fill(piece, start, generator))
-        own.add_(piece, alpha=std)
-    if beyond:
-        where, tail = _tail(beyond, generator)
-        flat[where] = flat[where].add_(tail, alpha=std)
-
-
-def _fill(piece: Tensor, start: int, generator: torch.Generator) -> dict[int, float]:
-    """Draw a piece, with 0 in place of what is beyond 4.5 standard deviations; that by its place, counted from `start`.
-
-    One number in 150,000 is: the largest and the smallest are looked for until they are within. NumPy finds either within the
-    cache and without a temporary in a fiftieth of the time that drawing takes.
-    """
-    numbers, beyond = piece.normal_(generator=generator).numpy(), {}
-    while numbers[at := numbers.argmax()] > tails.TAIL or numbers[at := numbers.argmin()] < -tails.TAIL:
-        beyond[start + int(at)] = float(numbers[at])
-        numbers[at] = 0
-    return beyond
-
-
-def _tail(beyond: Mapping[int, float], generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """The places of numbers that were taken out, in order, and what belongs there."""
-    places = sorted(beyond)
-    uniform = torch.rand(len(places), dtype=torch.float64, generator=generator)
-    return torch.tensor(places), tails.redrawn(torch.tensor([beyond[place] for place in places]), uniform)
