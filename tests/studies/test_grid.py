@@ -174,6 +174,22 @@ def test_every_table_of_the_checkout_is_a_grid_whose_numbers_belong_to_its_cells
     assert small.stem != table.stem
 
 
+MEASURED = [
+    (name, scale)
+    for name in tables.names(EXPERIMENTS)
+    for scale in ("full", "small")
+    if (stem := tables.read(EXPERIMENTS, name, scale).stem).with_name(f"{stem.name}.json").exists()
+]
+
+
+@pytest.mark.parametrize(("name", "scale"), MEASURED)
+def test_what_was_measured_was_measured_with_the_settings_that_are_there(name, scale):
+    """A table or a preset that was changed after its runs: measure again, or take the change back."""
+    table = tables.read(EXPERIMENTS, name, scale)
+    for run in results.read(table).runs:
+        assert run.settings in (None, table.grid.run(run.labels, run.seed).decided)
+
+
 @pytest.mark.parametrize("name", ["dp-lssgd/table2", "dp-lssgd/verified"])
 def test_results_from_before_there_was_a_schema_are_read(name):
     table = tables.read(EXPERIMENTS, name)

@@ -2,9 +2,12 @@
 
 import json
 import os
+from dataclasses import replace
 
 import pytest
 
+from assay import presets
+from assay.errors import ConfigError
 from assay.report.collect import Collector
 from assay.runs.record import SCHEMA
 from assay.studies import twins
@@ -58,6 +61,34 @@ def test_another_option_seed_or_command_is_another_run(tmp_path, changed):
     other = study(tmp_path, "other", **changed)
     assert taken(other, tmp_path) is None
     assert not other.of(next(other.grid.runs())).path.exists()
+
+
+PRESET = {"shared": {"data": "mnist", "epsilon": 1.0, "preset": "best"}}
+
+
+def changed_preset(monkeypatch):
+    there = presets.of(PRESET["shared"])
+    other = replace(there, settings=there.settings | {"lr": 99.0})
+    monkeypatch.setattr(presets, "of", lambda asked: other)
+
+
+def test_a_run_with_a_preset_is_the_same_while_the_preset_is(tmp_path, monkeypatch):
+    finished(study(tmp_path, "one", **PRESET))
+    assert taken(study(tmp_path, "two", **PRESET), tmp_path) == "p/one"
+    typed = {**presets.of(PRESET["shared"]).settings, **PRESET["shared"]}
+    assert taken(study(tmp_path, "three", shared=typed), tmp_path) == "p/one", "what it stands for, said in full"
+    changed_preset(monkeypatch)
+    assert taken(study(tmp_path, "four", **PRESET), tmp_path) is None
+
+
+def test_a_study_is_not_gone_on_with_when_its_preset_has_changed(tmp_path, monkeypatch):
+    begun = finished(study(tmp_path, "one", **PRESET))
+    assert study(tmp_path, "one", **PRESET).unfinished() == []
+    assert next(Study.open(begun.path).grid.runs()).decided["lr"] == 4.0
+    changed_preset(monkeypatch)
+    with pytest.raises(ConfigError, match=r"presets\.best, mnist, 1\.0\.lr was 4\.0 and now is 99\.0"):
+        study(tmp_path, "one", **PRESET)
+    assert next(Study.open(begun.path).grid.runs()).decided["lr"] == 4.0, "what it was begun with"
 
 
 def test_the_order_of_an_option_given_several_times_matters(tmp_path):

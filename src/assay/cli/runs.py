@@ -213,7 +213,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     """What the options of `assay train` ask for; what was typed goes before what a preset says."""
     tuning = None
     if settings["preset"] is not None:
-        found = presets.get(settings["preset"], settings["data"], settings["epsilon"] or 1.0)
+        found = presets.of(settings)
         source = context.get_parameter_source
         typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
         settings |= {name: value for name, value in found.settings.items() if name not in typed}

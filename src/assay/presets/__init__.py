@@ -7,6 +7,7 @@ release, and a statement must say whether that was paid for. What a user types g
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -29,6 +30,11 @@ class Preset:
     def origin(self) -> dict[str, Any]:
         """For the record."""
         return {"from": f"preset {self.name}", "tried": self.tried, "on": self.on, "charged": self.charged}
+
+
+def of(asked: Mapping[str, Any]) -> Preset:
+    """The preset that options of `assay train` name, for their data set and ε (for 1 without one)."""
+    return get(asked["preset"], asked["data"], asked.get("epsilon") or 1.0)
 
 
 def get(name: str, data: str, epsilon: float) -> Preset:

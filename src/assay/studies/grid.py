@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from assay import presets
 from assay.errors import ConfigError
 
 Settings = Mapping[str, Any]
@@ -27,6 +28,13 @@ class Run:
     labels: tuple[str, ...]
     seed: int
     settings: Settings
+    preset: Settings = field(default_factory=dict)
+    """What the preset among the settings stands for."""
+
+    @property
+    def decided(self) -> dict[str, Any]:
+        """All that makes it this run and no other: what was asked for goes before what its preset says."""
+        return {**self.preset, **self.settings}
 
     @property
     def name(self) -> str:
@@ -49,6 +57,8 @@ class Grid:
     where: Sequence[Settings] = ()
     last: Settings = field(default_factory=dict)
     command: str = "train"
+    presets: Mapping[str, Settings] | None = field(default=None, compare=False)
+    """What presets stood for when a study was begun; None for what they are now."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -71,7 +81,15 @@ class Grid:
         """Every run, all cells with the first seed before any with the second."""
         for seed in self.seeds:
             for labels in self.cells():
-                yield Run(labels, seed, self.settings(labels))
+                yield self.run(labels, seed)
+
+    def run(self, labels: tuple[str, ...], seed: int) -> Run:
+        """This cell with this seed."""
+        settings = self.settings(labels)
+        return Run(labels, seed, settings, self._preset(settings) if "preset" in settings else {})
+
+    def _preset(self, settings: Settings) -> Settings:
+        return presets.of(settings).settings if self.presets is None else self.presets.get(_named(settings), {})
 
     def settings(self, labels: tuple[str, ...]) -> dict[str, Any]:
         """What the command is asked for in this cell. Lists of an axis add to lists that are there; an empty text takes a
@@ -107,13 +125,15 @@ class Grid:
         axes = [list(labels) for labels in self.axes.values()]
         for i in range(max(map(len, axes), default=1)):
             labels = tuple(axis[i % len(axis)] for axis in axes)
-            yield Run(labels, self.seeds[0], self.settings(labels))
+            yield self.run(labels, self.seeds[0])
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides what is run."""
         axes = {
             axis: {label: dict(settings) for label, settings in labels.items()} for axis, labels in self.axes.items()
         }
+        named = [settings for settings in map(self.settings, self.cells()) if "preset" in settings]
+        stood_for = {_named(settings): dict(self._preset(settings)) for settings in named}
         return {
             "title": self.title,
             self.command: dict(self.shared),
@@ -121,6 +141,7 @@ class Grid:
             "where": [dict(rule) for rule in self.where],
             "last": dict(self.last),
             "seeds": list(self.seeds),
+            **({"presets": stood_for} if stood_for else {}),
         }
 
     @classmethod
@@ -128,7 +149,7 @@ class Grid:
         """The grid that `to_json` described."""
         command = next(name for name in COMMANDS if name in data)
         kept = {key: data[key] for key in ("title", "axes", "where", "last", "seeds")}
-        return cls(command=command, shared=data[command], **kept)
+        return cls(command=command, shared=data[command], presets=data.get("presets", {}), **kept)
 
 
 def flags(settings: Settings) -> list[str]:
@@ -147,6 +168,11 @@ def flags(settings: Settings) -> list[str]:
 def arguments(settings: Settings) -> frozenset[tuple[str, ...]]:
     """Settings for comparison: equal where a command line would say the same, whatever the order of its options."""
     return frozenset(filter(None, (tuple(flags({name: value})) for name, value in settings.items())))
+
+
+def _named(settings: Settings) -> str:
+    """A preset, with all that decides what it stands for."""
+    return ", ".join(str(settings.get(key)) for key in ("preset", "data", "epsilon"))
 
 
 def label_list(value: Any) -> list[Any]:

@@ -99,7 +99,7 @@ def _together(table: Table, here: Results, before: Results) -> Results:
     old = {
         (run.seed, cells[run.labels]): run
         for run in before.runs
-        if run.labels in cells and run.settings in (None, table.grid.settings(run.labels))
+        if run.labels in cells and run.settings in (None, table.grid.run(run.labels, run.seed).decided)
     }
     places = {(run.seed, cells[run.labels]): run for run in here.runs}
     new = {place: run for place, run in places.items() if place not in old or attacks <= run.attacks.keys()}

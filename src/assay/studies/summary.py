@@ -39,7 +39,7 @@ class Measured:
     bytes_down: int | None = None
     """Between clients and server, where there are clients."""
     settings: Settings | None = None
-    """What the run was asked for; None in results from before that was kept."""
+    """What the run was asked for, and what its preset stood for; None in results from before that was kept."""
 
     @classmethod
     def of_run(cls, run: Run, directory: RunDirectory) -> Measured:
@@ -49,7 +49,7 @@ class Measured:
         return cls(
             labels=run.labels,
             seed=run.seed,
-            settings=run.settings,
+            settings=run.decided,
             test_accuracy=_float(record["result"]["test_accuracy"]),
             claimed=_float(eps["claimed"]),
             verified=float(eps["verified"]),

@@ -14,7 +14,7 @@ from assay.studies.grid import Run, arguments
 
 def take(study: Study, run: Run, root: Path) -> str | None:
     """Copy a finished run of the tables' studies below `root` (`paper/table`) that was asked for with exactly the options and the seed
-    of `run`; the name of that study, or None where there is no such run or `run` has begun. The copy is there whole or not at all.
+    of `run`, those of a preset among them; the name of that study, or None where there is no such run or `run` has begun. The copy is there whole or not at all.
 
     Nothing in a finished run's files says where they are, so they are true of the copy too. Results of attacks stay behind: no ε
     covers them, and what they were asked for is another table's.
@@ -40,9 +40,9 @@ def _studies(root: Path) -> Iterator[Study]:
 def _twins(study: Study, run: Run, other: Study) -> Iterator[RunDirectory]:
     if other.grid.command != study.grid.command:
         return
-    asked = arguments(run.settings)
+    asked = arguments(run.decided)
     for candidate in other.grid.runs():
-        if candidate.seed == run.seed and arguments(candidate.settings) == asked and _is_done(other.of(candidate)):
+        if candidate.seed == run.seed and arguments(candidate.decided) == asked and _is_done(other.of(candidate)):
             yield other.of(candidate)
 
 
