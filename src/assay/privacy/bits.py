@@ -180,17 +180,17 @@ class Encrypted(_FromBits):
             beyond = self.fill(even)
             piece.copy_(even[:-1])
             return {place: number for place, number in beyond.items() if place < len(piece)}
-        first, second = piece.chunk(2)
-        room = _rooms.of(len(first))
+        half = len(piece) // 2
+        first, second, room = piece[:half], piece[half:], _rooms.of(half)
         self._next_bits(room)
         _set_radius(room)
         self._next_bits(room)
-        second.copy_(room.words).mul_(math.pi * 2.0**-31)
+        second.copy_(room.words).mul_(_ANGLE)
         torch.cos(second, out=first).mul_(room.radius)
         second.sin_().mul_(room.radius)
         numbers, beyond = piece.numpy(), {}
-        for pair in np.flatnonzero(room.radii > tails.TAIL).tolist():  # one in 25,000: no other has a number beyond
-            for place in (pair, len(first) + pair):
+        for pair in (room.radii > tails.TAIL).nonzero()[0].tolist():  # one in 25,000: no other has a number beyond
+            for place in (pair, half + pair):
                 if abs(number := float(numbers[place])) > tails.TAIL:
                     beyond[place], numbers[place] = number, 0
         return beyond
@@ -204,6 +204,9 @@ class Encrypted(_FromBits):
         return torch.frombuffer(buffer, dtype=torch.int64, count=n)
 
 
+# tensors, because torch takes a few microseconds to make one of a Python number, at every call
+_ANGLE = torch.tensor(math.pi * 2.0**-31)
+_FIRST = torch.tensor(2.0**31 + 0.5, dtype=torch.float64)
 _LOG_OF_ALL = torch.tensor(64 * math.log(2), dtype=torch.float64)
 
 
@@ -212,5 +215,5 @@ def _set_radius(room: _Room) -> None:
 
     As 64 log 2 - 2 log(b + ½): the difference is at least 2⁻³², and float64's error in it 2⁻⁴⁶.
     """
-    room.double.copy_(room.words).add_(2.0**31 + 0.5).log_()
+    room.double.copy_(room.words).add_(_FIRST).log_()
     room.radius.copy_(torch.sub(_LOG_OF_ALL, room.double, alpha=2, out=room.double)).sqrt_()
