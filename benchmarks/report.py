@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -22,9 +22,17 @@ def machine() -> dict[str, str | int]:
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "opacus": version("opacus"),
+        "opacus": _installed("opacus"),
         "assay": version("assay-dp"),
     }
+
+
+def _installed(package: str) -> str:
+    """Some benchmarks have no rival: they run without it."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 def _processor() -> str:
