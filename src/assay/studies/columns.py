@@ -72,7 +72,7 @@ def _epsilon(title: str, value: Callable[[Cell], float | None], *, lower_bound: 
 def _sent(way: str) -> Column:
     def text(cell: Cell) -> str:
         megabytes = cell.sent(way)
-        return "–" if megabytes is None else f"{megabytes:.3g}"
+        return "–" if megabytes is None else f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:.0f}"
 
     return Column(f"MB {way}", lambda cell: cell.sent(way), text)
 
