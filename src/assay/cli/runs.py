@@ -74,7 +74,7 @@ def train(
     features: Annotated[
         str | None,
         typer.Option(
-            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after deskew+ or mirror+."
+            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after deskew+, opponent+ or mirror+."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",

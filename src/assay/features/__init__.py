@@ -19,6 +19,7 @@ from assay.features import cache
 from assay.features.deskew import Deskew
 from assay.features.efficientnet import EfficientNetLite0
 from assay.features.mirror import Mirror
+from assay.features.opponent import Opponent
 from assay.features.scatter import Scatter
 
 
@@ -62,7 +63,11 @@ KINDS: dict[str, type[Scatter] | type[EfficientNetLite0]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
 }
-PREPARATIONS: dict[str, type[Deskew] | type[Mirror]] = {"deskew": Deskew, "mirror": Mirror}
+PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
+    "deskew": Deskew,
+    "mirror": Mirror,
+    "opponent": Opponent,
+}
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ class Prepared:
 
 
 def parse(text: str) -> Features:
-    """`scatter`, `scatter:J=2,L=8,norm=group`, `efficientnet-lite0:size=128`; with preparations, `deskew+scatter`, `mirror+scatter`."""
+    """`scatter`, `scatter:J=2,L=8,norm=group`, `efficientnet-lite0:size=128`; with preparations, `deskew+scatter`, `mirror+opponent+scatter`."""
     *before, last = text.split("+")
     found: Features = spec.parse("features", last, KINDS)
     for name in reversed(before):
