@@ -81,6 +81,11 @@ def test_a_run_with_a_preset_is_the_same_while_the_preset_is(tmp_path, monkeypat
     assert taken(study(tmp_path, "four", **PRESET), tmp_path) is None
 
 
+def test_a_preset_is_that_of_the_data_set_that_commands_take_without_one(tmp_path):
+    made = study(tmp_path, "one", shared={"epsilon": 1.0, "preset": "best"})
+    assert next(made.grid.runs()).decided["lr"] == presets.get("best", "mnist", 1.0).settings["lr"]
+
+
 def test_a_study_is_not_gone_on_with_when_its_preset_has_changed(tmp_path, monkeypatch):
     begun = finished(study(tmp_path, "one", **PRESET))
     assert study(tmp_path, "one", **PRESET).unfinished() == []

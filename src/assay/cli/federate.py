@@ -17,6 +17,7 @@ from assay.cli import options
 from assay.cli.inputs import build, check_ceiling, load, of_run
 from assay.cli.privacy import report_spending
 from assay.cli.show import end, progress
+from assay.data import catalog
 from assay.errors import ConfigError
 from assay.federated import carriers, methods, partition
 from assay.federated.layout import Layout
@@ -44,7 +45,9 @@ def federate(
     method: Annotated[str, typer.Option(help="fedavg, fedags, fedsnlc or cpsgd; see `assay methods`.")] = "fedavg",
     variant: options.Variant = None,
     option: options.Setting = None,
-    data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
+    data: Annotated[
+        str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")
+    ] = catalog.DEFAULT,
     records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     circulant: Annotated[

@@ -21,7 +21,7 @@ from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
 from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
-from assay.data import DataBundle
+from assay.data import DataBundle, catalog
 from assay.distributed import limits
 from assay.distributed.launch import check_alone
 from assay.distributed.world import world
@@ -62,7 +62,9 @@ def train(
     option: options.Setting = None,
     encode: options.Encode = None,
     denoise: options.Denoise = None,
-    data: Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")] = "mnist",
+    data: Annotated[
+        str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")
+    ] = catalog.DEFAULT,
     records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
     validation: Annotated[
         bool,

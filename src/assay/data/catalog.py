@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 from assay.errors import ConfigError
 
+DEFAULT = "mnist"  # what commands train on where no data set is named
+
 
 class Fingerprint(NamedTuple):
     """What identifies a run of bytes."""

@@ -13,6 +13,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any
 
+from assay.data import catalog
 from assay.errors import ConfigError
 
 
@@ -34,7 +35,7 @@ class Preset:
 
 def of(asked: Mapping[str, Any]) -> Preset:
     """The preset that options of `assay train` name, for their data set and ε (for 1 without one)."""
-    return get(asked["preset"], asked["data"], asked.get("epsilon") or 1.0)
+    return get(asked["preset"], asked.get("data", catalog.DEFAULT), asked.get("epsilon") or 1.0)
 
 
 def get(name: str, data: str, epsilon: float) -> Preset:

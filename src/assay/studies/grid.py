@@ -172,7 +172,7 @@ def arguments(settings: Settings) -> frozenset[tuple[str, ...]]:
 
 def _named(settings: Settings) -> str:
     """A preset, with all that decides what it stands for."""
-    return ", ".join(str(settings.get(key)) for key in ("preset", "data", "epsilon"))
+    return ", ".join(str(settings[key]) for key in ("preset", "data", "epsilon") if key in settings)
 
 
 def label_list(value: Any) -> list[Any]:
