@@ -73,7 +73,7 @@ def test_ours_stand_beside_theirs_with_claimed_and_verified(folder):
     assert "75.00 ± 7.07" in page
     assert "77.5" in page
     assert "∞" in page
-    assert "1 of 4 settings spend more" in page
+    assert "1 of 2 measured settings spend more" in page
     part = "assay reproduce paper/table --only epsilon=1.0 --only method="
     assert f"<code>{part}ours</code>, <code>{part}other --seeds 1</code>" in page, "what measures what is there"
     assert "Not measured: paper/other." in page

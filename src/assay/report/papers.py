@@ -106,10 +106,11 @@ def _paper(where: Path, paper: str, measured: Sequence[Measured]) -> Html:
 def _table(where: Path, asked: Table, found: Results) -> Html:
     cells = summary.cells(found.runs, list(asked.grid.cells()))
     broken = [cell for cell in cells if _exceeds(cell)]
+    done = sum(bool(cell.runs) for cell in cells)
     seeds = sorted({run.seed for run in found.runs})
     reduced = tag("p", badge(Tone.NOTE, "reduced"), " ", "; ".join(found.reduced), ".") if found.reduced else None
     spent = (
-        tag("p", badge(Tone.BAD, "claims do not hold"), f" {len(broken)} of {len(cells)} settings spend more.")
+        tag("p", badge(Tone.BAD, "claims do not hold"), f" {len(broken)} of {done} measured settings spend more.")
         if broken
         else None
     )
