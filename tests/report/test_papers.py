@@ -98,7 +98,7 @@ def test_the_page_has_the_columns_and_the_texts_of_the_markdown(folder):
     toml.write_text(TOML.format(x="epsilon").replace("[train]", "[federate]").replace("77.5", '"about 78"'))
     asked = tables.read(where, "paper/table")
     header, _, first, *_ = results.rows(asked, results.read(asked)).splitlines()
-    assert first == "| 1.0 | ours | 70.00 | about 78 | 1 | ∞ | ≥ 0.5 | 0.00123 | 5e+03 | 1 |"
+    assert first == "| 1.0 | ours | 70.00 | about 78 | 1 | ∞ | ≥ 0.5 | 0.00123 | 5000 | 1 |"
     page = papers.render(where)
     shown = re.search(r"<thead>(.*?)</thead><tbody><tr>(.*?)</tr>", page[page.index("paper/table: ours") :])
     texts = [re.findall(r">([^<>]+)<", part) for part in shown.groups()]
