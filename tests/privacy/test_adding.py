@@ -35,9 +35,19 @@ def gradients(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[
     return [torch.randn(n, dtype=dtype, generator=generator) for n in sizes]
 
 
+def generator_of(seed: int) -> torch.Generator:
+    """The generator behind `direct(Seeded(seed))`."""
+    return direct(Seeded(seed))._generator(torch.device("cpu"))  # type: ignore[attr-defined, no-any-return]
+
+
+def own_numbers(n: int, generator: torch.Generator) -> Tensor:
+    """torch's numbers, 2¹⁶ at a time."""
+    return torch.cat([torch.empty(len(part)).normal_(generator=generator) for part in torch.empty(n).split(2**16)])
+
+
 def by_hand(n: int, generator: torch.Generator) -> Tensor:
     """What a seed has always given: torch's numbers, 2¹⁶ at a time, then those beyond 4.5 drawn again, in order."""
-    drawn = torch.cat([torch.empty(len(part)).normal_(generator=generator) for part in torch.empty(n).split(2**16)])
+    drawn = own_numbers(n, generator)
     beyond = drawn.abs() > tails.TAIL
     uniform = torch.rand(int(beyond.sum()), dtype=torch.float64, generator=generator)
     drawn[beyond] = tails.redrawn(drawn[beyond], uniform)
@@ -48,7 +58,7 @@ def by_hand(n: int, generator: torch.Generator) -> Tensor:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_seed_gives_what_it_always_gave(n: int, seed: int) -> None:
     drawing, adding = (direct(Seeded(seed)) for _ in range(2))
-    whole = direct(Seeded(seed))._generator(torch.device("cpu"))  # type: ignore[attr-defined]
+    whole = generator_of(seed)
     expected = by_hand(n, whole)
     (value,) = gradients([n])
     added = value.clone()
@@ -122,8 +132,7 @@ def test_numbers_beyond_the_tail_are_normal_and_in_their_places(monkeypatch: pyt
     n = 200_000
     value = torch.zeros(n)
     add_normal([value], 1.0, direct(Seeded(3)))
-    generator = direct(Seeded(3))._generator(torch.device("cpu"))  # type: ignore[attr-defined]
-    plain = torch.cat([torch.empty(len(part)).normal_(generator=generator) for part in torch.empty(n).split(2**16)])
+    plain = own_numbers(n, generator_of(3))
     beyond = plain.abs() > 2.5
     assert torch.equal(value[~beyond], plain[~beyond])
     assert torch.equal(value[beyond].sign(), plain[beyond].sign())

@@ -45,9 +45,7 @@ def federate(
     method: Annotated[str, typer.Option(help="fedavg, fedags, fedsnlc or cpsgd; see `assay methods`.")] = "fedavg",
     variant: options.Variant = None,
     option: options.Setting = None,
-    data: Annotated[
-        str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")
-    ] = catalog.DEFAULT,
+    data: options.Data = catalog.DEFAULT,
     records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     circulant: Annotated[

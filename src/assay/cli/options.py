@@ -47,6 +47,7 @@ Clip = Annotated[
     str | None,
     typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat. (default: the method's own)"),
 ]
+Data = Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")]
 Variant = Annotated[
     str | None, typer.Option(help="sound (default), or published: the paper's algorithm to the letter.")
 ]

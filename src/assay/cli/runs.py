@@ -62,9 +62,7 @@ def train(
     option: options.Setting = None,
     encode: options.Encode = None,
     denoise: options.Denoise = None,
-    data: Annotated[
-        str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")
-    ] = catalog.DEFAULT,
+    data: options.Data = catalog.DEFAULT,
     records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
     validation: Annotated[
         bool,

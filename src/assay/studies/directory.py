@@ -1,6 +1,6 @@
 """The directory of a study: `study.json` says what is to be run, and below it every run has its own directory.
 
-It has what presets stood for, too: a preset that has changed since is another setting. `study.json` is written whole before the first run starts and changes only by seeds that are added. The state of a study is that of its runs: nothing
+`study.json` has what presets stood for, too: a preset that has changed since is another setting. It is written whole before the first run starts and changes only by seeds that are added. The state of a study is that of its runs: nothing
 else is kept, so nothing can disagree after a crash.
 """
 
