@@ -206,10 +206,24 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     assert len(measured()) == 4, "but neither a label that is gone nor a run with other settings"
     assert measured()["LeNet, ε 2", "DP-SGD", 0]["seconds"] < 1e6, "and what was measured now takes its place"
     assert json.loads(kept.read_text())["date"] > "2001-01-01"
-    assert assay("reproduce", "p/t", "--workers", 2)[0] == 0
+    shutil.rmtree(tmp_path / "runs")  # another machine
+    there = measured()
+    code, out, err = assay("reproduce", "p/t", "--missing", "--workers", 2)
+    assert code == 0, err
+    assert "8 runs, 4 done" in err
+    assert len(list((tmp_path / "runs").rglob("record.json"))) == 4, "what the results have is not repeated"
+    assert {**measured(), **there} == measured()
     text = (tmp_path / "experiments/p/t.md").read_text()
     assert "Command: `assay reproduce p/t`." in text
     assert text.count("| 2 |\n") == 4
+    code, out, err = assay("reproduce", "p/t", "--print", "--only", "model=LeNet, ε 3", "--seeds", 1)
+    assert code == 0, err
+    assert out.count("| LeNet, ε 3 |") == 2
+    assert out.count("| 1 |\n") == 2
+    assert "| LeNet, ε 2 |" not in out
+    assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --seeds 1`." in out
+    assert assay("reproduce", "p/t", "--workers", 2)[0] == 0
+    assert len(list((tmp_path / "runs").rglob("record.json"))) == 8, "without --missing the whole table is run here"
 
 
 @pytest.mark.parametrize(

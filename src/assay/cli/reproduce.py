@@ -13,7 +13,6 @@ from assay.cli import options, passing
 from assay.cli.study_progress import listening
 from assay.studies import results, running, tables
 from assay.studies.directory import Study
-from assay.studies.grid import Grid
 
 
 def register(app: typer.Typer) -> None:
@@ -34,12 +33,17 @@ def reproduce(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="Measure a part: so many of its seeds, from the first.")] = None,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Measure a part: only what the results do not have yet, from any machine.")
+    ] = False,
     experiments: Annotated[
         Path | None, typer.Option(help="The experiments folder. (default: `experiments` here or above)")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where run directories go.")] = Path("runs"),
     workers: options.Workers = None,
-    only_print: Annotated[bool, typer.Option("--print", help="Run nothing: print what was measured before.")] = False,
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Run nothing: print what was measured before, or a part of it.")
+    ] = False,
 ) -> None:
     """Run a paper's table, write its results beside its TOML (JSON and Markdown), and print it with theirs beside ours."""
     where = tables.folder(experiments)
@@ -48,15 +52,15 @@ def reproduce(
     parts = [tables.part(asked, only or [], seeds) for asked in wanted]  # refused before anything is trained
     for asked, part in zip(wanted, parts, strict=True):
         if not only_print:
-            _measure(asked, part, runs, workers or os.cpu_count() or 1)
-        console.print(results.render(asked, results.read(asked)), markup=False)
+            known = results.known(asked) if missing else frozenset()
+            _measure(asked, Study(runs / asked.study, part, known), runs, workers or os.cpu_count() or 1)
+        console.print(results.render(asked, results.read(asked), part if only_print else None), markup=False)
 
 
-def _measure(table: tables.Table, part: Grid, runs: Path, workers: int) -> None:
-    """Run the part in the directory of the whole: what other parts did there is not repeated, and they go on from here."""
-    asked = Study(runs / table.study, part)
-    if not any(asked.of(run).spec.exists() for run in part.runs()):
-        passing.rehearse(part, ", ".join)
+def _measure(table: tables.Table, asked: Study, runs: Path, workers: int) -> None:
+    """Run a part in the directory of the whole: what other parts did there is not repeated, and they go on from here."""
+    if not any(asked.of(run).spec.exists() for run in asked.grid.runs()):
+        passing.rehearse(asked.grid, ", ".join)
     study = Study.at(asked.path, table.grid)
     try:
         with listening(asked) as listener:

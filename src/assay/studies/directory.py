@@ -34,6 +34,8 @@ class Study:
 
     path: Path
     grid: Grid
+    elsewhere: frozenset[tuple[tuple[str, ...], int]] = frozenset()
+    """Runs, by labels and seed, that were measured on another machine and need not be repeated here."""
 
     @classmethod
     def at(cls, path: Path, grid: Grid) -> Study:
@@ -80,7 +82,8 @@ class Study:
 
     def unfinished(self) -> list[Run]:
         """The runs that have no record yet, in order."""
-        return [run for run in self.grid.runs() if not self.of(run).finished]
+        there = (run for run in self.grid.runs() if (run.labels, run.seed) not in self.elsewhere)
+        return [run for run in there if not self.of(run).finished]
 
     @contextmanager
     def claimed(self) -> Iterator[int | None]:

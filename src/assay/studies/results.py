@@ -21,6 +21,7 @@ from assay.runs.directory import RunDirectory
 from assay.studies import summary
 from assay.studies.columns import columns
 from assay.studies.directory import Study
+from assay.studies.grid import Grid
 from assay.studies.summary import Measured
 from assay.studies.tables import Table
 
@@ -90,19 +91,13 @@ def _written(directory: RunDirectory) -> float:
 
 
 def _together(table: Table, here: Results, before: Results) -> Results:
-    """Every run of the table that either has, from `here` if both do; date and machine of the newest. What was measured before under
-    a label that is gone, or with settings that the table no longer has, is not of this table. Of a table of attacks, a run that
-    was not attacked here does not take the place of one that was.
+    """Every run of the table that either has, from `here` if both do; date and machine of the newest. Of a table of attacks, a run
+    that was not attacked here does not take the place of one that was.
     """
     cells = {labels: i for i, labels in enumerate(table.grid.cells())}
-    attacks = set(table.attack.get("attack", ()))
-    old = {
-        (run.seed, cells[run.labels]): run
-        for run in before.runs
-        if run.labels in cells and run.settings in (None, table.grid.run(run.labels, run.seed).decided)
-    }
+    old = {(run.seed, cells[run.labels]): run for run in _of_table(table, before)}
     places = {(run.seed, cells[run.labels]): run for run in here.runs}
-    new = {place: run for place, run in places.items() if place not in old or attacks <= run.attacks.keys()}
+    new = {place: run for place, run in places.items() if place not in old or _attacked(table, run)}
     both = old | new
     older = not new or (here.date or "") < (before.date or "")
     newest = before if older and old.keys() - new.keys() else here
@@ -113,6 +108,28 @@ def _together(table: Table, here: Results, before: Results) -> Results:
         date=newest.date,
         cores=newest.cores,
     )
+
+
+def _of_table(table: Table, results: Results) -> list[Measured]:
+    """What was measured under a label that is gone, or with settings that the table no longer has, is not of this table."""
+    cells = set(table.grid.cells())
+    return [
+        run
+        for run in results.runs
+        if run.labels in cells and run.settings in (None, table.grid.run(run.labels, run.seed).decided)
+    ]
+
+
+def _attacked(table: Table, run: Measured) -> bool:
+    """Whether it has all that a table of attacks asks for; other tables ask for nothing."""
+    return set(table.attack.get("attack", ())) <= run.attacks.keys()
+
+
+def known(table: Table) -> frozenset[tuple[tuple[str, ...], int]]:
+    """The runs, by labels and seed, that the results beside the TOML have already."""
+    if not _json(table).exists():
+        return frozenset()
+    return frozenset((run.labels, run.seed) for run in _of_table(table, read(table)) if _attacked(table, run))
 
 
 def write(table: Table, results: Results) -> tuple[Path, Path]:
@@ -148,8 +165,11 @@ def read(table: Table) -> Results:
     )
 
 
-def render(table: Table, results: Results) -> str:
-    """The table in Markdown, with what a reader needs to judge it."""
+def render(table: Table, results: Results, part: Grid | None = None) -> str:
+    """The table in Markdown, with what a reader needs to judge it; only these cells and seeds of it, if a part is given."""
+    if part is not None:
+        cells = set(part.cells())
+        results = replace(results, runs=[run for run in results.runs if run.labels in cells and run.seed in part.seeds])
     lines = [f"# {results.title}", ""]
     if results.reduced:
         lines += [f"**Reduced, not the paper's setting:** {'; '.join(results.reduced)}.", ""]
@@ -157,7 +177,7 @@ def render(table: Table, results: Results) -> str:
         lines += [table.note.strip(), ""]
     seeds = sorted({run.seed for run in results.runs})
     lines += [
-        rows(table, results),
+        rows(table, results, part),
         "",
         f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
         f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Accuracy is mean ± standard deviation over seeds; "
@@ -213,11 +233,11 @@ def _blocks(cells: Sequence[tuple[str, ...]]) -> list[list[list[str]]]:
     return [[labels, *block] for rest, labels in alike.items() for block in _blocks(rest)]
 
 
-def rows(table: Table, results: Results) -> str:
-    """One line a cell; cells that are not measured yet are there and say so."""
+def rows(table: Table, results: Results, part: Grid | None = None) -> str:
+    """One line a cell of the table, or of the part; cells that are not measured yet are there and say so."""
     shown = columns(table, results.runs)
     header = [*table.grid.axes, *(column.title for column in shown)]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    for cell in summary.cells(results.runs, list(table.grid.cells())):
+    for cell in summary.cells(results.runs, list((part or table.grid).cells())):
         lines.append(f"| {' | '.join([*cell.labels, *(column.text(cell) for column in shown)])} |")
     return "\n".join(lines)
