@@ -3,7 +3,7 @@
 On the private records: a random number of trials is drawn (Poisson, its mean public, the number itself secret), each trial takes
 a random one of the settings, trains privately on nine tenths of the records, and is scored on the last tenth with noise; only
 the best trial's model leaves. Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", theorem
-6: what one trial costs (its training and its score together) decides what the best of them costs. All settings cost the same: only
+6: what one trial costs (what it releases before training, its training and its score together) decides what the best of them costs. All settings cost the same: only
 what does not decide ε may be tried.
 
 On public data nothing is charged: the settings that do best there are used once on the private records.
@@ -79,8 +79,6 @@ def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Pl
         )
     if plan.method.variant == "published":
         raise ConfigError("method", plan.method.name, "a sound variant")
-    if plan.stage is not None:
-        raise ConfigError(*plan.stage_option, "nothing that is released before the first step of a trial")
     plain = replace(plan, epsilon_limit=None)
 
     def cost(noise: float) -> float:

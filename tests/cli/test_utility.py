@@ -5,6 +5,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from assay.cli.inputs import load, of_run
 
@@ -108,17 +109,53 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
     assert "2 settings were tried, on a tenth of the training records" in statement
     assert "the choice is part of ε" in statement
     assert "Papernot and Steinke 2022" in statement
+    assert {entry["epsilon"] for entry in record["history"]} == {record["epsilon"]["verified"]}, "no trial by itself"
     code, _, err = assay(*TUNE, "--try", "lr=1", "--out", out)
     assert code == 2
     assert "a new directory" in err
+    for command in ("attack", "audit"):  # who was trained on is not known
+        code, _, err = assay(command, out)
+        assert code == 2
+        assert "a model that assay tune chose" in err
+
+
+def test_what_is_released_before_a_trial_is_part_of_its_cost(assay, tmp_path):
+    """A mean with hardly any noise would cost more than the whole budget: the selection's price must have it in."""
+    words = (*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1)
+    out = tmp_path / "tuned"
+    code, _, err = assay(*words, "--center", "mean:noise=20", "--out", out)
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert 2.97 <= record["epsilon"]["verified"] <= 3
+    assert record["parts"] == [], "an ε of the mean alone would be too small: it was chosen among several"
+    ledger = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
+    trial = ledger[1]["event"]["event"]["events"]
+    assert {"kind": "gaussian", "noise_multiplier": 20.0} in trial[0]["events"][0]["events"]
+    assert "input_shift" in load_file(out / "model.safetensors")
+    assert "the mean of the inputs" in (out / "statement.md").read_text()
+    code, _, err = assay(*words, "--center", "mean:noise=0.5", "--out", tmp_path / "other")
+    assert code == 2
+    assert "epsilon = 3.0 is not accepted: at least" in err
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_preset_is_tuned_around_and_the_statement_has_both_choices(assay, tmp_path):
+    words = ("tune", "--data", "digits", "--preset", "best", "--batch-size", 200, "--epochs", 2)
+    digits = load("digits", None, None)
+    np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
+    for name, more in {"private": ("--trials", 3), "public": ("--public", tmp_path / "public.npz")}.items():
+        code, _, err = assay(*words, "--try", "lr=1,2", *more, "--epsilon", 3, "--seed", 1, "--out", tmp_path / name)
+        assert code == 0, err
+        record = json.loads((tmp_path / name / "record.json").read_text())
+        assert record["clip"] == "flat:0.1", "the preset's"
+        assert record["tuning"]["from"] == "assay tune"
+        assert record["tuning"]["start"]["from"] == "preset best"
+        statement = (tmp_path / name / "statement.md").read_text()
+        assert statement.index("Settings: preset best") < statement.index("Settings: assay tune; 2 settings were tried")
 
 
 def test_tuning_on_public_data_is_free(assay, tmp_path):
-    import numpy as np
-
-    from assay.data import load
-
-    digits = load("digits")
+    digits = load("digits", None, None)
     np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
     out = tmp_path / "tuned"
     words = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 150, "--epochs", 2, "--clip", 0.1)
@@ -153,8 +190,6 @@ def test_tuning_refuses(assay, tmp_path, words, said):
 
 
 def test_fine_tuning_moves_the_last_layers_only(assay, tmp_path):
-    from safetensors.torch import load_file
-
     words = ("train", "--data", "digits", "--model", "lenet5", "--epochs", 1, "--seed", 0)
     assert assay(*words, "--out", tmp_path / "first")[0] == 0
     start = tmp_path / "first" / "model.safetensors"

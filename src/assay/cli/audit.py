@@ -20,7 +20,7 @@ from assay.audit.training import TrainingAudit, black_box, mislabelled, white_bo
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
 from assay.cli.federate import is_federated
-from assay.cli.inputs import of_run, planned
+from assay.cli.inputs import check_not_chosen, of_run, planned
 from assay.cli.show import print_json
 from assay.errors import ConfigError
 from assay.federated import methods as federated
@@ -195,6 +195,7 @@ def _audit_run(
     if is_federated(spec):
         _audit_federated(directory, how, releases, confidence, randomness, as_json)
         return
+    check_not_chosen(spec)
     plan = planned_run = Plan.from_json(spec["plan"])
     if directory.finished:  # what was really spent, lost steps included
         record = directory.read_record()

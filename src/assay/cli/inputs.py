@@ -79,12 +79,25 @@ def of_run(
     names = spec["names"]
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
+    check_not_chosen(spec)
     known = names["data_dir"]
     whole = names.get("validation_of")
     records = whole or spec["plan"].get("records") or names["records"]  # a federated plan counts clients
     directory = data_dir or (None if known is None else Path(known))
     bundle = load(names["data"], directory, records, names.get("features"), validation=whole is not None)
     return bundle, network_of(names, bundle, seed)
+
+
+def check_not_chosen(spec: Mapping[str, Any]) -> None:
+    """Refuse a model that `assay tune` chose at a cost: it is the best of several, trained on records that were drawn in secret, and what
+    is found out about one training says nothing of it.
+    """
+    if (spec["names"].get("tuning") or {}).get("charged"):
+        raise ConfigError(
+            "run",
+            "a model that assay tune chose",
+            "a run of `assay train`, with the settings that were chosen: which records this model was trained on was drawn in secret and not kept",
+        )
 
 
 def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:

@@ -50,14 +50,14 @@ def _named(parameter: Any) -> str:
     return str(parameter.opts[0]).removeprefix("--").replace("-", "_")
 
 
-def prepared(words: Iterable[str]) -> runs.Prepared:
-    """All that `assay train` with these words would train with."""
+def prepared(words: Iterable[str], like: runs.Prepared | None = None) -> runs.Prepared:
+    """All that `assay train` with these words would train with; records that `like` has are not loaded again."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
     @functools.wraps(runs.train)  # its options; what is done with them is not
     def only_prepare(**settings: Any) -> runs.Prepared:
-        return runs.prepare(**settings)
+        return runs.prepare(like=like, **settings)
 
     made: runs.Prepared = typer.main.get_command(app).main([*words, "--out", "."], standalone_mode=False)
     return made

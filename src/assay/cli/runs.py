@@ -207,15 +207,19 @@ class Prepared:
     plan: Plan
     training: Training
     names: dict[str, Any]
+    source: tuple[Any, ...]
+    """What of the options decides the bundle."""
 
 
-def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
-    """What the options of `assay train` ask for; what was typed goes before what a preset says."""
+def prepare(*, context: typer.Context, like: Prepared | None = None, **settings: Any) -> Prepared:
+    """What the options of `assay train` ask for; what was typed goes before what a preset says. Records that `like` has are not loaded
+    again.
+    """
     tuning = None
     if settings["preset"] is not None:
         found = presets.of(settings)
-        source = context.get_parameter_source
-        typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
+        given = context.get_parameter_source
+        typed = {name for name in context.params if getattr(given(name), "name", "") == "COMMANDLINE"}
         settings |= {name: value for name, value in found.settings.items() if name not in typed}
         tuning = found.origin
     o = SimpleNamespace(**settings)
@@ -244,7 +248,8 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
     logs.check(o.log)
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
-    bundle = load(o.data, o.data_dir, o.records, o.features, validation=o.validation)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation)
+    bundle = like.bundle if like is not None and like.source == source else load(*source[:-1], validation=o.validation)
     init = None if o.init is None else located(o.init, o.data_dir)
     network = build(o.model, o.circulant, bundle, o.seed, init, o.train_layers)
     records = len(bundle.train_x)
@@ -279,7 +284,7 @@ def prepare(*, context: typer.Context, **settings: Any) -> Prepared:
         "log": o.log,
         "tuning": tuning,
     }
-    return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names)
+    return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
 
 
 def resume(

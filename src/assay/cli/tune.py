@@ -11,7 +11,7 @@ import torch
 import typer
 from rich.console import Console
 
-from assay import tuning
+from assay import presets, tuning
 from assay.cli import options, passing
 from assay.cli.runs import Prepared
 from assay.cli.show import end
@@ -23,7 +23,7 @@ from assay.privacy.statement import render
 from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
-from assay.studies.grid import flags
+from assay.studies.grid import Settings, flags
 from assay.train import fit
 from assay.training import training_json
 
@@ -76,7 +76,7 @@ def tune(
     check_above_zero("epsilon", epsilon)
     tuning.check_trials(trials)
     settings = _combinations(tried)
-    shared = flags(passing.settings("train", context.args, decided=_DECIDED))
+    shared = passing.settings("train", context.args, decided=_DECIDED)
     if out.exists() and any(out.iterdir()):
         raise ConfigError("out", str(out), "a new directory: what was spent on an earlier choice stays spent")
     if public is None:
@@ -114,19 +114,34 @@ def _values(text: str) -> list[str]:
     return found
 
 
-def _made(shared: list[str], setting: dict[str, str], seed: int | None, more: dict[str, Any]) -> Prepared:
-    return passing.prepared([*shared, *flags(setting), *flags({"seed": seed, **more})])
+def _made(
+    shared: Settings, setting: dict[str, str], seed: int | None, more: dict[str, Any], like: Prepared | None = None
+) -> Prepared:
+    return passing.prepared(flags({**shared, **setting, "seed": seed, **more}), like)
+
+
+def _all_made(
+    shared: Settings, settings: list[dict[str, str]], seed: int | None, more: dict[str, Any]
+) -> list[Prepared]:
+    """One for each setting; records are in memory once, unless the settings see them differently."""
+    made: list[Prepared] = []
+    for setting in settings:
+        made.append(_made(shared, setting, seed, more, made[-1] if made else None))
+    return made
 
 
 def _on_private(
-    settings: list[dict[str, str]], shared: list[str], out: Path, epsilon: float, mean: float, seed: int | None
+    settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, mean: float, seed: int | None
 ) -> Result:
     randomness = source(seed, secure=False)
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
-    first = _made(shared, settings[0], seed, more)
-    split = tuning.Split.of(first.bundle, randomness.stream("split", 0))
+    made = _all_made(shared, settings, seed, more)
+    first = made[0]
+    bundles = {id(one.bundle): one.bundle for one in made}
+    splits = {key: tuning.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
+    parts = [splits[id(one.bundle)] for one in made]
+    split = parts[0]
     calibrated = tuning.calibrated(replace(first.plan, records=len(split.train)), epsilon, split.score_noise, mean)
-    made = [first, *(_made(shared, setting, seed, more) for setting in settings[1:])]
     plans = [
         replace(one.plan, records=len(split.train), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
         for one in made
@@ -134,12 +149,12 @@ def _on_private(
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
             raise ConfigError("try", setting, "settings whose trials all cost the same")
-    parts = [tuning.Split.of(one.bundle, randomness.stream("split", 0)) for one in made]
     chosen_by = {
         "from": "assay tune",
         "tried": len(settings),
         "on": f"a tenth of the training records, scored with noise, in a secret number of trials (Poisson, mean {mean:g})",
         "charged": True,
+        "start": first.names["tuning"],
     }
     names = {**first.names, "tuning": chosen_by}
     spec = {"plan": calibrated.to_json(), "training": training_json(first.training), "names": names}
@@ -149,7 +164,7 @@ def _on_private(
 
     def run(which: int, trial: int) -> Result:
         own = None if seed is None else (seed << 16) + trial
-        one = _made(shared, settings[which], own, more)
+        one = _made(shared, settings[which], own, more, made[which])
         return fit(
             one.network,
             parts[which].train,
@@ -163,8 +178,12 @@ def _on_private(
     with torch.no_grad():
         accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
     facts = epsilon_facts(plans[which], ledger, "Rényi")
+    # what a step or a part costs by itself says nothing of what it costs in the best of the trials: all of it is the whole ε
+    history = [{**entry, "epsilon": facts["verified"]} for entry in best.record["history"]]
     record = {
         **best.record,
+        "history": history,
+        "parts": [],
         "epsilon": {**facts, "target": epsilon, "claimed": facts["verified"]},
         "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
         "seed": seed,
@@ -174,24 +193,28 @@ def _on_private(
 
 
 def _on_public(
-    settings: list[dict[str, str]], shared: list[str], out: Path, epsilon: float, public: str, seed: int | None
+    settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, public: str, seed: int | None
 ) -> Result:
+    private = _all_made(shared, settings, seed, {"epsilon": epsilon})  # refused before any trial
+    if private[0].names["data"] == public:
+        raise ConfigError("public", public, "another data set than the private one")
+    preset = presets.of({**shared, "epsilon": epsilon}).settings if "preset" in shared else {}  # the private data set's
+    there = {**preset, **{name: value for name, value in shared.items() if name != "preset"}}
     scores = []
-    for setting in settings:
-        one = _made(shared, setting, seed, {"epsilon": epsilon, "data": public})
+    for setting, one in zip(
+        settings, _all_made(there, settings, seed, {"epsilon": epsilon, "data": public}), strict=True
+    ):
         _say(f"on {public}: {' '.join(flags(setting))}")
         result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
         scores.append(result.accuracy or 0.0)
-    best = settings[scores.index(max(scores))]
+    one = private[scores.index(max(scores))]
     chosen_by = {
         "from": "assay tune",
         "tried": len(settings),
         "on": f"{public}, which is taken as public: nothing of the private records went into the choice",
         "charged": False,
+        "start": one.names["tuning"],
     }
-    one = _made(shared, best, seed, {"epsilon": epsilon})
-    if one.names["data"] == public:
-        raise ConfigError("public", public, "another data set than the private one")
     return fit(
         one.network,
         one.bundle.train,

@@ -170,12 +170,15 @@ def _accountant(record: Mapping[str, Any]) -> str:
 
 
 def tuning_line(record: Mapping[str, Any]) -> list[str]:
-    """How the settings were found, if that is known."""
+    """How the settings were found, as far as that is known: those that others were tried around first."""
     tuning = record["tuning"]
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    return [f"- Settings: {tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}."]
+    return [
+        *tuning_line({"tuning": tuning.get("start")}),
+        f"- Settings: {tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}.",
+    ]
 
 
 def audit_line(record: Mapping[str, Any]) -> list[str]:
