@@ -46,7 +46,7 @@ def test_a_run_on_features_says_so_and_resumes_on_them(assay, tmp_path):
 
 
 def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
-    code, _, err = assay(
+    code, out, err = assay(
         "train", "--data", "digits", "--preset", "best", "--epochs", 3, "--seed", 0, "--out", tmp_path / "run"
     )
     assert code == 0, err
@@ -59,6 +59,7 @@ def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     assert record["tuning"]["charged"] is False
     assert record["epsilon"]["verified"] <= 1
     assert "Settings: preset best; " in (tmp_path / "run" / "statement.md").read_text()
+    assert "settings       preset best; 0 settings were tried, on no data" in out
 
 
 def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay import presets
 from assay.cli import passing
 from assay.cli.compare import method_axis
 from assay.errors import ConfigError
@@ -297,3 +298,14 @@ def test_methods_decide_the_command_and_are_not_mixed():
     assert "option" not in claimed["cpsgd"], "nothing published differs from it"
     with pytest.raises(ConfigError, match="assay federate only"):
         method_axis("dpsgd,fedavg", "verified")
+
+
+def test_beside_a_result_of_a_preset_stands_how_many_settings_were_tried():
+    table = tables.read(EXPERIMENTS, "utility/frontier")
+    head, _, first, *_ = results.rows(table, results.read(table)).splitlines()
+    found = presets.get("best", "mnist", 1.0)
+    assert dict(zip(head.split(" | "), first.split(" | "), strict=True))["settings tried"] == (
+        f"{found.tried}, {'charged' if found.charged else 'not charged'}"
+    )
+    other = tables.read(EXPERIMENTS, "dp-lssgd/table2")
+    assert "settings tried" not in results.rows(other, results.read(other)), "nobody says how those were found"

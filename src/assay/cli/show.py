@@ -14,7 +14,8 @@ from rich.progress import Progress as Bar
 
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
-from assay.privacy.statement import shown
+from assay.figures import at_most
+from assay.privacy.statement import choices, shown
 from assay.result import Progress, Result
 
 
@@ -56,7 +57,7 @@ def _facts(now: Progress, allowed: float | None) -> str:
     if now.accuracy is not None:
         parts.append(f"accuracy {now.accuracy:.2%}")
     if now.epsilon is not None:
-        parts.append(f"ε {now.epsilon:.3f}" + (f" of {allowed:g}" if allowed is not None else ""))
+        parts.append(f"ε {at_most(now.epsilon)}" + (f" of {allowed:g}" if allowed is not None else ""))
     return "  ".join(parts)
 
 
@@ -77,6 +78,7 @@ def outcome(result: Result) -> None:
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
+        "settings": "; then ".join(choices(record.get("tuning"))) or None,
         "note": None if record["seed"] is None else "fixed seed: reproducible, not private",
     }
     if result.directory is not None:

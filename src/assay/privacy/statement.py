@@ -170,15 +170,17 @@ def _accountant(record: Mapping[str, Any]) -> str:
 
 
 def tuning_line(record: Mapping[str, Any]) -> list[str]:
-    """How the settings were found, as far as that is known: those that others were tried around first."""
-    tuning = record["tuning"]
+    """How the settings were found, as far as that is known."""
+    return [f"- Settings: {words}." for words in choices(record["tuning"])]
+
+
+def choices(tuning: Mapping[str, Any] | None) -> list[str]:
+    """How settings were found, in words: those that others were tried around first."""
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    return [
-        *tuning_line({"tuning": tuning.get("start")}),
-        f"- Settings: {tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}.",
-    ]
+    last = f"{tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+    return [*choices(tuning.get("start")), last]
 
 
 def audit_line(record: Mapping[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from assay import presets
 from assay.studies import summary
 from assay.studies.summary import Cell, Measured
 from assay.studies.tables import Table
@@ -24,15 +25,17 @@ class Column:
 
 
 def columns(table: Table, runs: Sequence[Measured]) -> list[Column]:
-    """Ours beside the paper's, ε by claim and by ledger, and where there are any: ε by attack, what clients and server sent each other."""
+    """Ours beside the paper's, ε by claim and by ledger, and where there are any: ε by attack, what clients and server sent each other, how presets were chosen."""
     audited = any(run.audited is not None for run in runs)
     federated = table.grid.command == "federate"
+    chosen = any("preset" in (run.settings or {}) for run in runs)
     return [
         *_measured(table),
         _epsilon("ε claimed", lambda cell: cell.claimed),
         _epsilon("ε verified", lambda cell: cell.verified),
         *([_epsilon("ε audited", lambda cell: cell.audited, lower_bound=True)] if audited else []),
         *([_sent("up"), _sent("down")] if federated else []),
+        *([_tried()] if chosen else []),
         Column("seeds", lambda cell: len(cell.runs), lambda cell: str(len(cell.runs))),
     ]
 
@@ -75,6 +78,20 @@ def _sent(way: str) -> Column:
         return "–" if megabytes is None else f"{megabytes:.3g}" if megabytes < 100 else f"{megabytes:.0f}"
 
     return Column(f"MB {way}", lambda cell: cell.sent(way), text)
+
+
+def _tried() -> Column:
+    """How many settings the preset of a cell was chosen from, and whether ε has that choice in it."""
+
+    def origin(cell: Cell) -> presets.Preset | None:
+        named = [run.settings for run in cell.runs if run.settings is not None and "preset" in run.settings]
+        return presets.of(named[0]) if named else None
+
+    def text(cell: Cell) -> str:
+        found = origin(cell)
+        return "–" if found is None else f"{found.tried}, {'charged' if found.charged else 'not charged'}"
+
+    return Column("settings tried", lambda cell: None if (found := origin(cell)) is None else found.tried, text)
 
 
 def number_in(text: str) -> float | None:
