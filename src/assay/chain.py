@@ -15,9 +15,9 @@ from dp_accounting.dp_event import DpEvent
 from torch import Tensor
 
 from assay.errors import ConfigError
+from assay.grads.arithmetic import constant, squares
 from assay.grads.correlation import Basis, restored
 from assay.grads.engine import RecordGrads, Rules
-from assay.grads.uses import constant, squares
 from assay.privacy.rng import Stream
 from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, OnParameters, Private, Stateful
 

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.grads.uses import Apart, Block, Dense, LayerUse, Outer, Use
+from assay.grads.repeated import Block
+from assay.grads.uses import Apart, Dense, LayerUse, Outer, Use
 
 
 class Project(Protocol):

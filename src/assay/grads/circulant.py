@@ -16,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from assay.grads.arithmetic import CHUNK_ELEMENTS as _CHUNK_ELEMENTS
+from assay.grads.arithmetic import masked, rounding
 from assay.grads.spectra import Correlations, Torus, power
-from assay.grads.uses import _CHUNK_ELEMENTS, Apart, Dense, LayerUse, Use, _masked, rounding
+from assay.grads.uses import Apart, Dense, LayerUse, Use
 from assay.models.circulant import BlockCirculantLinear, circulant_linear
 
 
@@ -87,7 +89,7 @@ class Positions:
         return self.torus.signal(_added_up(self.x, self.g)).mul_(math.sqrt(self.torus.points))
 
     def without(self, bad: Tensor) -> Positions:
-        return Positions(self.torus, _masked(self.x, bad), _masked(self.g, bad))
+        return Positions(self.torus, masked(self.x, bad), masked(self.g, bad))
 
 
 def _added_up(x: Tensor, g: Tensor) -> Tensor:

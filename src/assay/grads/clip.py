@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.errors import ConfigError, check_above_zero
-from assay.grads.uses import constant
+from assay.grads.arithmetic import constant
 
 _LEAST = 1e-15  # an adaptive bound stays between this and its inverse, far from 0 and ∞ in float32
 _ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together

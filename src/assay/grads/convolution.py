@@ -21,7 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from assay.grads.uses import _CHUNK_ELEMENTS, Dense, Use, _masked, rounding, squares
+from assay.grads.arithmetic import CHUNK_ELEMENTS as _CHUNK_ELEMENTS
+from assay.grads.arithmetic import masked, rounding, squares
+from assay.grads.uses import Dense, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ class Convolved:
         return self.shape.weight_gradients(self.x, self.g)
 
     def without(self, bad: Tensor) -> Convolved:
-        return Convolved(self.shape, _masked(self.x, bad), _masked(self.g, bad))
+        return Convolved(self.shape, masked(self.x, bad), masked(self.g, bad))
 
 
 class ChannelsLast(Dense):
@@ -167,7 +169,7 @@ class ChannelsLast(Dense):
         return self.values.permute(0, 1, 4, 2, 3)
 
     def without(self, bad: Tensor) -> ChannelsLast:
-        return ChannelsLast(_masked(self.values, bad))
+        return ChannelsLast(masked(self.values, bad))
 
 
 Windows = Callable[[ConvShape, Tensor, Tensor], bool]

@@ -25,10 +25,11 @@ from torch import Tensor, nn
 
 from assay.denoise.lowpass import low_frequencies
 from assay.errors import UnsupportedModelError
+from assay.grads.arithmetic import rounding
 from assay.grads.convolution import Convolved
 from assay.grads.layers import ConvRule
 from assay.grads.spectra import Correlations, Torus, by_frequency, norms
-from assay.grads.uses import Use, rounding
+from assay.grads.uses import Use
 
 
 def corner(value: Tensor, shape: Sequence[int]) -> Tensor:

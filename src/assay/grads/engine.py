@@ -41,7 +41,8 @@ from assay.grads.layers import (
     rule_for,
     trainable_layers,
 )
-from assay.grads.uses import Apart, Dense, LayerUse, Outer, Use, together
+from assay.grads.repeated import gathered
+from assay.grads.uses import Apart, Dense, Found, Outer
 from assay.grads.views import folded
 from assay.models import compat
 
@@ -76,7 +77,6 @@ class _Unit(Generic[R]):
     wanted: frozenset[str]
 
 
-Found = list[tuple[Sequence[str], LayerUse]]
 Reduce = Callable[[Tensor], Tensor]
 """What becomes of a parameter's weighted sum as soon as it is there; called for the parameters in their order."""
 
@@ -163,23 +163,6 @@ class RecordGrads:
             values = found[name].per_record() if name in found else parameter.new_zeros(shape)
             whole[name] = values.view(shape) if values.numel() == math.prod(shape) else values
         return whole
-
-
-def _gathered(found: Found) -> Found:
-    """One entry for each parameter: uses of a parameter that occurs more than once in a pass are added up."""
-    once = [name for names, _ in found for name in names]
-    if len(once) == len(set(once)):
-        return found
-    repeated = {name for name in once if once.count(name) > 1}
-    out: Found = []
-    parts: dict[str, list[Use]] = {}
-    for names, use in found:
-        if repeated.isdisjoint(names):
-            out.append((names, use))
-            continue
-        for name, part in zip(names, use.apart(), strict=True):
-            parts.setdefault(name, []).append(part)
-    return out + [((name,), Apart([together(uses)])) for name, uses in parts.items()]
 
 
 def _choose(uses: Found) -> None:
@@ -298,7 +281,7 @@ class Engine:
             self._collecting = None
             if proof_now is not None:
                 proof_now.forget()
-        uses = _gathered(found) if len(found) > 1 else found
+        uses = gathered(found) if len(found) > 1 else found
         if views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
         if self._measured:

@@ -25,7 +25,8 @@ from assay.errors import UnsupportedModelError
 from assay.grads.circulant import CirculantRule
 from assay.grads.convolution import ConvShape, Windows, convolved
 from assay.grads.standardised import through_standardising
-from assay.grads.uses import Affine, Apart, Dense, LayerUse, Outer, Rank1, Rows, SharedRows, Use
+from assay.grads.tables import Rows, SharedRows
+from assay.grads.uses import Affine, Apart, Dense, LayerUse, Outer, Rank1, Use
 from assay.models.circulant import BlockCirculantLinear
 from assay.models.standardised import StandardisedConv2d, standardised
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
-from assay.grads.uses import constant
+from assay.grads.arithmetic import constant
 
 if TYPE_CHECKING:
     from assay.grads.engine import RecordGrads

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.grads.uses import _masked
+from assay.grads.arithmetic import masked
 
 _PIECE = 1 << 18  # numbers whose spectrum fits the cache
 _SHORT_SIDE = 30
@@ -180,7 +180,7 @@ class Correlations:
         return self.torus.signal(spectra).mul_(math.sqrt(self.torus.points))
 
     def without(self, bad: Tensor) -> Correlations:
-        return Correlations(self.torus, _masked(self.x, bad), _masked(self.g, bad))
+        return Correlations(self.torus, masked(self.x, bad), masked(self.g, bad))
 
 
 def by_frequency(spectra: Tensor) -> Tensor:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay.grads.arithmetic import rounding, squares
 from assay.grads.convolution import Convolved, ConvShape, convolved
-from assay.grads.uses import Dense, Use, rounding, squares
+from assay.grads.uses import Dense, Use
 from assay.models.standardised import LEAST, centred
 
 

@@ -11,8 +11,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from assay.grads.convolution import Convolved
+from assay.grads.repeated import Tied
 from assay.grads.standardised import Projected
-from assay.grads.uses import Apart, Dense, LayerUse, Outer, Rank1, Rows, Tied, Use
+from assay.grads.tables import Rows
+from assay.grads.uses import Apart, Dense, LayerUse, Outer, Rank1, Use
 
 
 def folded(layer: LayerUse, views: int) -> LayerUse:

@@ -1,0 +1,62 @@
+"""Arithmetic that norms and sums of per-record gradients share.
+
+Norms are safe: a norm that rounding or underflow may have made too small is raised by a bound on what was lost, so that no
+record slips past the clipping bound by it. A norm computed by another order of summation than the sum it bounds is raised by
+`rounding` of its terms, since a record whose terms nearly cancel would otherwise come out too short.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+LONG = 4096
+"""A row of more numbers than this is summed in blocks."""
+_SHORT, _BLOCK = 64, 512
+CHUNK_ELEMENTS = 1 << 22
+"""Per-record gradients built only for their norm are built in pieces of at most so many numbers, 16 MB."""
+
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
+TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
+
+
+def rounding(dtype: torch.dtype, terms: int) -> float:
+    """A bound on the relative rounding error of a sum of `terms` products, twice √terms units (probabilistic growth)."""
+    return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(1, terms))
+
+
+def squares(t: Tensor, plus: float = 0.0) -> Tensor:
+    """‖t‖² + plus over the last dimension, raised by what rounding and underflow may have taken from it.
+
+    A sum of n squares loses at most n/2 · eps of itself, whatever the order; a long float32 reduction can lose that much
+    (1 % at ten million), so long rows are summed in blocks.
+    """
+    n = t.shape[-1]
+    if n <= _SHORT:
+        total: Tensor = torch.linalg.vecdot(t, t)
+        steps = n
+    elif n <= LONG:
+        total = torch.linalg.vector_norm(t, dim=-1).square_()
+        steps = n
+    else:
+        whole = n // _BLOCK * _BLOCK
+        blocks = torch.linalg.vector_norm(t[..., :whole].unflatten(-1, (-1, _BLOCK)), dim=-1)
+        total = torch.linalg.vecdot(blocks, blocks)
+        if whole < n:
+            total += torch.linalg.vecdot(t[..., whole:], t[..., whole:])
+        steps = 2 * _BLOCK + n // _BLOCK
+    return total.mul_(1 + steps * EPS[t.dtype] / 2).add_(n * TINY[t.dtype] + plus)
+
+
+def masked(value: Tensor, bad: Tensor) -> Tensor:
+    """`value` [B, ...] with the records marked in `bad` [B] replaced by zeros."""
+    return value.masked_fill(bad.view(-1, *[1] * (value.dim() - 1)), 0.0)
+
+
+@functools.lru_cache(maxsize=256)
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number as a tensor, made once: turning a Python number into one costs as much as the operation it is for."""
+    return torch.tensor(value, dtype=dtype, device=device)
