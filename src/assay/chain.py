@@ -17,7 +17,8 @@ from torch import Tensor
 from assay.errors import ConfigError
 from assay.grads.arithmetic import constant, squares
 from assay.grads.correlation import Basis, restored
-from assay.grads.engine import RecordGrads, Rules
+from assay.grads.layers import Rules
+from assay.grads.record_grads import RecordGrads
 from assay.privacy.rng import Stream
 from assay.types import Bounded, ClipRule, Denoiser, Encoder, Grads, Mechanism, OnParameters, Private, Stateful
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from assay import methods
 from assay.chain import Chain
-from assay.grads.engine import RecordGrads
+from assay.grads.record_grads import RecordGrads
 from assay.grads.uses import Apart, Dense
 from assay.privacy.rng import Seeded
 from assay.types import Bounded

@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from assay.grads.engine import Engine, RecordGrads
+from assay.grads.engine import Engine
+from assay.grads.record_grads import RecordGrads
 from assay.grads.reference import per_record_gradients
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -18,8 +18,9 @@ import assay.grads.spectra
 from assay.errors import UnsupportedModelError
 from assay.grads.clip import Flat, PerLayer
 from assay.grads.correlation import FullCorrelationRule, corner
-from assay.grads.engine import Engine, RecordGrads
+from assay.grads.engine import Engine
 from assay.grads.layers import RULES
+from assay.grads.record_grads import RecordGrads
 from assay.grads.reference import per_record_gradients
 from assay.grads.spectra import Torus
 from assay.grads.uses import Use

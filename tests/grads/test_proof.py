@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.grads.engine import Engine, RecordGrads
+from assay.grads.engine import Engine
+from assay.grads.record_grads import RecordGrads
 from assay.models.compat import replace_batchnorm
 
 

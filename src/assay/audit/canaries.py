@@ -24,7 +24,7 @@ from assay.audit.observe import turned_into
 from assay.chain import Chain
 from assay.data.records import Records
 from assay.errors import ConfigError
-from assay.grads.engine import RecordGrads
+from assay.grads.record_grads import RecordGrads
 from assay.grads.uses import Apart
 from assay.privacy.rng import Stream
 from assay.step import PrivateStep

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from assay.chain import Chain
 from assay.errors import ConfigError
-from assay.grads.engine import RecordGrads
+from assay.grads.record_grads import RecordGrads
 from assay.grads.uses import Apart, Dense
 from assay.plan import Plan
 from assay.privacy.rng import Stream

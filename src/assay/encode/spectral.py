@@ -21,10 +21,10 @@ from torch import nn
 from assay.denoise.lowpass import LowPass
 from assay.errors import ConfigError
 from assay.grads.correlation import FullCorrelationRule
+from assay.grads.layers import Rules
 
 if TYPE_CHECKING:
     from assay.chain import Chain
-    from assay.grads.engine import Rules
 
 DOMAINS = ("kernel", "full")
 

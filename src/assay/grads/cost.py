@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from assay.grads.convolution import ChannelsLast, ConvShape
-from assay.grads.uses import Dense, Outer, keeps_product
+from assay.grads.uses import Apart, Dense, Found, Outer, keeps_product
 
 _REPEATS = 3
 _MOST_RECORDS = 32
@@ -43,6 +43,15 @@ def quicker(first: Callable[[], object], second: Callable[[], object], device: t
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def choose_all(found: Found) -> None:
+    """`choose` for every use of a pass."""
+    for _, use in found:
+        if isinstance(use, Apart):
+            for part in use.uses:
+                if isinstance(part, Outer):
+                    choose(part)
 
 
 def choose(use: Outer) -> None:

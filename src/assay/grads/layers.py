@@ -291,6 +291,9 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
 }
 
 
+Rules = Mapping[type[nn.Module], TapeRule | ExpandRule]
+"""By layer type."""
+
 _ELSEWHERE: dict[tuple[str, str], TapeRule | ExpandRule] = {
     ("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule(),
 }
@@ -320,9 +323,7 @@ def _foreign() -> dict[type[nn.Module], TapeRule | ExpandRule]:
     return {kind: rule for kind, rule in found.items() if kind is not None}
 
 
-def rule_for(
-    module: nn.Module, rules: Mapping[type[nn.Module], TapeRule | ExpandRule] = RULES
-) -> TapeRule | ExpandRule | None:
+def rule_for(module: nn.Module, rules: Rules = RULES) -> TapeRule | ExpandRule | None:
     """The rule for this module, or None if its type is unknown, changes `forward`, or carries parameters of its own."""
     if "forward" in vars(module):  # another library has replaced this one's forward
         return None

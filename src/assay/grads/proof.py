@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,7 @@ from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
 from assay.grads.arithmetic import constant
-
-if TYPE_CHECKING:
-    from assay.grads.engine import RecordGrads
+from assay.grads.record_grads import RecordGrads
 
 
 def run_backward(losses: Tensor) -> None:

@@ -1,0 +1,57 @@
+"""Modules of a model that run in another way while gradients are recorded, and as they are at all other times.
+
+A module's replacement is never run within itself, for a copy of the module, or without gradients; `restore` gives every module
+back the `forward` that it had.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.models import compat
+
+
+class Forwards:
+    """The forwards of a model that were replaced."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._compiled = compat.compiled(model)
+        self._replaced: list[tuple[nn.Module, Any]] = []
+
+    def replace(self, owner: nn.Module, run: Callable[..., Any]) -> None:
+        """Let `run` take the place of the module's forward while gradients are recorded."""
+        plain = vars(owner).get("forward")
+        self._replaced.append((owner, plain))
+        if plain is None:
+            plain = functools.partial(type(owner).forward, owner)
+        inside = False
+
+        def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            # a copy of the model (weight averaging) carries this method along, and is not ours to record
+            if module is not owner:
+                return type(module).forward(module, *args, **kwargs)
+            if inside or not torch.is_grad_enabled():
+                return plain(*args, **kwargs)
+            inside = True
+            try:
+                return run(*args, **kwargs)
+            finally:
+                inside = False
+
+        # What runs here is recorded, outside a compiled graph; what is between such layers is compiled.
+        owner.forward = types.MethodType(torch.compiler.disable(forward) if self._compiled else forward, owner)
+
+    def restore(self) -> None:
+        """Give the modules back as they were."""
+        for module, plain in self._replaced:
+            vars(module).pop("forward", None)
+            if plain is not None:
+                module.forward = plain
+        self._replaced = []
