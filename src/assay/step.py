@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.augment import Augmentation
+from assay.batches import Batches
 from assay.chain import Form
 from assay.data.records import Records
 from assay.distributed import limits
 from assay.distributed.placement import Everywhere, Placement
-from assay.distributed.world import Part, Ranks, World
+from assay.distributed.world import Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.figures import at_most
@@ -48,28 +49,9 @@ from assay.privacy import events
 from assay.privacy.blocks import Blocks
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Randomness
-from assay.types import Bounded
+from assay.types import Bounded, SideQuery
 
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
-
-
-class SideQuery(Protocol):
-    """A number released beside the gradient, from the same batch. It takes a share of the step's privacy."""
-
-    share: float
-
-    @property
-    def sensitivity(self) -> float:
-        """What one record can move the sum by."""
-        ...
-
-    def measure(self, losses: Tensor, norms: Tensor) -> Tensor:
-        """The sum over the records of a batch (or of a part of it: parts are added up)."""
-        ...
-
-    def receive(self, noisy: float, expected_size: float) -> None:
-        """Take the released sum."""
-        ...
 
 
 class MeanLoss:
@@ -199,7 +181,6 @@ class PrivateStep:
         self._measured: list[Tensor] = []
         self._pending = 1
         self._padded = False
-        self._part: Part | None = None
         self._drawn: int | None = None
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
@@ -240,56 +221,17 @@ class PrivateStep:
         other rank has. The plan is always that of the whole.
         """
         records = dataset if isinstance(dataset, Records) else Records(dataset)
-        self._part = self.world.part(len(records), self.plan.records)
+        drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         while self.taken < end:
             now = self.taken
-            yield from self._parts(records)
+            batch = drawing.draw(now - self._origin)
+            self._pending = passes = self.placement.passes(len(batch))
+            for part in batch.parts(passes):
+                self._drawn, self._slots, self._padded = len(part) * self._views, part.slots, part.padding
+                yield batch.gather(part)
             if self.taken == now:
                 raise AssayError("a batch was drawn but backward() was not called for it: every batch needs its step")
-
-    def _parts(self, records: Records) -> Iterator[Any]:
-        local = self.taken - self._origin
-        index = self._index(local)
-        slots = None
-        if self.plan.micro_batch > 1:
-            count = max(1, round(self.plan.batch_size / self.plan.micro_batch))
-            slots, order = self.randomness.stream("micro", local).integers(count, len(index)).sort()
-            index = index[order]
-        # one stream for all parts of a batch; secret like the noise: who knew it could tell a record's place in the batch
-        stream = None if self._augment is None else self.randomness.stream("augment", local)
-
-        def views(batch: Any) -> Any:
-            return batch if self._augment is None or stream is None else self._augment(batch, stream)
-
-        cuts = _cuts(len(index), self._physical, slots) if len(index) else []
-        passes = self.placement.passes(max(1, len(cuts)))
-        self._pending = passes
-        self._padded = False
-        for start, stop in cuts:
-            self._slots = None if slots is None else slots[start:stop]
-            self._drawn = (stop - start) * self._views
-            yield views(records.gather(index[start:stop]))
-        self._padded = True
-        for _ in range(len(cuts), passes):
-            self._slots = None if slots is None else slots.new_zeros(1)
-            self._drawn = self._views
-            yield views(records.zeros())
-
-    def _index(self, local: int) -> Tensor:
-        """This rank's part of the batch.
-
-        Every rank draws for the whole and keeps what is its own. With a fixed seed that is the batch of one process; without one every
-        rank has a key of its own, which is the same in distribution where records are drawn independently of each other.
-        """
-        assert self._part is not None
-        sampler = self.plan.sampler
-        index = (
-            sampler.draw(local, self.randomness)
-            if sampler.independent
-            else self.world.once(lambda: sampler.draw(local, self.randomness))
-        )
-        return self._part.own(index)
 
     def backward(self, losses: Tensor) -> bool:
         """Clip and add up; after the last part of a batch charge, add noise, write `.grad`, and return True.
@@ -412,21 +354,6 @@ class PrivateStep:
         """Settle the ledger and give the model back as it was."""
         self.settle()
         self.engine.detach()
-
-
-def _cuts(records: int, largest: int | None, slots: Tensor | None) -> list[tuple[int, int]]:
-    """Parts of at most `largest` records; a micro-batch is never cut."""
-    if largest is None or records <= largest:
-        return [(0, records)]
-    if slots is None:
-        return [(i, min(i + largest, records)) for i in range(0, records, largest)]
-    ends = [i + 1 for i in range(records - 1) if slots[i] != slots[i + 1]] + [records]
-    cuts, start = [], 0
-    for end, following in zip(ends, [*ends[1:], None], strict=True):
-        if following is None or following - start > largest:
-            cuts.append((start, end))
-            start = end
-    return cuts
 
 
 def _check_paid(released: DpEvent, charged: DpEvent) -> None:

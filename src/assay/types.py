@@ -102,6 +102,25 @@ class Denoiser(Protocol):
         ...
 
 
+class SideQuery(Protocol):
+    """A number released beside the gradient, from the same batch. It takes a share of the step's privacy."""
+
+    share: float
+
+    @property
+    def sensitivity(self) -> float:
+        """What one record can move the sum by."""
+        ...
+
+    def measure(self, losses: Tensor, norms: Tensor) -> Tensor:
+        """The sum over the records of a batch (or of a part of it: parts are added up)."""
+        ...
+
+    def receive(self, noisy: float, expected_size: float) -> None:
+        """Take the released sum."""
+        ...
+
+
 @runtime_checkable
 class Stateful(Protocol):
     """Something that changes from step to step and must survive a restart. Only released values may enter the state."""

@@ -129,7 +129,7 @@ class AdaptiveQuantile:
     clipping").
 
     Each step also releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That
-    count is a side query of the step (`assay.step.SideQuery`): it is noised, and takes `share` of the step's privacy.
+    count is a side query of the step (`assay.types.SideQuery`): it is noised, and takes `share` of the step's privacy.
     The bound moves by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
     """
 
