@@ -7,7 +7,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # a system without file locks of this kind
+    fcntl = None  # type: ignore[assignment]
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
@@ -59,6 +64,23 @@ def copy_folder(source: Path, target: Path, *, without: str) -> None:
 def is_part(name: str) -> bool:
     """Whether this is the name of a file or folder that was never finished."""
     return name.startswith(".") and name.endswith(".part")
+
+
+def lock(file: IO[Any]) -> bool:
+    """Claim an open file until it is closed; False if somebody else has it, in this process or another.
+
+    A process that inherits the file has the claim too, and the end of a process ends its own. Where the system or the file
+    system has no such locks, everybody is told True.
+    """
+    if fcntl is None:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def sync_folder(folder: Path) -> None:

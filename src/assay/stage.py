@@ -110,9 +110,9 @@ class Within:
         self._base, self._name = base, name
 
     @property
-    def reproducible(self) -> bool:
+    def fingerprint(self) -> str | None:
         """As the run's."""
-        return self._base.reproducible
+        return self._base.fingerprint
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The stream of this purpose within the stage."""
@@ -145,7 +145,7 @@ def released(
                 f"{directory.stage} was never charged in {directory.ledger}: the ε of this run is not known"
             )
         return kept(directory)
-    ledger.pay(event, repeat=randomness.reproducible)
+    ledger.pay(event, draws=randomness.fingerprint)
     found = stage.release(model, records, Within(randomness, "stage"), device)
     if directory is not None:
         rest = {name: value for name, value in found.items() if name not in stage.kept}

@@ -16,6 +16,7 @@ generator) need no wrapper.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import time
@@ -31,7 +32,7 @@ from torch.utils.data import Dataset
 
 from assay.augment import Augmentation
 from assay.batches import Batches
-from assay.chain import Form
+from assay.chain import Chain, Form
 from assay.data.records import Records
 from assay.distributed import limits
 from assay.distributed.placement import Everywhere, Placement
@@ -39,6 +40,7 @@ from assay.distributed.world import Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.figures import at_most
+from assay.grads.arithmetic import zeros_for
 from assay.grads.clip import AdaptiveQuantile
 from assay.grads.engine import Engine
 from assay.grads.layers import RULES, trainable_layers
@@ -124,42 +126,9 @@ class PrivateStep:
         limits.check(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
         asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        gradient_share = 1.0 - sum(query.share for query in asked)
+        gradient_share = _left_of(asked)
         chain = plan.chain(gradient_share)
         self.randomness = OsSeeded() if randomness is None else randomness
-        # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
-        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not self.randomness.reproducible)
-        self.chain = chain.on(self.engine.parameters)
-        # the noise of later levels of a schedule; all else in the chain, which may have a state, is the same in all of them
-        self._later = {
-            factor: plan.chain(gradient_share, factor).on(self.engine.parameters).noise
-            for _, factor in plan.stretches
-            if factor != 1.0
-        }
-        if not isinstance(ledger, Ledger):
-            path = None if ledger is None or not world.leader else Path(ledger)
-            ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-        copy = world.once(ledger.copied)
-        ledger = ledger if world.leader else copy
-        if plan.stage is not None and not ledger.paid(plan.stage_event):
-            raise ConfigError(
-                "method",
-                plan.method.name,
-                "a ledger that was charged for what this method releases before its first step; `assay.fit` does all of that",
-            )
-        world.alike(model)
-        self.placement: Placement = Everywhere(world)
-        self.ledger = ledger
-        # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh
-        # randomness starts anew.
-        seeded = self.randomness.reproducible
-        self._origin = 0 if seeded else taken
-        self.taken = taken
-        cleared = ledger.begin(
-            functools.partial(plan.steps_event, start=self._origin), plan.steps - self._origin, repeat=seeded
-        )
-        self._limit = self._origin + world.once(lambda: cleared)
-        self.nonfinite = 0
         self._augment, self._views = augment, 1 if augment is None else augment.views
         if augment is not None and world.size > 1:
             raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
@@ -167,15 +136,24 @@ class PrivateStep:
             raise ConfigError(
                 "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
             )
-        self._physical = None if max_physical_batch is None else max(1, max_physical_batch // self._views)
-        own = self.chain.clip
-        self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
-        self._groups = self.chain.clip.groups(self.engine.layers)
-        self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
-        self._noise = Blocks(self.randomness, "noise")
-        if isinstance(self.chain.noise, BandedGaussian):
-            self._catch_up(self.chain.noise)
+        with contextlib.ExitStack() as undo:  # what is refused leaves model and ledger as they were
+            self._attach(model, chain, ledger, taken, undo)
+            self._later = {
+                factor: plan.chain(gradient_share, factor).on(self.engine.parameters).noise
+                for _, factor in plan.stretches
+                if factor != 1.0
+            }
+            self._physical = None if max_physical_batch is None else max(1, max_physical_batch // self._views)
+            own = self.chain.clip
+            self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
+            self._groups = self.chain.clip.groups(self.engine.layers)
+            self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
+            self._noise = Blocks(self.randomness, "noise")
+            if isinstance(self.chain.noise, BandedGaussian):
+                self._catch_up(self.chain.noise)
+            undo.pop_all()
         self._expected_size = plan.sampler.expected_size
+        self.nonfinite = 0
         self._paid: list[DpEvent] = []
         self._total: dict[str, Tensor] = {}
         self._measured: list[Tensor] = []
@@ -185,12 +163,52 @@ class PrivateStep:
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
 
+    def _attach(
+        self,
+        model: nn.Module,
+        chain: Chain,
+        ledger: Ledger | str | Path | None,
+        taken: int,
+        undo: contextlib.ExitStack,
+    ) -> None:
+        """Take up the ledger and the model."""
+        plan, world = self.plan, self.world
+        self._own_ledger = not isinstance(ledger, Ledger)
+        if not isinstance(ledger, Ledger):
+            path = None if ledger is None or not world.leader else Path(ledger)
+            ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+            undo.callback(ledger.close)
+        _check_ledger(ledger, plan)
+        copy = world.once(functools.partial(_claimed_copy, ledger))
+        self.ledger = ledger = ledger if world.leader else copy
+        if plan.stage is not None and not ledger.paid(plan.stage_event):
+            raise ConfigError(
+                "method",
+                plan.method.name,
+                "a ledger that was charged for what this method releases before its first step; `assay.fit` does all of that",
+            )
+        # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
+        seeded = self.randomness.fingerprint is not None
+        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded)
+        undo.callback(self.engine.detach)
+        # the noise of later levels of a schedule has its own; all else in the chain, which may have a state, is the same in all of them
+        self.chain = chain.on(self.engine.parameters)
+        world.alike(model)
+        self.placement: Placement = Everywhere(world)
+        # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh
+        # randomness starts anew.
+        self._origin = 0 if seeded else taken
+        self.taken = taken
+        cost = functools.partial(plan.steps_event, start=self._origin)
+        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=self.randomness.fingerprint)
+        self._limit = self._origin + world.once(lambda: self._segment.allowed)
+
     def _catch_up(self, noise: BandedGaussian) -> None:
         """The past of a run that repeats its draws. A run with fresh randomness has none: its first step here is step 0."""
         first = self.engine.parameters[min(self.engine.parameters)]
         streams = [self.placement.noise(self._noise.at(local)) for local in range(self.taken - self._origin)]
         size = sum(p.numel() for p in self.engine.parameters.values())
-        noise.catch_up(size, streams, dtype=first.dtype, device=first.device)
+        noise.catch_up(size, streams, dtype=zeros_for(first).dtype, device=first.device)
 
     def shard(self, losses: Tensor, device: torch.device | None = None) -> None:
         """Split the model over the ranks (FSDP2), for one that does not fit a device; before its optimizer is made.
@@ -227,6 +245,8 @@ class PrivateStep:
             now = self.taken
             batch = drawing.draw(now - self._origin)
             self._pending = passes = self.placement.passes(len(batch))
+            # parts of a batch whose loop was left in the middle: the very same batch is drawn here again, each record once
+            self._total, self._measured = {}, []
             for part in batch.parts(passes):
                 self._drawn, self._slots, self._padded = len(part) * self._views, part.slots, part.padding
                 yield batch.gather(part)
@@ -290,9 +310,9 @@ class PrivateStep:
 
     def _release(self) -> None:
         local = self.taken - self._origin
-        if local >= self.ledger.charged:
+        if local >= self._segment.charged:
             self._pay(local)
-        total = self._total or {n: torch.zeros_like(p) for n, p in self.engine.parameters.items()}
+        total = self._total or {n: zeros_for(p) for n, p in self.engine.parameters.items()}
         measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
         factor = self.plan.noise_factor(self.taken)
@@ -331,11 +351,11 @@ class PrivateStep:
             min(4096, 2 * self._block) if now - self._charged_at < _FLUSH_SECONDS else max(1, self._block // 2)
         )
         self._charged_at = now
-        self.ledger.charge(min(local + self._block, self._limit - self._origin))
+        self._segment.charge(min(local + self._block, self._limit - self._origin))
 
     def settle(self) -> None:
         """Give back what was charged ahead and not used. Call when a loop ends or pauses in an orderly way."""
-        self.ledger.settle(self.taken - self._origin)
+        self._segment.settle(self.taken - self._origin)
 
     def epsilon(self) -> float:
         """The verified ε charged so far; never less than what was spent."""
@@ -343,7 +363,7 @@ class PrivateStep:
 
     def epsilon_taken(self) -> float:
         """The verified ε of the steps taken, without those that are paid for ahead."""
-        return self.ledger.epsilon_after(self.taken - self._origin)
+        return self._segment.epsilon_after(self.taken - self._origin)
 
     @property
     def limit(self) -> int:
@@ -351,9 +371,42 @@ class PrivateStep:
         return self._limit
 
     def close(self) -> None:
-        """Settle the ledger and give the model back as it was."""
+        """Settle the ledger, let others charge it if it was made here, and give the model back as it was."""
         self.settle()
+        if self._own_ledger:
+            self.ledger.close()
         self.engine.detach()
+
+
+def _left_of(asked: Sequence[SideQuery]) -> float:
+    """What side queries leave of a step's privacy for the gradient."""
+    shares = [query.share for query in asked]
+    if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
+        raise ConfigError(
+            "side", f"shares {shares}", "shares of a step's privacy above 0 that leave some for the gradient"
+        )
+    return 1.0 - sum(shares)
+
+
+def _claimed_copy(ledger: Ledger) -> Ledger:
+    """What the ledger holds, once nobody else can charge it."""
+    ledger.claim()
+    return ledger.copied()
+
+
+def _check_ledger(ledger: Ledger, plan: Plan) -> None:
+    """Refuse a ledger by which the plan's ε would be another one, or its ceiling none."""
+    if (ledger.delta, ledger.adjacency) != (plan.delta, plan.adjacency):
+        raise ConfigError(
+            "ledger",
+            f"δ = {ledger.delta:g}, {ledger.adjacency.value}",
+            f"a ledger of the plan's δ = {plan.delta:g} and {plan.adjacency.value}: ε means nothing without them",
+        )
+    limit = plan.epsilon_limit
+    if limit is not None and (ledger.ceiling is None or ledger.ceiling > limit):
+        raise ConfigError(
+            "ledger", f"ceiling {ledger.ceiling}", f"a ledger whose ceiling is at most the plan's, ε = {limit:g}"
+        )
 
 
 def _check_paid(released: DpEvent, charged: DpEvent) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -183,45 +183,50 @@ class _Run:
         self.meter = MeanLoss()
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        saved = ranks.once(
-            lambda: (
-                checkpoint.load(directory.checkpoint)
-                if directory is not None and directory.checkpoint.exists()
-                else None
-            )
-        )
         ledger = Ledger(
             None if directory is None else directory.ledger,
             delta=plan.delta,
             adjacency=plan.adjacency,
             ceiling=plan.epsilon_limit,
         )
-        randomness = training.randomness()
-        self._stage(train, ledger, randomness)
-        if saved is not None:
-            self._restore_model(saved[0])
-        measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
-        self.step = PrivateStep(
-            self.model,
-            plan,
-            ledger=ledger,
-            randomness=randomness,
-            max_physical_batch=training.max_physical_batch,
-            side=[self.meter] if measured else [],
-            augment=None if training.augment is None else augment.parse(training.augment),
-            taken=0 if saved is None else saved[1]["step"],
-            world=ranks,
-        )
-        if training.shard:
-            self._shard()
-        self.optimizer = training.optimizer.build(self.model)
-        self.average = None
-        if training.ema is not None:
-            self.average = Average(moving(training.ema), self.model)
-        elif training.tail is not None:
-            self.average = Average(tail(training.tail, plan.steps), self.model)
-        if saved is not None:
-            self._restore(*saved)
+        with ExitStack() as undo:  # what fails here leaves model and ledger to others
+            undo.callback(ledger.close)
+            ranks.once(ledger.claim)  # from here on the directory is this run's alone
+            saved = ranks.once(
+                lambda: (
+                    checkpoint.load(directory.checkpoint)
+                    if directory is not None and directory.checkpoint.exists()
+                    else None
+                )
+            )
+            randomness = training.randomness()
+            self._stage(train, ledger, randomness)
+            if saved is not None:
+                self._restore_model(saved[0])
+            measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
+            self.step = PrivateStep(
+                self.model,
+                plan,
+                ledger=ledger,
+                randomness=randomness,
+                max_physical_batch=training.max_physical_batch,
+                side=[self.meter] if measured else [],
+                augment=None if training.augment is None else augment.parse(training.augment),
+                taken=0 if saved is None else saved[1]["step"],
+                world=ranks,
+            )
+            undo.callback(self.step.close)
+            if training.shard:
+                self._shard()
+            self.optimizer = training.optimizer.build(self.model)
+            self.average = None
+            if training.ema is not None:
+                self.average = Average(moving(training.ema), self.model)
+            elif training.tail is not None:
+                self.average = Average(tail(training.tail, plan.steps), self.model)
+            if saved is not None:
+                self._restore(*saved)
+            self._close = undo.pop_all().close
 
     def _stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
         """What the method does before training, if anything; sets the records and the loss that training has."""
@@ -265,7 +270,7 @@ class _Run:
                 self._loop(stop)
             return self._finish()
         finally:
-            self.step.close()
+            self._close()
 
     def _loop(self, stop: Callable[[], bool]) -> None:
         step = self.step

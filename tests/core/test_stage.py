@@ -159,7 +159,7 @@ def test_steps_alone_are_refused_where_the_stage_was_not_charged():
     with pytest.raises(ConfigError, match="charged for what this method releases before its first step"):
         PrivateStep(make_model(), plan)
     with pytest.raises(ConfigError, match="charged"):
-        PrivateStep(make_model(), make_plan(), ledger=Ledger(None, delta=1e-3, adjacency=plan.adjacency, ceiling=None))
+        PrivateStep(make_model(), make_plan(), ledger=Ledger(None, delta=1e-3, adjacency=plan.adjacency, ceiling=4.0))
 
 
 def test_a_plan_counts_what_comes_before_the_steps():

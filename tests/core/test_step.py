@@ -1,5 +1,6 @@
 """The private step: what it writes into .grad, what it charges, and what it refuses."""
 
+import copy
 import math
 
 import pytest
@@ -8,9 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from assay import BudgetSpentError, ConfigError, Plan, PrivateStep
+from assay import Adjacency, BudgetSpentError, ConfigError, Plan, PrivateStep
 from assay.errors import AssayError
 from assay.grads.clip import AdaptiveQuantile, Flat, PerLayer
+from assay.privacy.ledger import Ledger, LedgerError
 from assay.privacy.rng import OsSeeded, Secure, Seeded
 from assay.step import MeanLoss
 
@@ -85,7 +87,7 @@ def test_empty_and_single_record_batches_are_ordinary_steps(model, records):
         assert step.backward(losses_of(model, batch))
         assert bool((gradient(model) != 0).all()), "an empty batch gets its noise too"
     assert step.taken == 60
-    assert step.ledger.charged >= 60
+    assert step.ledger.total_steps >= 60
 
 
 def test_noise_has_the_promised_size_in_every_direction(records):
@@ -270,3 +272,96 @@ def test_clipping_keeps_full_precision_inside_autocast(records):
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
     assert torch.equal(gradient(inside=True), gradient(inside=False))
+
+
+def test_a_batch_that_was_left_in_the_middle_counts_no_record_twice():
+    """A loop that is broken off between two parts of a batch, and begun again: the same batch is drawn again."""
+    plan = Plan(
+        records=40, batch_size=40, steps=3, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=1.0), sampling="full"
+    )
+    model, records = nn.Linear(40, 1, bias=False), TensorDataset(torch.eye(40))  # the sum says how often each counted
+    step = PrivateStep(model, plan, max_physical_batch=10, randomness=Seeded(0))
+    for left_after in (0, 1, 2):
+        for i, (x,) in enumerate(step.batches(records)):
+            assert not step.backward(model(x)[:, 0])
+            if i == left_after:
+                break
+    for (x,) in step.batches(records, 1):
+        done = step.backward(model(x)[:, 0])
+    assert done
+    torch.testing.assert_close(model.weight.grad * 40, torch.ones(1, 40))
+
+
+def spent_of(plan, path):
+    return Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+
+
+def test_two_steps_never_charge_one_ledger_without_knowing_of_each_other(model, records, plan, tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = PrivateStep(model, plan, ledger=path)
+    other = copy.deepcopy(model)
+    with pytest.raises(LedgerError, match="in use"):
+        PrivateStep(other, plan, ledger=path)
+    assert type(other).forward == other.forward.__func__, "the model was given back"
+    for batch in first.batches(records):
+        first.backward(losses_of(model, batch))
+    first.close()
+    second = PrivateStep(other, plan, ledger=path)
+    for batch in second.batches(records):
+        second.backward(losses_of(other, batch))
+    second.close()
+    assert spent_of(plan, path).total_steps == 2 * plan.steps
+    assert second.epsilon() > 1.2 * first.epsilon()
+
+
+def test_two_steps_with_one_ledger_at_a_time_are_both_charged(model, records, plan):
+    ledger = spent_of(plan, None)
+    other = copy.deepcopy(model)
+    steps = [(PrivateStep(one, plan, ledger=ledger), one) for one in (model, other)]
+    for batches in zip(*(step.batches(records) for step, _ in steps), strict=True):
+        for (step, one), batch in zip(steps, batches, strict=True):
+            step.backward(losses_of(one, batch))
+    for step, _ in steps:
+        step.close()
+    assert ledger.total_steps == 2 * plan.steps
+    assert ledger.epsilon() == pytest.approx(plan.epsilon(steps=2 * plan.steps), rel=0.01)
+
+
+def test_another_seed_on_a_ledger_that_is_there_is_charged(model, records, plan, tmp_path):
+    """Only the very same draws are a repetition."""
+    for seed, charged in ((1, 1), (1, 1), (2, 2)):
+        run(model, plan, records, randomness=Seeded(seed), ledger=tmp_path / "ledger.jsonl")
+        assert spent_of(plan, tmp_path / "ledger.jsonl").total_steps == charged * plan.steps
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"delta": 1e-2}, {"adjacency": Adjacency.REPLACE_ONE}, {"ceiling": None}, {"ceiling": 2.5}],
+    ids=["δ", "adjacency", "no ceiling", "a looser ceiling"],
+)
+def test_a_ledger_that_contradicts_the_plan_is_refused(model, changed):
+    plan = Plan(records=120, batch_size=20, steps=9, noise_multiplier=4.0, delta=1e-3, epsilon_limit=2.0)
+    given = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": 2.0}
+    PrivateStep(model, plan, ledger=Ledger(None, **given)).close()
+    with pytest.raises(ConfigError, match="ledger"):
+        PrivateStep(model, plan, ledger=Ledger(None, **given | changed))
+    PrivateStep(model, plan).close()  # what was refused has left nothing on the model
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.0, 1.5, math.nan])
+def test_shares_that_leave_nothing_for_the_gradient_are_refused(model, plan, share):
+    with pytest.raises(ConfigError, match="side"):
+        PrivateStep(model, plan, side=[MeanLoss(share=share)])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parameters_in_half_precision_get_gradients_that_were_clipped_and_noised_in_float32(records, dtype):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(records[0][0].numel(), 4)).to(dtype)
+    plan = Plan(records=120, batch_size=0.4, steps=30, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0))
+    step = PrivateStep(model, plan, randomness=Seeded(4))
+    for x, y in step.batches(records):  # among them batches without a record
+        assert step.backward(F.cross_entropy(model(x.to(dtype)).float(), y, reduction="none"))
+        for parameter in model.parameters():
+            assert parameter.grad.dtype == dtype
+            assert bool((parameter.grad != 0).all())

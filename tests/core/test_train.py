@@ -218,6 +218,30 @@ def test_a_finished_run_is_not_resumed(tmp_path, records, plan):
         resume(make_model(), records, tmp_path / "run")
 
 
+def test_a_run_at_work_is_neither_resumed_beside_itself_nor_replaced(tmp_path, records, plan):
+    """Two that train in one directory would each leave the other's steps out of ε."""
+    out = tmp_path / "run"
+    refused = []
+
+    def watch(now):
+        for beside in (
+            lambda: resume(make_model(), records, out),
+            lambda: fit(make_model(), records, plan=plan, out=out, force=True),
+        ):
+            with pytest.raises(AssayError) as told:
+                beside()
+            refused.append(str(told.value))
+        raise CutOffError
+
+    with pytest.raises(CutOffError):
+        fit(make_model(), records, plan=plan, out=out, watch=watch)
+    assert "in use" in refused[0]
+    assert "a run is at work" in refused[1]
+    result = resume(make_model(), records, out)
+    assert result.record["steps"] == plan.steps
+    assert result.record["steps_charged"] >= plan.steps
+
+
 def test_a_full_disk_keeps_the_last_checkpoint(tmp_path, records, plan, monkeypatch):
     from assay.runs import checkpoint
 

@@ -161,6 +161,7 @@ def _on_private(
     directory = RunDirectory.create(out, spec)
     ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
     ledger.pay(tuning.selection(calibrated, split.score_noise, mean))  # all trials, before the first
+    ledger.close()
 
     def run(which: int, trial: int) -> Result:
         own = None if seed is None else (seed << 16) + trial

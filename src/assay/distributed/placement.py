@@ -68,9 +68,9 @@ class Everywhere:
         """One a part: ranks meet only when all parts are done."""
         return count
 
-    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:  # noqa: ARG002
-        """As it is."""
-        return value
+    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """As it is, in the parameter's own precision."""
+        return value if value.dtype == parameter.dtype else value.to(parameter.dtype)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As they are."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -134,6 +135,7 @@ class _Run:
             adjacency=plan.adjacency,
             ceiling=plan.epsilon_limit,
         )
+        self.ledger.claim()  # from here on the directory is this run's alone
         charged = 0
         if directory is not None and directory.checkpoint.exists():
             charged = self._restore(*checkpoint.load(directory.checkpoint))
@@ -142,7 +144,8 @@ class _Run:
 
     def _begin(self, lost: int) -> None:
         """Open the ledger's segment; `lost` rounds were charged after the checkpoint, each of them the round that comes next."""
-        plan, seeded = self.plan, self.randomness.reproducible
+        plan, draws = self.plan, self.randomness.fingerprint
+        seeded = draws is not None
         self.origin = 0 if seeded else self.done
         cost: Callable[[int], DpEvent] = plan.event
         if not plan.hidden and not seeded:
@@ -150,7 +153,8 @@ class _Run:
                 group = self.schedule[self.done]
                 self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
             cost = self._remaining_cost()
-        self.limit = self.origin + self.ledger.begin(cost, plan.rounds - self.origin, repeat=seeded)
+        self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws)
+        self.limit = self.origin + self.segment.allowed
 
     def _remaining_cost(self) -> Callable[[int], DpEvent]:
         """What the next n rounds add to what is charged: by how often the most asked client will have been asked then."""
@@ -171,7 +175,7 @@ class _Run:
     def go(self) -> Result:
         """Run to the end of the plan or of the budget."""
         begun = time.monotonic() - self.seconds
-        with stop_requests() as stop:
+        with closing(self.ledger), stop_requests() as stop:
             while self.done < self.limit:
                 self._round()
                 self.seconds = time.monotonic() - begun
@@ -199,7 +203,7 @@ class _Run:
 
     def _round(self) -> None:
         turn, chosen = self.done, self._chosen()
-        self.ledger.charge(turn - self.origin + 1)
+        self.segment.charge(turn - self.origin + 1)
         instructions = self.exchange.instructions(turn)
         arrays = {"model": self.vector.numpy(), **instructions}
         tasks = {client: encode("task", {"round": turn, "turn": self._turn(client)}, arrays) for client in chosen}
@@ -258,7 +262,7 @@ class _Run:
                 "epoch": round(self.done * self.plan.per_round / self.plan.clients, 2),
                 "round": self.done,
                 "step": self.done,
-                "epsilon": number(self.ledger.epsilon_after(self.done - self.origin)),
+                "epsilon": number(self.segment.epsilon_after(self.done - self.origin)),
                 "train_loss": None,
                 "test_accuracy": accuracy,
                 "test_loss": loss,

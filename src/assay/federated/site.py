@@ -104,7 +104,7 @@ class Site:
     def _stream(self, purpose: str, number: int) -> Stream:
         # The server chooses the round's number, so without a seed it must not choose the noise: a count of our own does.
         self._answered += 1
-        return self._randomness.stream(purpose, number if self._randomness.reproducible else self._answered)
+        return self._randomness.stream(purpose, self._answered if self._randomness.fingerprint is None else number)
 
     def _work(self, client: int, start: Tensor, number: int, turn: int) -> Work:
         x, y = self.records[client]
@@ -133,7 +133,7 @@ class Site:
         )
 
     def _ledger(self, client: int) -> Ledger:
-        """The client's ledger, read anew from its file: another process may have answered for the client in between."""
+        """The client's ledger, read anew from its file and claimed: another process may have answered for the client in between."""
         if self._folder is None and client in self._ledgers:
             return self._ledgers[client]
         if self._folder is not None:
@@ -141,18 +141,20 @@ class Site:
         path = None if self._folder is None else self._folder / f"client-{client}.jsonl"
         plan = self.plan
         ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        ledger.claim()
         return self._ledgers.setdefault(client, ledger) if self._folder is None else ledger
 
     def _pay(self, client: int, turn: int) -> None:
         """Charge one participation, durable before the answer is made."""
-        ledger = self._ledger(client)
-        if self._randomness.reproducible:  # the same turn again gives the same answer again
-            ledger.begin(self.plan.after_turns, self.plan.turns, repeat=True)
-            ledger.charge(max(turn + 1, ledger.charged))
-            return
-        before = ledger.total_steps
-        ledger.begin(self.plan.after_turns, self.plan.turns - before)
-        ledger.charge(1)
+        ledger, draws = self._ledger(client), self._randomness.fingerprint
+        try:
+            if draws is None:
+                ledger.begin(self.plan.after_turns, self.plan.turns - ledger.total_steps).charge(1)
+            else:  # the same turn again gives the same answer again
+                segment = ledger.begin(self.plan.after_turns, self.plan.turns, draws=draws)
+                segment.charge(max(turn + 1, segment.charged))
+        finally:
+            ledger.close()
 
     def _train_privately(self, client: int, turn: int) -> float:
         """The private step on the client's own records; a client without records has nothing to protect and does nothing."""
@@ -174,6 +176,7 @@ class Site:
                                 parameter.sub_(parameter.grad, alpha=self.training.lr)
         finally:
             step.close()
+            step.ledger.close()
         return 0.0
 
     def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
@@ -184,7 +187,7 @@ class Site:
             plan,
             ledger=ledger,
             randomness=self.training.randomness() if seed is None else Seeded(_derived(seed, client)),
-            taken=taken if self._randomness.reproducible else ledger.total_steps,
+            taken=ledger.total_steps if self._randomness.fingerprint is None else taken,
             world=ALONE,
         )
         return step, Records(TensorDataset(*self.records[client]))

@@ -19,6 +19,7 @@ _SHORT, _BLOCK = 64, 512
 CHUNK_ELEMENTS = 1 << 22
 """Per-record gradients built only for their norm are built in pieces of at most so many numbers, 16 MB."""
 
+_HALF = (torch.float16, torch.bfloat16)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
@@ -60,3 +61,13 @@ def masked(value: Tensor, bad: Tensor) -> Tensor:
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number as a tensor, made once: turning a Python number into one costs as much as the operation it is for."""
     return torch.tensor(value, dtype=dtype, device=device)
+
+
+def full(t: Tensor) -> Tensor:
+    """Clipping happens in float32 at least, whatever the model computes in."""
+    return t.float() if t.dtype in _HALF else t
+
+
+def zeros_for(p: Tensor) -> Tensor:
+    """The sum over no records for a parameter, in the precision that sums and noise have."""
+    return torch.zeros(p.shape, dtype=torch.float32 if p.dtype in _HALF else p.dtype, device=p.device)

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.grads import attention, cost, proof
+from assay.grads.arithmetic import full
 from assay.grads.fallback import PerRecordCall
 from assay.grads.forwards import Forwards
 from assay.grads.layers import (
@@ -224,7 +225,7 @@ class Engine:
                 g = g.reshape(shape)
             if not shape or shape[0] != self._records:
                 raise UnsupportedModelError(proof.not_first(unit.path, g, self._records))
-            names, use = rule.uses(module, unit.wanted, _full(seen), _full(g))
+            names, use = rule.uses(module, unit.wanted, full(seen), full(g))
             collecting.append((tuple(map(unit.names.__getitem__, names)), use))
 
         # An in-place activation on a view rewrites the history of what it is a view of: record there, not on the view.
@@ -286,14 +287,9 @@ class Engine:
             if self._collecting is not None:
                 if g.dim() == 0 or g.shape[0] != self._records:
                     raise UnsupportedModelError(proof.not_first(name, g, self._records))
-                self._collecting.append(((name,), Apart([Dense(_full(g))])))
+                self._collecting.append(((name,), Apart([Dense(full(g))])))
 
         return record
-
-
-def _full(t: Tensor) -> Tensor:
-    """Clipping happens in float32 at least, whatever the model computes in."""
-    return t.float() if t.dtype in (torch.float16, torch.bfloat16) else t
 
 
 def _check_losses(losses: Tensor) -> None:

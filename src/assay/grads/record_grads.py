@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from assay.grads.arithmetic import zeros_for
 from assay.grads.correlation import Basis, Filtered, corner
 from assay.grads.uses import Apart, Found
 
@@ -62,7 +63,7 @@ class RecordGrads:
         out: dict[str, Tensor] = {}
         for names, use in self.uses:
             out.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[names[0]]]]), strict=True))
-        return {n: out[n] if n in out else torch.zeros_like(p) for n, p in self.parameters.items()}
+        return {n: out[n] if n in out else zeros_for(p) for n, p in self.parameters.items()}
 
     def _reduced_sum(self, columns: Sequence[Tensor], groups: list[int], reduce: Reduce) -> dict[str, Tensor]:
         """Layer by layer in the parameters' order, so that no more than a layer's sums are there whole."""
@@ -73,7 +74,7 @@ class RecordGrads:
             if name in of and name not in made:
                 names, use = of[name]
                 made.update(zip(names, use.weighted_sums(columns[groups[self.layer_of[name]]]), strict=True))
-            total = made.pop(name) if name in made else torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+            total = made.pop(name) if name in made else zeros_for(p)
             out[name] = reduce(total)
         return out
 

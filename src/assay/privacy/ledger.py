@@ -8,26 +8,31 @@ A release made once, before the steps, is a segment of its own, marked `once`; m
 
 A *segment* is a stretch of steps drawn from one source of randomness. A process that resumes with fresh randomness
 begins a new segment: the steps of the old one that were lost stay charged. A resumed run with a fixed seed repeats the
-very same steps with the very same noise and goes on in its segment: repeating an answer releases nothing new.
+very same steps with the very same noise and goes on in its segment: repeating an answer releases nothing new. That it is the same
+is not taken for granted: the segment has the fingerprint of its random numbers, and must cost what the run says it costs.
 
-The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so);
-the last entry of a segment counts. A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error,
-never a smaller ε.
+The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so, and "draws",
+the fingerprint of numbers that can be drawn again); the last entry of a segment counts. A torn last line was never paid for (its step did not
+happen) and is ignored; any other damage is an error, never a smaller ε.
+
+Who charges has the file to itself from its first charge until `close`: two that did not know of each other would each leave the other's
+steps out. Reading takes no claim and changes nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from dp_accounting.dp_event import ComposedDpEvent, DpEvent, NonPrivateDpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
 from assay.errors import AssayError, BudgetSpentError
-from assay.files import sync_folder
+from assay.files import lock, sync_folder
 from assay.privacy import events
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps
@@ -40,15 +45,84 @@ class LedgerError(AssayError):
 
 
 @dataclass(slots=True)
-class _Segment:
+class _Entry:
     steps: int
     event: DpEvent
     once: bool = False
+    draws: str | None = None
 
 
-def _unknown(_steps: int) -> DpEvent:
-    """What steps cost before a segment is opened."""
-    return NonPrivateDpEvent()
+_NOTHING = ComposedDpEvent([])
+
+
+class Segment:
+    """Steps of one source of randomness, paid for one after the other (`Ledger.begin`).
+
+    Several segments of a ledger may be open at a time: each has its own steps and its own cost, and all of them together stay within
+    the ceiling.
+    """
+
+    def __init__(self, ledger: Ledger, index: int, cost: Callable[[int], DpEvent], wanted: int) -> None:
+        self._ledger, self._index, self._cost = ledger, index, cost
+        self._claimed = ledger._file
+        self._wanted = max(0, wanted)
+        self.charged = ledger._entries[index].steps
+        """Steps that are paid for."""
+        self._floor = self.charged  # a killed process may have taken every step that it had paid for
+        self._clear()
+
+    def _clear(self) -> None:
+        """How many of the steps that are wanted the ceiling allows, beside all that others are charged."""
+        ceiling = self._ledger.ceiling
+        self._beside = self._others()
+        self.allowed = self._wanted
+        if self.allowed and ceiling is not None and self._with(self._cost(self._wanted)) > ceiling:
+            self.allowed = most_steps(lambda n: self._with(self._cost(n)), ceiling, limit=self._wanted)
+
+    def charge(self, steps: int) -> None:
+        """Pay for all steps up to `steps`; durable when this returns. Refuses to pass the ceiling."""
+        if self._others() != self._beside:
+            self._clear()
+        if steps > self.allowed:
+            ceiling, delta = self._ledger.ceiling, self._ledger.delta
+            raise BudgetSpentError(
+                f"the budget is spent: the ceiling of ε = {ceiling} (δ = {delta:g}) allows {self.allowed} steps here, not {steps}"
+            )
+        self._write(steps)
+
+    def settle(self, steps: int) -> None:
+        """Take back what was charged ahead: only `steps` steps of this segment happened, and no other will before the next charge."""
+        if steps > self.charged:
+            raise LedgerError(f"{steps} steps were taken but only {self.charged} charged")
+        if max(steps, self._floor) < self.charged:
+            self._write(max(steps, self._floor))
+
+    def epsilon_after(self, steps: int) -> float:
+        """The verified ε of all segments when this one had so many steps: for the history of a run, where steps paid for ahead do not count.
+
+        Fewer steps never cost more, but two bounds computed apart may differ by half a percent either way: the bound of all that is
+        allowed holds for every shorter stretch too.
+        """
+        spent = self._with(self._event(steps))
+        return min(spent, self._with(self._cost(self.allowed))) if 0 < steps <= self.allowed else spent
+
+    def _event(self, steps: int) -> DpEvent:
+        return self._cost(steps) if steps else _NOTHING
+
+    def _others(self) -> list[DpEvent]:
+        return [entry.event for i, entry in enumerate(self._ledger._entries) if i != self._index]
+
+    def _with(self, event: DpEvent) -> float:
+        return epsilon(ComposedDpEvent([*self._others(), event]), self._ledger.delta, self._ledger.adjacency)
+
+    def _write(self, steps: int) -> None:
+        if self._ledger._file is not self._claimed:
+            raise LedgerError(
+                f"{self._ledger.path} was closed since this began: others may have charged it, begin anew"
+            )
+        draws = self._ledger._entries[self._index].draws
+        self._ledger._write(self._index, _Entry(steps, self._event(steps), draws=draws))
+        self.charged = steps
 
 
 class Ledger:
@@ -56,160 +130,174 @@ class Ledger:
 
     def __init__(self, path: Path | None, *, delta: float, adjacency: Adjacency, ceiling: float | None) -> None:
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
-        self._segments: list[_Segment] = []
-        self._cost: Callable[[int], DpEvent] = _unknown
-        self._cleared = self._floor = 0
+        self._entries: list[_Entry] = []
+        self._written = 0  # entries that have a line; a segment has none before its first charge
+        self._last: Segment | None = None
+        self._file: IO[bytes] | None = None
         self._header = {"schema": SCHEMA, "delta": delta, "adjacency": adjacency.value, "ceiling": ceiling}
         if path is not None and path.exists():
-            self._read(path)
-        elif path is not None:
-            self._append(self._header)
-            sync_folder(path.parent)
+            self._read(path.read_bytes())
 
     def copied(self) -> Ledger:
         """The same charges in memory only, for a process that must know what is spent while another one keeps the file."""
         copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling)
-        copy._segments = [_Segment(s.steps, s.event, s.once) for s in self._segments]
+        copy._entries = [replace(entry) for entry in self._entries]
         return copy
 
-    def begin(self, cost: Callable[[int], DpEvent], wanted: int, *, repeat: bool = False) -> int:
-        """Open a segment whose first n steps cost `cost(n)`; returns how many of `wanted` steps the ceiling allows.
+    def claim(self) -> None:
+        """Have the file to oneself, as it is now, until `close`; what charges does so by itself. `LedgerError` if somebody else has it."""
+        if self.path is None or self._file is not None:
+            return
+        new = not self.path.exists()
+        file = self.path.open("ab+", buffering=0)  # a failed write must not be tried again by whoever closes the file
+        try:
+            if not lock(file):
+                raise LedgerError(
+                    f"{self.path} is in use: another run, or a PrivateStep that was not closed, is charging it. Stop or close that one first."
+                )
+            file.seek(0)
+            raw = file.read()
+            self._entries, self._last = [], None
+            self._read(raw)
+            whole = raw.rfind(b"\n") + 1
+            if whole < len(raw):  # the torn line's step never happened; the next entry must start a line of its own
+                file.truncate(whole)
+                os.fsync(file.fileno())
+            self._file = file
+            if not whole:
+                self._append(self._header)
+            if new:
+                sync_folder(self.path.parent)
+        except BaseException:
+            self._file = None
+            file.close()
+            raise
 
-        `repeat` goes on in the last segment instead: for a run that repeats the very same draws.
+    def close(self) -> None:
+        """Let others charge the file. What was charged can still be asked for."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def begin(self, cost: Callable[[int], DpEvent], wanted: int, *, draws: str | None = None) -> Segment:
+        """Open a segment whose first n steps cost `cost(n)`, for the first `wanted` steps or as many as the ceiling allows.
+
+        `draws` is the fingerprint of random numbers that can be drawn again. A last segment with the same one, and with what its steps
+        cost here, is gone on with: the very same steps are repeated there.
         """
-        if not (repeat and self._segments and not self._segments[-1].once):
-            self._segments.append(_Segment(0, ComposedDpEvent([])))
-        self._floor = self.charged  # a killed process may have taken every step that it had paid for
-        self._cost = cost
-        self._cleared = max(0, wanted)
-        if self._cleared and self.ceiling is not None and self._with(cost(wanted)) > self.ceiling:
-            self._cleared = most_steps(lambda n: self._with(cost(n)), self.ceiling, limit=wanted)
-        return self._cleared
+        self.claim()
+        index = len(self._entries) - 1
+        if not (self._entries and _repeats(self._entries[index], cost, draws)):
+            index += 1
+            self._entries.append(_Entry(0, _NOTHING, draws=draws))
+        self._last = Segment(self, index, cost, wanted)
+        return self._last
 
-    def pay(self, event: DpEvent, *, repeat: bool = False) -> None:
+    def pay(self, event: DpEvent, *, draws: str | None = None) -> None:
         """Charge a release that is made once, before any step; durable when this returns. Refuses to pass the ceiling.
 
-        `repeat` is for a release with the very same draws as one that was charged: it is not charged again.
+        A release with the very same `draws` as one that was charged is not charged again.
         """
-        if repeat and self.paid(event):
+        self.claim()
+        if draws is not None and any(e.once and e.draws == draws and e.event == event for e in self._entries):
             return
         spent = epsilon(ComposedDpEvent([self.event(), event]), self.delta, self.adjacency)
         if self.ceiling is not None and spent > self.ceiling:
             raise BudgetSpentError(
                 f"the budget is spent: a release before training would make it ε = {spent:.4g} of {self.ceiling} (δ = {self.delta:g})"
             )
-        line = {"segment": len(self._segments), "steps": 0, "event": events.to_json(event), "once": True}
-        self._append(line)
-        self._segments.append(_Segment(0, event, once=True))
+        self._entries.append(_Entry(0, _NOTHING))
+        try:
+            self._write(len(self._entries) - 1, _Entry(0, event, once=True, draws=draws))
+        except BaseException:
+            self._entries.pop()
+            raise
 
     def paid(self, event: DpEvent) -> bool:
         """Whether a release of this cost was charged."""
-        return any(s.once and s.event == event for s in self._segments)
-
-    @property
-    def charged(self) -> int:
-        """Steps charged in the current segment."""
-        return self._segments[-1].steps
+        return any(entry.once and entry.event == event for entry in self._entries)
 
     @property
     def total_steps(self) -> int:
         """Steps charged in all segments: those that were lost with a killed process included."""
-        return sum(s.steps for s in self._segments)
-
-    def charge(self, steps: int) -> None:
-        """Pay for the current segment up to `steps` steps; durable when this returns. Refuses to pass the ceiling."""
-        if steps > self._cleared:
-            raise BudgetSpentError(
-                f"the budget is spent: the ceiling of ε = {self.ceiling} (δ = {self.delta:g}) allows {self._cleared} steps here, not {steps}"
-            )
-        self._write(steps)
-
-    def settle(self, steps: int) -> None:
-        """Take back what was charged ahead: only `steps` steps of the current segment happened, and no other will
-        before the next charge.
-        """
-        if steps > self.charged:
-            raise LedgerError(f"{steps} steps were taken but only {self.charged} charged")
-        if max(steps, self._floor) < self.charged:
-            self._write(max(steps, self._floor))
+        return sum(entry.steps for entry in self._entries)
 
     def event(self) -> DpEvent:
         """Everything charged so far."""
-        return ComposedDpEvent([s.event for s in self._segments])
+        return ComposedDpEvent([entry.event for entry in self._entries])
 
     def epsilon(self) -> float:
         """The verified ε of everything charged so far."""
-        return self._bounded(self.event(), self.charged) if self._segments else 0.0
+        if self._last is not None:
+            return self._last.epsilon_after(self._last.charged)
+        return epsilon(self.event(), self.delta, self.adjacency) if self._entries else 0.0
 
-    def epsilon_after(self, steps: int) -> float:
-        """The verified ε when the current segment had this many steps: for the history of a run, where steps paid for ahead do not count."""
-        return self._bounded(ComposedDpEvent([*(s.event for s in self._segments[:-1]), self._event(steps)]), steps)
-
-    def _bounded(self, event: DpEvent, steps: int) -> float:
-        """ε of an event whose current segment has this many steps.
-
-        Fewer steps never cost more, but two bounds computed apart may differ by half a percent either way: the bound that
-        cleared the segment holds for every shorter one too.
-        """
-        spent = epsilon(event, self.delta, self.adjacency)
-        return min(spent, self._with(self._cost(self._cleared))) if 0 < steps <= self._cleared else spent
-
-    def _event(self, steps: int) -> DpEvent:
-        return self._cost(steps) if steps else ComposedDpEvent([])
-
-    def _with(self, current: DpEvent) -> float:
-        earlier = [s.event for s in self._segments[:-1]]
-        return epsilon(ComposedDpEvent([*earlier, current]), self.delta, self.adjacency)
-
-    def _write(self, steps: int) -> None:
-        event = self._event(steps)
-        self._append({"segment": len(self._segments) - 1, "steps": steps, "event": events.to_json(event)})
-        self._segments[-1] = _Segment(steps, event)
+    def _write(self, index: int, entry: _Entry) -> None:
+        for before in range(self._written, index):
+            self._append(_line(before, self._entries[before]))
+            self._written = before + 1
+        self._append(_line(index, entry))
+        self._written = max(self._written, index + 1)
+        self._entries[index] = entry
 
     def _append(self, line: dict[str, Any]) -> None:
-        if self.path is None:
+        if self._file is None:
             return
-        with self.path.open("ab") as file:
-            file.write((json.dumps(line) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
+        size = self._file.seek(0, os.SEEK_END)
+        rest = (json.dumps(line) + "\n").encode()
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):  # half a line in the middle would be damage
+                self._file.truncate(size)
+            raise
 
-    def _read(self, path: Path) -> None:
-        raw = path.read_bytes()
-        whole, _, torn = raw.rpartition(b"\n")
-        if torn:
-            with path.open(
-                "rb+"
-            ) as file:  # the torn line's step never happened; the next entry must start a line of its own
-                file.truncate(len(raw) - len(torn))
-                os.fsync(file.fileno())
+    def _read(self, raw: bytes) -> None:
+        path = self.path
+        whole, _, _ = raw.rpartition(b"\n")  # what follows is torn
         lines = whole.split(b"\n") if whole else []
         try:
             parsed = [json.loads(line) for line in lines]
         except ValueError as error:
             raise LedgerError(f"{path} is damaged: {error}; without it the ε of this run is not known") from error
         if not parsed:
-            self._append(self._header)
             return
         if parsed[0] != self._header:
             raise LedgerError(f"{path} belongs to another run: it says {parsed[0]}, expected {self._header}")
-        for entry in parsed[1:]:
-            segment, steps, event = self._entry(path, entry)
-            while len(self._segments) <= segment:
-                self._segments.append(_Segment(0, ComposedDpEvent([])))
-            if self._segments[segment].once:
-                raise LedgerError(f"{path} is damaged: segment {segment} was charged once and for all, and again")
-            self._segments[segment] = _Segment(steps, event, once=entry.get("once") is True)
+        for line in parsed[1:]:
+            index, entry = self._entry(line)
+            if index == len(self._entries):
+                self._entries.append(entry)
+            elif self._entries[index].once:
+                raise LedgerError(f"{path} is damaged: segment {index} was charged once and for all, and again")
+            else:
+                self._entries[index] = entry
+        self._written = len(self._entries)
 
-    def _entry(self, path: Path, entry: dict[str, Any]) -> tuple[int, int, DpEvent]:
+    def _entry(self, line: dict[str, Any]) -> tuple[int, _Entry]:
         try:
-            segment, steps, event = int(entry["segment"]), int(entry["steps"]), events.from_json(entry["event"])
+            index, steps, event = int(line["segment"]), int(line["steps"]), events.from_json(line["event"])
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
-                f"{path} is damaged: {entry} is not an entry ({error}); without it ε is not known"
+                f"{self.path} is damaged: {line} is not an entry ({error}); without it ε is not known"
             ) from error
-        if not 0 <= segment <= len(self._segments) or steps < 0:
+        if not 0 <= index <= len(self._entries) or steps < 0:
             raise LedgerError(
-                f"{path} is damaged: segment {segment} with {steps} steps cannot follow what is before it"
+                f"{self.path} is damaged: segment {index} with {steps} steps cannot follow what is before it"
             )
-        return segment, steps, event
+        return index, _Entry(steps, event, once=line.get("once") is True, draws=line.get("draws"))
+
+
+def _line(index: int, entry: _Entry) -> dict[str, Any]:
+    line: dict[str, Any] = {"segment": index, "steps": entry.steps, "event": events.to_json(entry.event)}
+    return line | ({"once": True} if entry.once else {}) | ({} if entry.draws is None else {"draws": entry.draws})
+
+
+def _repeats(entry: _Entry, cost: Callable[[int], DpEvent], draws: str | None) -> bool:
+    """Whether steps with these draws and this cost are those of the entry once more."""
+    if draws is None or entry.once or entry.draws != draws:
+        return False
+    again = cost(entry.steps) if entry.steps else _NOTHING
+    return bool(events.to_json(again) == events.to_json(entry.event))

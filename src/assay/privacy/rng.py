@@ -52,8 +52,8 @@ class Randomness(Protocol):
     """A source of streams."""
 
     @property
-    def reproducible(self) -> bool:
-        """Whether somebody else can get the same numbers."""
+    def fingerprint(self) -> str | None:
+        """Tells these numbers from others where somebody else can get them again; None where nobody can."""
         ...
 
     def stream(self, purpose: str, step: int) -> Stream:
@@ -87,7 +87,7 @@ class OsSeeded(_OsKey):
     """
 
     __slots__ = ()
-    reproducible = False
+    fingerprint = None
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
@@ -109,7 +109,7 @@ class Secure(_OsKey):
     """
 
     __slots__ = ()
-    reproducible = False
+    fingerprint = None
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
@@ -126,14 +126,14 @@ class Seeded:
     Whoever knows the seed can subtract the noise.
     """
 
-    __slots__ = ("_key", "seed")
-    reproducible = True
+    __slots__ = ("_key", "fingerprint", "seed")
 
     def __init__(self, seed: int) -> None:
         if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < 2**64:
             raise ConfigError("seed", seed, "a whole number from 0 to 2⁶⁴ - 1")
         self.seed = seed
         self._key = hashlib.blake2b(seed.to_bytes(8, "little"), digest_size=32, person=b"assay seed").digest()
+        self.fingerprint = f"seed {seed}"
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this seed, purpose and step."""

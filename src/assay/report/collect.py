@@ -12,7 +12,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -255,21 +254,13 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
 
 
 def _spent(path: Path) -> tuple[int, float, float | None]:
-    """Steps, ε and δ by a copy of the ledger; nothing is charged before there is one."""
-    if not path.exists():
-        return 0, 0.0, None
-    whole = path.read_bytes()
-    whole = whole[: whole.rfind(b"\n") + 1]
-    if not whole:
+    """Steps, ε and δ by the ledger; nothing is charged before there is one."""
+    whole = path.read_bytes() if path.exists() else b""
+    if b"\n" not in whole:
         return 0, 0.0, None
     header = json.loads(whole.split(b"\n", 1)[0])
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "ledger.jsonl"
-        copy.write_bytes(whole)
-        ledger = Ledger(
-            copy, delta=header["delta"], adjacency=Adjacency(header["adjacency"]), ceiling=header["ceiling"]
-        )
-        return ledger.total_steps, ledger.epsilon(), float(header["delta"])
+    ledger = Ledger(path, delta=header["delta"], adjacency=Adjacency(header["adjacency"]), ceiling=header["ceiling"])
+    return ledger.total_steps, ledger.epsilon(), float(header["delta"])
 
 
 def _picture(path: Path, run: Path) -> Picture:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
-from assay.files import replace_json, replace_text
+from assay.files import lock, replace_json, replace_text
 
 SPEC_SCHEMA = "assay.run/1"
 
@@ -105,6 +105,7 @@ class RunDirectory:
                     else f"unfinished; assay resume {path}, or --force to replace it"
                 )
                 raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
+            run._check_idle()
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         replace_json(run.spec, {"schema": SPEC_SCHEMA, **spec})
@@ -113,6 +114,13 @@ class RunDirectory:
             f"This run is unfinished. Resume it with\n\n    assay resume {path}\n\nUntil then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
         )
         return run
+
+    def _check_idle(self) -> None:
+        """Refuse to take its directory from under a run that is at work: it would go on charging a ledger that nobody reads."""
+        if self.ledger.exists():
+            with self.ledger.open("rb") as file:
+                if not lock(file):
+                    raise AssayError(f"a run is at work in {self.path}: stop it first, or use another name")
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:

@@ -15,14 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
-from assay.files import replace_json
+from assay.files import lock, replace_json
 from assay.runs.directory import RunDirectory
 from assay.studies.grid import Grid, Run
-
-try:
-    import fcntl
-except ImportError:  # a system without file locks of this kind: nobody is kept from starting the same study twice
-    fcntl = None  # type: ignore[assignment]
 
 SCHEMA = "assay.study/1"
 _PATIENCE = 20.0  # seconds; what a killed study leaves behind writes its checkpoints and ends within a step
@@ -86,26 +81,19 @@ class Study:
         return [run for run in there if not self.of(run).finished]
 
     @contextmanager
-    def claimed(self) -> Iterator[int | None]:
+    def claimed(self) -> Iterator[int]:
         """One process at a time works on a study. The lock goes with a file that the runs inherit, so that runs which outlive a
         killed study are waited for instead of being started twice.
         """
-        if fcntl is None:
-            yield None
-            return
-        with (self.path / ".lock").open("w") as lock:
+        with (self.path / ".lock").open("w") as file:
             end = time.monotonic() + _PATIENCE
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError:
-                    if time.monotonic() > end:
-                        raise AssayError(
-                            f"another process is at work on the study {self.path}; wait for it or stop it first"
-                        ) from None
-                    time.sleep(0.1)
-            yield lock.fileno()
+            while not lock(file):
+                if time.monotonic() > end:
+                    raise AssayError(
+                        f"another process is at work on the study {self.path}; wait for it or stop it first"
+                    )
+                time.sleep(0.1)
+            yield file.fileno()
 
 
 def read(path: Path) -> dict[str, Any]:
