@@ -340,3 +340,33 @@ def test_shared_argument_as_long_as_the_batch_is_right_or_refused() -> None:
     except UnsupportedModelError:
         return
     torch.testing.assert_close(output.detach(), plain)
+
+
+def test_shared_argument_stays_shared_in_a_later_batch_of_as_many_records() -> None:
+    """Taken for one row a record there, one record more or less would change the gradients of all others."""
+    model, x = trained(UsesTable(6)), torch.randn(12, 6, 5).double()
+    engine = Engine(model)
+
+    def gradients(records: int) -> Tensor:
+        return engine.collect(model(x[:records]).flatten(1).square().sum(1)).per_record()["inner.strength"]
+
+    gradients(12)
+    assert engine.proven
+    torch.testing.assert_close(gradients(6)[:5], gradients(5))
+
+
+def test_argument_that_was_one_row_a_record_and_is_not_any_more_is_refused() -> None:
+    class TwoInputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Biased()
+
+        def forward(self, x: Tensor, table: Tensor) -> Tensor:
+            out: Tensor = self.inner(x, table)
+            return out
+
+    model = trained(TwoInputs())
+    engine = Engine(model)
+    engine.collect(model(torch.randn(4, 3, 5).double(), torch.randn(4, 3, 3).double()).flatten(1).sum(1))
+    with pytest.raises(UnsupportedModelError, match="Expand it to all records"):
+        model(torch.randn(4, 3, 5).double(), torch.randn(3, 3).double())

@@ -319,3 +319,132 @@ def test_first_batch_that_cannot_tell_is_followed_by_one_that_can() -> None:
         return
     with pytest.raises(UnsupportedModelError, match=r"table\.weight"):
         step(model, x, engine)
+
+
+class Remembers(nn.Module):
+    """Writes something down while it trains, and goes on as if nothing were."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.seen = what, torch.zeros(6)
+        self.register_buffer("state", torch.zeros(6))
+        self.register_buffer("ready", torch.tensor(0))
+        self.shift = nn.Parameter(torch.zeros(6)) if what == "initialisation" else 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x - self.state
+        if self.what == "mean for inference":
+            self.state = 0.5 * self.state + 0.5 * x.detach().mean(0)
+        elif self.what == "a record":
+            self.state.copy_(x[0].detach())
+        elif self.what == "initialisation" and not self.ready:
+            self.shift.data.copy_(-x.detach().mean(0))
+            self.ready.fill_(1)
+        elif self.what == "initialisation of a buffer" and not self.ready:
+            self.state.copy_(x.detach().mean(0))
+            self.ready.fill_(1)
+        elif self.what == "outside buffers":
+            x, self.seen = x - self.seen, 0.9 * self.seen + 0.1 * x.detach().mean(0)
+        elif self.what == "calls":
+            self.ready += 1
+        return x + self.shift
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("mean for inference", "buffer 0.state"),
+        ("a record", "buffer 0.state"),
+        ("initialisation", "parameter 0.shift"),
+        ("initialisation of a buffer", "buffer 0.state"),
+        ("outside buffers", "remembers"),
+    ],
+)
+def test_what_a_forward_pass_writes_into_the_model_is_refused(what: str, told: str, dropout: float) -> None:
+    """It would leave with the model, without noise."""
+    model = nn.Sequential(Remembers(what), nn.Dropout(dropout), nn.Linear(6, 3))
+    with pytest.raises(UnsupportedModelError, match=told):
+        step(model, torch.randn(5, 6) + 3)
+
+
+def test_what_a_forward_pass_writes_without_looking_at_records_is_fine() -> None:
+    model = nn.Sequential(
+        Remembers("calls"), nn.Dropout(0.1), nn.utils.parametrizations.spectral_norm(nn.Linear(6, 3)), nn.Linear(3, 2)
+    )
+    engine = Engine(model)
+    step(model, torch.randn(5, 6), engine)
+    assert engine.proven
+    assert int(model[0].ready) == 1, "and the proof's own passes leave it alone"
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_batchnorm_that_goes_into_train_mode_later_is_refused(affine: bool) -> None:
+    """`model.eval()` to evaluate and `model.train()` to go on: what was a constant uses the batch from there on."""
+    norm = nn.BatchNorm1d(6, affine=affine).eval()
+    model = nn.Sequential(nn.Linear(6, 6), norm, nn.Linear(6, 3))
+    if affine:
+        norm.requires_grad_(False)
+    engine = Engine(model)
+    step(model, torch.randn(5, 6), engine)
+    assert engine.proven
+    model.eval()
+    step(model, torch.randn(5, 6), engine)
+    model.train()
+    with pytest.raises(UnsupportedModelError, match="1: BatchNorm1d uses statistics of the whole batch"):
+        step(model, torch.randn(5, 6), engine)
+
+
+def test_tensor_outside_the_model_that_is_trained_is_refused() -> None:
+    """Not only parameters: whatever gets a gradient of the loss gets it without noise."""
+    model, heat = nn.Linear(6, 3), torch.ones(1, requires_grad=True)
+    with pytest.raises(UnsupportedModelError, match=r"trainable parameter of shape \(1,\)"):
+        Engine(model).collect((model(torch.randn(4, 6)) * heat).sum(1))
+
+
+def test_parameter_outside_the_model_that_joins_later_is_found() -> None:
+    model, heat = nn.Linear(6, 3), nn.Parameter(torch.ones(1))
+    engine = Engine(model)
+    step(model, torch.randn(4, 6), engine)
+    assert engine.proven
+    step(model, torch.randn(4, 6), engine)
+    step(model, torch.randn(4, 6), engine)
+    losses = (model(torch.randn(4, 6)) * heat).sum(1)  # the fourth: it looks again at every power of two
+    with pytest.raises(UnsupportedModelError, match="not part of the private model"):
+        engine.collect(losses)
+
+
+def test_inputs_and_activations_that_ask_for_gradients_are_no_parameters() -> None:
+    """Adversarial inputs, and frozen embeddings whose output is made to require gradients (as adapters do)."""
+    model = nn.Sequential(nn.Linear(6, 6).requires_grad_(False), nn.Linear(6, 3))
+    model[0].register_forward_hook(lambda _module, _args, output: output.requires_grad_())
+    engine = Engine(model)
+    for _ in range(3):
+        step(model, torch.randn(4, 6, requires_grad=True), engine)
+    assert engine.proven
+
+
+def test_second_engine_on_a_model_is_refused_until_the_first_is_off() -> None:
+    """Within another's recording it would see nothing: gradients of zero, and noise alone."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3))
+    first = Engine(model)
+    with pytest.raises(UnsupportedModelError, match="not closed"):
+        Engine(nn.Sequential(nn.Linear(6, 6), model))
+    step(model, torch.randn(4, 6), first)
+    first.detach()
+    second = Engine(model)
+    assert float(step(model, torch.randn(4, 6), second).norms([0, 0]).min()) > 0
+
+
+def test_what_is_written_in_a_pass_record_by_record_is_refused_in_words() -> None:
+    class Owner(Remembers):
+        def __init__(self) -> None:
+            super().__init__("mean for inference")
+            self.scale = nn.Parameter(torch.ones(6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * self.scale
+
+    with pytest.raises(UnsupportedModelError, match=r"buffer 0\.state"):
+        step(nn.Sequential(Owner(), nn.Linear(6, 3)), torch.randn(5, 6))

@@ -87,7 +87,8 @@ class Engine:
         index = {path: i for i, path in enumerate(self.layers)}
         self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
         self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
-        self._records = 0
+        self._constant = compat.constant_in_eval(model)
+        self._records = self._collected = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
         self._reduce: Reduce | None = None
@@ -97,8 +98,17 @@ class Engine:
         self._left_alone: frozenset[str] = frozenset()
         self._watching = self._proof.watch(model)
         self._forwards = Forwards(model)
-        embeds = any(isinstance(taped.rule, EmbeddingRule) for taped in units.taped)
-        self._indices = SharedIndices(model) if embeds else None
+        self._indices: SharedIndices | None = None
+        try:
+            self._take_over(units)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _take_over(self, units: Units) -> None:
+        """Run the units in place of the model."""
+        if any(isinstance(taped.rule, EmbeddingRule) for taped in units.taped):
+            self._indices = SharedIndices(self.model)
         for taped in units.taped:
             run = functools.partial(self._run_taped, taped)
             if self._indices is not None and isinstance(taped.rule, EmbeddingRule):
@@ -146,6 +156,13 @@ class Engine:
                     f"parameter {name} was frozen when the engine was attached and is not now: its gradient would carry the "
                     "records without noise. Unfreeze before attaching, or attach anew"
                 )
+        if any(module.training for module in self._constant):
+            compat.check(self.model)
+        self._collected += 1
+        if (
+            self._proof is None and self._collected & (self._collected - 1) == 0
+        ):  # what a loss reaches may change: now and then
+            proof.enclosed(losses, (*self.parameters.values(), self._anchor))
         found: Found = []
         proof_now = self._proof
         self._records = losses.shape[0]
@@ -154,7 +171,7 @@ class Engine:
         try:
             if proof_now is not None:
                 compat.check(self.model)
-                proof_now.before(losses, self.parameters, self.model)
+                proof_now.before(losses, (*self.parameters.values(), self._anchor), self.model)
                 left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
             self._collecting = found
             expected = proof.backward(losses, self.parameters)

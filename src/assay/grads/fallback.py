@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,13 +24,17 @@ _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 @dataclass(slots=True)
 class PerRecordCall:
-    """An `ExpandRule` for modules without a rule. Remembers whether vmap can batch the module."""
+    """An `ExpandRule` for modules without a rule. Remembers whether vmap can batch the module, and which arguments all records share:
+    in a later batch such a one (a mask) may happen to have as many rows as there are records.
+    """
 
     batchable: bool = True
+    shared: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """By how many arguments there are and which one it is; known from the first batch of more than one record on."""
 
     def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """Records in the first tensor argument."""
-        for leaf, axis in _leaves(module, args, kwargs, None):
+        for leaf, axis in _leaves(module, args, kwargs):
             if isinstance(leaf, Tensor) and axis is not None:
                 return leaf.shape[axis]
         raise UnsupportedModelError(f"{type(module).__name__} was called without a tensor that has a record dimension")
@@ -44,7 +48,7 @@ class PerRecordCall:
         records: int,
     ) -> Any:
         """Run every record alone with its own parameters and put the outputs together again."""
-        leaves = _leaves(module, args, kwargs, records)
+        leaves = self._settled(module, _leaves(module, args, kwargs), records)
         _, structure = pytree.tree_flatten((args, kwargs))
         values = [leaf for leaf, _ in leaves]
         axes = [axis for _, axis in leaves]
@@ -80,6 +84,27 @@ class PerRecordCall:
         flat = [None if axis is None else next(together).movedim(0, axis) for axis in outputs["axes"]]
         return pytree.tree_unflatten(flat, outputs["structure"])
 
+    def _settled(
+        self, module: nn.Module, leaves: list[tuple[Any, int | None]], records: int
+    ) -> list[tuple[Any, int | None]]:
+        """The leaves with the axis of their records, None for what all records share: in every batch what it was in the first."""
+        found: list[tuple[Any, int | None]] = []
+        for i, (leaf, axis) in enumerate(leaves):
+            if axis is None:
+                found.append((leaf, None))
+                continue
+            apart = leaf.dim() > axis and leaf.shape[axis] == records
+            shared = self.shared.get((len(leaves), i), not apart)
+            if records > 1:
+                self.shared[len(leaves), i] = shared
+            if not shared and not apart:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} was called with a tensor of shape {tuple(leaf.shape)} for {records} records, where one of as many "
+                    "rows as records was expected: it is not the same for all records in every batch. Expand it to all records"
+                )
+            found.append((leaf, None if shared else axis))
+        return found
+
 
 def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """`values` by every name their tensors have in `module`, each place once.
@@ -111,18 +136,14 @@ def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:
     return 0
 
 
-def _leaves(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], records: int | None
-) -> list[tuple[Any, int | None]]:
-    """Every argument leaf with the axis its records stand on, None for what all records share."""
+def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, int | None]]:
+    """Every argument leaf with the axis its records would stand on, None for what has none."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(kwargs.items())
     found: list[tuple[Any, int | None]] = []
     for name, value in named:
         for leaf in pytree.tree_leaves(value):
             axis = _record_axis(module, name, leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
-            if axis is not None and records is not None and (leaf.dim() <= axis or leaf.shape[axis] != records):
-                axis = None
             found.append((leaf, axis))
     return found
 

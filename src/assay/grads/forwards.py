@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from assay.errors import UnsupportedModelError
 from assay.models import compat
 
 
@@ -25,8 +27,14 @@ class Forwards:
         self._replaced: list[tuple[nn.Module, Any]] = []
 
     def replace(self, owner: nn.Module, run: Callable[..., Any]) -> None:
-        """Let `run` take the place of the module's forward while gradients are recorded."""
+        """Let `run` take the place of the module's forward while gradients are recorded. A module has one such replacement: within
+        another it would never be run.
+        """
         plain = vars(owner).get("forward")
+        if (other := getattr(plain, "replaces", None)) is not None and other() is owner:
+            raise UnsupportedModelError(
+                f"{type(owner).__name__} belongs to a PrivateStep that was not closed: call its close() first, or make the model anew"
+            )
         self._replaced.append((owner, plain))
         if plain is None:
             plain = functools.partial(type(owner).forward, owner)
@@ -46,7 +54,9 @@ class Forwards:
                 inside = False
 
         # What runs here is recorded, outside a compiled graph; what is between such layers is compiled.
-        owner.forward = types.MethodType(torch.compiler.disable(forward) if self._compiled else forward, owner)
+        made: Any = torch.compiler.disable(forward) if self._compiled else forward
+        made.replaces = weakref.ref(owner)  # a copy of the model carries this along, too, and is not meant
+        owner.forward = types.MethodType(made, owner)
 
     def restore(self) -> None:
         """Give the modules back as they were."""

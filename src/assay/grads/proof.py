@@ -4,10 +4,12 @@
    It fails for layers that mix records (batch statistics, attention across the batch) and for models whose record
    dimension is not the first one.
 2. Isolation: the first and the last record's output stay what they are when all other records are replaced. It fails
-   where records are mixed outside autograd's sight (before the first trainable layer, in detached batch statistics).
+   where records are mixed outside autograd's sight (before the first trainable layer, in detached batch statistics). What
+   the forward pass writes into the model stays what it is, too: parameters are not written, buffers do not depend on records,
+   and the same call gives the same output again. What is written there leaves with the model, without noise.
 3. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a
    parameter is also used outside the module that owns it.
-4. Enclosure: the loss reaches no trainable parameter outside the model, whose gradient would leave without noise.
+4. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would leave without noise.
 
 A loss that itself mixes records (scaled by a batch statistic) cannot be seen from here: it must give one value a record,
 from that record alone.
@@ -16,7 +18,8 @@ from that record alone.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -74,6 +77,14 @@ def mixes(path: str) -> str:
     )
 
 
+def writes(what: str) -> str:
+    """The message for what the forward pass writes into the model."""
+    return (
+        f"the forward pass writes into {what} what it has seen of the records: that would leave with the model without noise. Take it out "
+        "(running statistics, data-dependent initialisation), or set it from public data before"
+    )
+
+
 def not_first(path: str, t: Tensor, records: int) -> str:
     """The message for a tensor that does not have the record first."""
     return (
@@ -88,20 +99,60 @@ def _only(one: int, records: int, t: Any) -> Any:
     return t[one : one + 1].expand_as(t).clone() if batched else t
 
 
-def _again(model: nn.Module, args: Any, kwargs: Any, state: Tensor) -> list[Tensor]:
-    """The outputs of the plain model with the randomness of another call; leaves randomness and buffers as they were."""
-    kept = {name: b.clone() for name, b in model.named_buffers()}
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of the whole model, and what is needed to repeat it: randomness and buffers as they were before."""
+
+    args: Any
+    kwargs: Any
+    random_state: Tensor
+    buffers: Mapping[str, Tensor]
+    output: Any
+    values: list[Tensor]
+    """The output as it was: what follows may change it in place."""
+    drew: bool
+    """Whether it drew random numbers."""
+    wrote: frozenset[str]
+    """The buffers that it changed."""
+
+
+def _copies(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: t.detach().clone() for name, t in tensors}
+
+
+def _changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) -> frozenset[str]:
+    """The names whose tensors are not what they were, those that came or went included."""
+    left = dict(before)
+    changed = set()
+    for name, t in now:
+        old = left.pop(name, None)
+        same = old is not None and old.shape == t.shape and old.dtype == t.dtype
+        if not (same and old is not None and torch.equal(old, t.detach())):
+            changed.add(name)
+    return frozenset(changed | left.keys())
+
+
+def _again(model: nn.Module, call: _Call, args: Any, kwargs: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """The outputs of the plain model with the randomness and the buffers of another call, and the buffers after it; leaves all as it
+    was.
+    """
+    kept = _copies(model.named_buffers())
     now = torch.get_rng_state()
     try:
-        torch.set_rng_state(state)
+        torch.set_rng_state(call.random_state)
         with torch.no_grad():
-            return _tensors(model(*args, **kwargs))
+            _put(model, call.buffers)
+            return _tensors(model(*args, **kwargs)), _copies(model.named_buffers())
     finally:
         torch.set_rng_state(now)
         with torch.no_grad():
-            for name, b in model.named_buffers():
-                if not torch.equal(b, kept[name]):
-                    b.copy_(kept[name])
+            _put(model, kept)
+
+
+def _put(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    for name, b in model.named_buffers():
+        if name in values and values[name].shape == b.shape and not torch.equal(b, values[name]):
+            b.copy_(values[name])
 
 
 def _tensors(value: Any) -> list[Tensor]:
@@ -116,14 +167,39 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
+def enclosed(losses: Tensor, own: Iterable[Tensor]) -> set[Any]:
+    """The nodes of the graph of these losses; refuses one in which something is trained that is neither `own` nor a record's.
+
+    Leaves with a row a record (inputs, activations of a frozen part) are nobody's parameters.
+    """
+    known = {id(t) for t in own}
+    seen: set[Any] = set()
+    todo: list[Any] = [losses.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, Tensor) and id(leaf) not in known:
+            rows = leaf.shape[0] if leaf.dim() else 0
+            if isinstance(leaf, nn.Parameter) or rows != len(losses):
+                raise UnsupportedModelError(
+                    f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the private "
+                    "model; its gradient would carry the records without noise. Give the whole model, or detach/freeze that part"
+                )
+        todo.extend(parent for parent, _ in node.next_functions)
+    return seen
+
+
 class Proof:
     """Collects what the first forward pass shows and checks it. Passing is remembered by the engine, not here."""
 
     def __init__(self) -> None:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
-        self._calls: list[Any] = []
-        self._begun: list[tuple[Any, Any, Tensor]] = []
+        self._calls: list[_Call] = []
+        self._begun: list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
@@ -144,16 +220,30 @@ class Proof:
     def watch(self, model: nn.Module) -> list[Any]:
         """Remember the calls of the whole model, to be able to repeat them."""
 
-        def start(_module: nn.Module, args: Any, kwargs: Any) -> None:
+        def start(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
             if torch.is_grad_enabled():
-                self._begun.append((args, kwargs, torch.get_rng_state()))
+                buffers, parameters = _copies(model.named_buffers()), _copies(model.named_parameters())
+                self._begun.append((torch.get_rng_state(), buffers, parameters))
 
-        def end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+        def end(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if torch.is_grad_enabled():
-                args, kwargs, state = self._begun.pop()
-                random = not torch.equal(state, torch.get_rng_state())
+                state, buffers, parameters = self._begun.pop()
+                for name, b in model.named_buffers():
+                    if torch._C._functorch.is_functorch_wrapped_tensor(b):  # of a pass record by record
+                        raise UnsupportedModelError(writes(f"buffer {name}"))
+                for name in sorted(_changed(parameters, model.named_parameters())):
+                    raise UnsupportedModelError(writes(f"parameter {name}"))
                 self._calls.append(
-                    (args, kwargs, [t.detach().clone() for t in _tensors(output)], output, state, random)
+                    _Call(
+                        args=args,
+                        kwargs=kwargs,
+                        random_state=state,
+                        buffers=buffers,
+                        output=output,
+                        values=[t.detach().clone() for t in _tensors(output)],
+                        drew=not torch.equal(state, torch.get_rng_state()),
+                        wrote=_changed(buffers, model.named_buffers()),
+                    )
                 )
 
         return [
@@ -162,9 +252,9 @@ class Proof:
             model.register_forward_hook(end, with_kwargs=True),
         ]
 
-    def before(self, losses: Tensor, parameters: Mapping[str, nn.Parameter], model: nn.Module) -> None:
+    def before(self, losses: Tensor, own: Iterable[Tensor], model: nn.Module) -> None:
         """Check separation and enclosure, which need the graph but not the engine's own backward pass."""
-        reached = self._enclosure(losses, parameters)
+        reached = enclosed(losses, own)
         self._separation(losses, reached)
         if len(losses) > 1:
             self._repeat(model, len(losses), reached)
@@ -174,24 +264,41 @@ class Proof:
         return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
     def _repeat(self, model: nn.Module, records: int, reached: set[Any]) -> None:
-        """Run the plain model again, and with every other record replaced by the first, and by the last."""
-        for args, kwargs, before, output, state, random in self._calls:
-            if not any(t.grad_fn in reached for t in _tensors(output)):
+        """Run the plain model again, twice, and with every other record replaced by the first, and by the last."""
+        for call in self._calls:
+            if not any(t.grad_fn in reached for t in _tensors(call.output)):
                 continue
-            plain = _again(model, args, kwargs, state)
-            for mine, again in zip(before, plain, strict=True):
-                if not random and mine.dtype == again.dtype and not _close(mine, again):
+            plain, after = _again(model, call, call.args, call.kwargs)
+            for mine, again in zip(call.values, plain, strict=True):
+                if not call.drew and mine.dtype == again.dtype and not _close(mine, again):
                     raise UnsupportedModelError(
                         "the model computes something else record by record than it does as it is: an argument that all "
-                        "records share may have as many rows as there are records"
+                        "records share may have as many rows as there are records, or the model remembers earlier batches"
                     )
+            twice, _ = _again(model, call, call.args, call.kwargs)
+            if not all(_close(once, again) for once, again in zip(plain, twice, strict=True)):
+                raise UnsupportedModelError(
+                    "the same batch gives another output the second time: the model remembers what it has seen outside its buffers, "
+                    "or draws random numbers from a generator of its own. What it remembers would mix records"
+                )
             for one in (0, records - 1):
                 replaced = functools.partial(_only, one, records)
-                alone = _again(model, pytree.tree_map(replaced, args), pytree.tree_map(replaced, kwargs), state)
+                alone, without_others = _again(
+                    model, call, pytree.tree_map(replaced, call.args), pytree.tree_map(replaced, call.kwargs)
+                )
                 for with_others, without in zip(plain, alone, strict=True):
                     batched = with_others.dim() > 0 and with_others.shape[0] == records
                     if batched and not _close(with_others[one], without[one]):
                         raise UnsupportedModelError(mixes("the model"))
+                for name in sorted(call.wrote):
+                    written, theirs = after.get(name), without_others.get(name)
+                    if (
+                        written is None
+                        or theirs is None
+                        or written.shape != theirs.shape
+                        or not _close(written, theirs)
+                    ):
+                        raise UnsupportedModelError(writes(f"buffer {name}"))
 
     def _separation(self, losses: Tensor, reached: set[Any]) -> None:
         records = len(losses)
@@ -208,26 +315,12 @@ class Proof:
                 if any(bool(((part != 0) & part.isfinite()).any()) for part in (g[:one], g[one + 1 :])):
                     raise UnsupportedModelError(mixes(path or "the model"))
 
-    def _enclosure(self, losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> set[Any]:
-        own = {id(p) for p in parameters.values()}
-        seen: set[Any] = set()
-        todo: list[Any] = [losses.grad_fn]
-        while todo:
-            node = todo.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, nn.Parameter) and id(variable) not in own:
-                raise UnsupportedModelError(
-                    f"the loss also reaches a trainable parameter of shape {tuple(variable.shape)} that is not part of the private "
-                    "model; its gradient would carry the records without noise. Give the whole model, or detach/freeze that part"
-                )
-            todo.extend(parent for parent, _ in node.next_functions)
-        return seen
-
     def compare(self, grads: RecordGrads, expected: Mapping[str, Tensor], low: torch.dtype) -> bool:
         """True when completeness holds; False when this batch cannot tell (a gradient is not finite); raises otherwise."""
+        if not expected:
+            raise UnsupportedModelError(
+                "these losses depend on no trainable parameter of the model: they were computed without it, or without its own forward"
+            )
         norms = grads.norms([0] * grads.layers)
         if grads.nonfinite:
             return False

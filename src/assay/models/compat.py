@@ -43,6 +43,7 @@ _FOREIGN_MIXERS = frozenset(
         "MinibatchStdLayer",
     )
 )
+_STATISTICS = _TORCH_BATCHNORMS | _FOREIGN_MIXERS
 # [B, C] gives GroupNorm only a group's channels to normalise over: with one the output is constant, with two
 # only a sign is left. Sixteen is the group size that Wu and He, "Group Normalization" (2018), use as well.
 _SMALLEST_GROUP_WITHOUT_MAP = 16
@@ -126,6 +127,11 @@ def check(model: nn.Module) -> None:
     raise UnsupportedModelError("\n".join(lines))
 
 
+def constant_in_eval(model: nn.Module) -> list[nn.Module]:
+    """The layers that are no problem in eval mode only: their statistics, constants there, are those of the records in train mode."""
+    return [m for m in model.modules() if _names(m) & (_STATISTICS | _TORCH_INSTANCENORMS) or isinstance(m, _BatchNorm)]
+
+
 def compiled(model: nn.Module) -> bool:
     """Whether `torch.compile` was applied to the model or to a part of it."""
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
@@ -147,9 +153,8 @@ def _findings(model: nn.Module) -> list[_Finding]:
 
 
 def _finding(module: nn.Module) -> _Finding | None:
-    # Names, too, because a scripted module has lost its class, and other packages are not imported for this.
-    names = {base.__name__ for base in type(module).__mro__} | {_type_name(module)}
-    if isinstance(module, _BatchNorm) or names & (_TORCH_BATCHNORMS | _FOREIGN_MIXERS):
+    names = _names(module)
+    if isinstance(module, _BatchNorm) or names & _STATISTICS:
         # A layer without running statistics uses those of the batch in eval mode, too.
         if not module.training and getattr(module, "running_mean", None) is not None:
             return None
@@ -160,6 +165,11 @@ def _finding(module: nn.Module) -> _Finding | None:
             "construct it with track_running_stats=False",
         )
     return None
+
+
+def _names(module: nn.Module) -> set[str]:
+    # Names, too, because a scripted module has lost its class, and other packages are not imported for this.
+    return {base.__name__ for base in type(module).__mro__} | {_type_name(module)}
 
 
 def _batch_fix(module: nn.Module) -> str:
