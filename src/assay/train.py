@@ -31,6 +31,7 @@ from assay.distributed import limits
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
+from assay.grads.proof import separate
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Randomness
@@ -275,12 +276,16 @@ class _Run:
     def _loop(self, stop: Callable[[], bool]) -> None:
         step = self.step
         begun = time.monotonic() - self.seconds
-        prepared = -1
+        prepared, unseen = -1, True
         for inputs, targets in step.batches(self.train):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
-            losses = self.loss(self._outputs(inputs), targets)
+            outputs = self._outputs(inputs)
+            losses = self.loss(outputs, targets)
+            if unseen and losses.dim() == 1 and len(losses) > 1:
+                separate(self.loss, outputs, targets)
+                unseen = False
             if not step.backward(losses):
                 continue
             self.optimizer.step()

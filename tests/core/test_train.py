@@ -13,6 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
+from assay.errors import UnsupportedModelError
 from assay.grads.clip import AdaptiveQuantile, Flat
 from assay.result import InterruptedRunError
 
@@ -280,6 +281,25 @@ def test_batchnorm_is_refused_with_the_fix(records, plan):
     bad = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     with pytest.raises(UnsupportedModelError, match="replace_batchnorm"):
         fit(bad, records, plan=plan)
+
+
+def weighted_by_the_batch(output, target):
+    counts = torch.bincount(target, minlength=3)
+    return nn.functional.cross_entropy(output, target, reduction="none") / counts[target]
+
+
+def test_a_loss_that_mixes_records_is_refused(records, plan, model):
+    """One record then changes what every other one's gradient is, and no clipping bounds that."""
+    with pytest.raises(UnsupportedModelError, match="the loss mixes records"):
+        fit(model, records, plan=plan, loss=weighted_by_the_batch)
+
+
+def test_a_loss_that_draws_random_numbers_is_trained_with_and_repeats(records, plan):
+    def noisy(output, target):
+        return nn.functional.cross_entropy(output, target, reduction="none") * (1 + torch.rand(len(target)))
+
+    first, again = (fit(make_model(), records, plan=plan, loss=noisy, training=Training(seed=2)) for _ in range(2))
+    assert torch.equal(weights(first.model), weights(again.model))
 
 
 def test_a_regression_model_with_its_own_loss(records):

@@ -11,14 +11,14 @@
    parameter is also used outside the module that owns it.
 4. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would leave without noise.
 
-A loss that itself mixes records (scaled by a batch statistic) cannot be seen from here: it must give one value a record,
-from that record alone.
+A loss that itself mixes records (scaled by a batch statistic) cannot be seen from its values alone: it must give one value a
+record, from that record alone. Who has the loss itself can ask `separate`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,6 +167,23 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
+def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> None:
+    """Refuse a loss whose first or last value changes when all other records are replaced; one that draws random numbers cannot tell."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        plain, again = loss(output, target), loss(output, target)
+        records = len(plain)
+        if not _close(plain, again):
+            return
+        for one in (0, records - 1):
+            replaced = functools.partial(_only, one, records)
+            alone = loss(pytree.tree_map(replaced, output), pytree.tree_map(replaced, target))
+            if not _close(plain[one], alone[one]):
+                raise UnsupportedModelError(
+                    "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, a "
+                    "contrast over the batch). Per-record clipping cannot bound that; use constants that are known beforehand"
+                )
+
+
 def enclosed(losses: Tensor, own: Iterable[Tensor]) -> set[Any]:
     """The nodes of the graph of these losses; refuses one in which something is trained that is neither `own` nor a record's.
 
@@ -199,7 +216,7 @@ class Proof:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._calls: list[_Call] = []
-        self._begun: list[tuple[Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
+        self._begun: list[tuple[Any, Any, Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
@@ -220,14 +237,14 @@ class Proof:
     def watch(self, model: nn.Module) -> list[Any]:
         """Remember the calls of the whole model, to be able to repeat them."""
 
-        def start(_module: nn.Module, _args: Any, _kwargs: Any) -> None:
+        def start(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.is_grad_enabled():
                 buffers, parameters = _copies(model.named_buffers()), _copies(model.named_parameters())
-                self._begun.append((torch.get_rng_state(), buffers, parameters))
+                self._begun.append((args, kwargs, torch.get_rng_state(), buffers, parameters))
 
-        def end(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        def end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if torch.is_grad_enabled():
-                state, buffers, parameters = self._begun.pop()
+                args, kwargs, state, buffers, parameters = self._begun.pop()
                 for name, b in model.named_buffers():
                     if torch._C._functorch.is_functorch_wrapped_tensor(b):  # of a pass record by record
                         raise UnsupportedModelError(writes(f"buffer {name}"))

@@ -23,6 +23,7 @@ from assay.chain import Chain
 from assay.denoise.bayes import Bayes
 from assay.encode.sign import Sign
 from assay.errors import ConfigError
+from assay.grads.clip import Assumed
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import check_variant
 from assay.privacy.accounting import moments_epsilon
@@ -59,9 +60,12 @@ class Discrete:
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Signs, any clipping, one Gaussian draw, correction."""
         as_if_single = self.variant == "published" and plan.micro_batch > 1
+        reference = plan.clip.l2 if as_if_single else None
+        if isinstance(plan.clip, Assumed):  # nothing is clipped: noise relative to what the paper takes for granted
+            reference = plan.clip.bound
         return Chain(
             clip=plan.fresh_clip(),
-            noise=Gaussian(multiplier=noise_multiplier, reference=plan.clip.l2 if as_if_single else None),
+            noise=Gaussian(multiplier=noise_multiplier, reference=reference),
             micro=plan.micro_batch,
             each=(Sign(tau=self.tau),),
             after=(self._correction(plan.sampler.expected_size),),
