@@ -221,9 +221,15 @@ class Plan:
         """The verified ε of the plan."""
         return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
 
-    def claimed(self) -> float:
-        """The ε that the method's paper would report for this run."""
-        return self.method.claimed(self)
+    def claimed(self, steps: int | None = None) -> float:
+        """The ε that the method's paper would report for this run, or for one that ended after so many steps."""
+        if steps == 0:
+            return 0.0
+        if steps is None or not isinstance(self.schedule, schedules.Constant):
+            return self.method.claimed(
+                self
+            )  # a schedule goes over a whole run: what a part of it would claim no paper says
+        return self.method.claimed(replace(self, steps=steps))
 
     def targeted(self) -> float:
         """The ε that a target is about: the verified one, or for a published variant the claimed one."""

@@ -27,9 +27,9 @@ def chosen(known: Mapping[str, M], name: str, options: Mapping[str, Any]) -> M:
         raise ConfigError("method", name, "one of " + ", ".join(known))
     method = known[name]
     settable = options_of(method)
-    if options.get("variant", "sound") == "published" and "variant" not in settable:
+    if options.get("variant", "sound") != "sound" and "variant" not in settable:
         raise ConfigError(
-            "variant", "published", f"sound for {name}: its published form is sound, so there is only one"
+            "variant", options["variant"], f"sound for {name}: its published form is sound, so there is only one"
         )
     given = {key: value for key, value in options.items() if key != "variant" or "variant" in settable}
     made: M = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]

@@ -162,6 +162,7 @@ class PrivateStep:
         self._drawn: int | None = None
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
+        self._closed = False
 
     def _attach(
         self,
@@ -238,6 +239,8 @@ class PrivateStep:
         On several ranks `dataset` is the whole data set, of which each rank takes an equal share, or the rank's own share, which no
         other rank has. The plan is always that of the whole.
         """
+        if self._closed:
+            raise AssayError("this PrivateStep was closed: make a new one to go on")
         records = dataset if isinstance(dataset, Records) else Records(dataset)
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
@@ -262,6 +265,8 @@ class PrivateStep:
         if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(losses.device.type):
             with torch.autocast(losses.device.type, enabled=False):
                 return self.backward(losses)
+        if self._closed:
+            raise AssayError("this PrivateStep was closed: make a new one to go on")
         if self.taken >= self._limit:
             raise BudgetSpentError(
                 f"the budget is spent after {self.taken} steps: ε = {at_most(self.epsilon())}"
@@ -371,7 +376,8 @@ class PrivateStep:
         return self._limit
 
     def close(self) -> None:
-        """Settle the ledger, let others charge it if it was made here, and give the model back as it was."""
+        """Settle the ledger, let others charge it if it was made here, and give the model back as it was. No step follows."""
+        self._closed = True
         self.settle()
         if self._own_ledger:
             self.ledger.close()

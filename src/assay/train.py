@@ -36,6 +36,7 @@ from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Randomness
 from assay.privacy.statement import render
+from assay.rehearsal import rehearse
 from assay.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
@@ -72,7 +73,11 @@ def fit(
     training.at_batch(plan.batch_size)  # nonsense is an error before anything is written
     limits.check(plan, ranks.size, shard=training.shard)
     plan.chain()  # parts that do not go together are an error before anything is written
-    pick_device(training.device)  # a wrong name is an error before anything is written
+    device = pick_device(training.device)  # a wrong name is an error before anything is written
+    if not training.shard and (
+        plan.stage is None or plan.center is not None
+    ):  # other stages decide what the model sees
+        rehearse(model, train, loss, plan, device)
     if training.augment is not None:
         _check_augment(training.augment, train, plan, ranks.size)
     directory = None
@@ -200,6 +205,8 @@ class _Run:
                     else None
                 )
             )
+            if saved is not None:
+                ranks.once(lambda: ledger.check_covers(saved[1]["step"]))
             randomness = training.randomness()
             self._stage(train, ledger, randomness)
             if saved is not None:

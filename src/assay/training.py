@@ -12,7 +12,7 @@ import torch
 from assay import augment
 from assay.errors import ConfigError
 from assay.optim import Optimizer
-from assay.privacy.rng import Randomness, check_source, source
+from assay.privacy.rng import Randomness, Seeded, check_source, source
 
 PRECISIONS = ("float32", "bf16")
 
@@ -54,6 +54,8 @@ class Training:
         if self.augment is not None:
             augment.parse(self.augment)
         check_source(self.seed, self.secure_rng)
+        if self.seed is not None:
+            Seeded(self.seed)  # refuses what is no seed
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
 
@@ -100,10 +102,11 @@ def training_from_json(data: Mapping[str, Any]) -> Training:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu."""
+    """`auto` takes cuda, then mps, then cpu. A device that is not there is refused."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
+        torch.empty(0, device=name)
         return torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError("device", name, "auto, cpu, cuda, cuda:N or mps") from error
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError("device", name, "auto, cpu, cuda, cuda:N or mps, as far as this machine has them") from error

@@ -128,6 +128,7 @@ def best_of(
             best = (score, which[trial], result)
     if best is None:
         raise NoTrialError(
-            "the number of trials came out as 0, which is an answer too: the budget is spent; try another --out"
+            "the number of trials came out as 0, which is an answer too: the budget is spent and there is no model. Another choice on the "
+            "same records, in another --out, adds its own ε to what is spent; more --trials make this rarer"
         )
     return best[1], best[2]

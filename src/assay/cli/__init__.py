@@ -7,6 +7,7 @@ import sys
 import typer
 from rich.console import Console
 from rich.markup import escape
+from safetensors import SafetensorError
 
 from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs, tune
 from assay.distributed.launch import check_alone
@@ -50,6 +51,6 @@ def main() -> None:
     except AssayError as error:
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(error.exit_code)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:  # a full disk is the latter where a model is written
         Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
         sys.exit(1)

@@ -15,7 +15,7 @@ from rich.console import Console
 from assay import models as models_room
 from assay.cli import options
 from assay.cli.inputs import build, check_ceiling, load, of_run
-from assay.cli.privacy import report_spending
+from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
 from assay.data import catalog
 from assay.errors import ConfigError
@@ -236,9 +236,7 @@ def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: floa
 
 def _warn(plan: FederatedPlan) -> None:
     console = Console(stderr=True, soft_wrap=True, highlight=False)
-    if plan.unit == "client" and plan.delta >= 1 / plan.clients:
-        console.print(
-            f"[yellow]note:[/] δ = {plan.delta:g} is not below 1/clients = {1 / plan.clients:.2g}; such a δ allows one client to be given away whole"
-        )
+    if plan.unit == "client":
+        note_delta(plan.delta, plan.clients)
     if plan.method.variant == "published":
         console.print(f"[yellow]note:[/] {plan.method.name} as published: {plan.method.soundness}")

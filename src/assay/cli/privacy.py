@@ -16,7 +16,7 @@ from assay.federated.plan import FederatedPlan
 from assay.grads import clip as clipping
 from assay.plan import Plan, steps_for
 from assay.privacy.accounting import Adjacency
-from assay.privacy.statement import shown
+from assay.privacy.statement import large_delta, shown
 from assay.runs.record import number
 
 
@@ -109,8 +109,15 @@ def calibrate(
     report_plan(plan, json)
 
 
+def note_delta(delta: float, units: int) -> None:
+    """Say it where δ is too large for so many records or clients."""
+    if (said := large_delta(delta, units)) is not None:
+        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {said}")
+
+
 def report_plan(plan: Plan, as_json: bool) -> None:
     """What a plan would spend."""
+    note_delta(plan.delta, plan.records)
     facts = {
         "steps": plan.steps,
         "sampling_rate": plan.sampler.rate,

@@ -19,7 +19,7 @@ from assay import methods as methods_room
 from assay import presets
 from assay.cli import federate, options
 from assay.cli.inputs import build, load, of_run, planned
-from assay.cli.privacy import report_plan
+from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import DataBundle, catalog
 from assay.distributed import limits
@@ -35,7 +35,7 @@ from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
 from assay.result import Progress
-from assay.runs import logs
+from assay.runs import checkpoint, logs
 from assay.runs.directory import RunDirectory
 from assay.train import fit
 from assay.train import resume as resume_run
@@ -174,8 +174,8 @@ def train(
     asked = dict(locals())
     ranks = world()
     made = prepare(**asked)
-    if ranks.leader:
-        _warn(made.plan)
+    if ranks.leader and made.plan.noise_multiplier == 0:
+        Console(stderr=True, soft_wrap=True).print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
     if dry_run:
         pick_device(device)
         limits.check(made.plan, ranks.size, shard=shard)
@@ -183,6 +183,8 @@ def train(
         if ranks.leader:
             report_plan(made.plan, json)
         return
+    if ranks.leader:
+        note_delta(made.plan.delta, made.plan.records)
     with progress(made.plan.epsilon_limit, ranks) as shown, logs.logging(log, out) as logged:
         result = fit(
             made.network,
@@ -342,6 +344,9 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
         plan = Plan.from_json(spec["plan"])
         planned_steps = f"{plan.steps} planned steps"
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    if directory.checkpoint.exists():
+        before = checkpoint.state(directory.checkpoint)
+        ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
     console.print(
         f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
@@ -355,13 +360,3 @@ def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
             watcher(now)
 
     return watch
-
-
-def _warn(plan: Plan) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
-    if plan.delta >= 1 / plan.records:
-        console.print(
-            f"[yellow]note:[/] δ = {plan.delta:g} is not below 1/records = {1 / plan.records:.2g}; such a δ allows one record to be given away whole"
-        )
-    if plan.noise_multiplier == 0:
-        console.print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")

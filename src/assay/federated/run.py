@@ -139,6 +139,7 @@ class _Run:
         charged = 0
         if directory is not None and directory.checkpoint.exists():
             charged = self._restore(*checkpoint.load(directory.checkpoint))
+            self.ledger.check_covers(charged)
         self.schedule = [] if plan.hidden else plan.asked()
         self._begin(lost=self.ledger.total_steps - charged)
 

@@ -31,6 +31,8 @@ def _exact(weights: Tensor) -> Tensor:
     return torch.threshold_(weights, _TINY[weights.dtype], 0.0)
 
 
+_LARGEST_BOUND = 1e30  # its noise is a float32 number still
+
 # The spacing of numbers below the smallest normal one, times the largest number, is 2^-22 of 1 in float32 and less in
 # float64: for bounds from here on a weight that lost its last digits there moves a record by less than the factors are lowered.
 _NO_SMALL_WEIGHTS = 0.25
@@ -43,6 +45,12 @@ def _at_most(bound: float, norms: Tensor) -> Tensor:
     return weights if bound >= _NO_SMALL_WEIGHTS else _exact(weights)
 
 
+def _check_bound(bound: float) -> None:
+    check_above_zero("clip", bound)
+    if bound > _LARGEST_BOUND:
+        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Flat:
     """g · min(1, C/‖g‖) over all parameters together (Abadi et al. 2016)."""
@@ -50,7 +58,7 @@ class Flat:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        check_above_zero("clip", self.bound)
+        _check_bound(self.bound)
 
     @property
     def l2(self) -> float:
@@ -76,7 +84,7 @@ class PerLayer:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        check_above_zero("clip", self.bound)
+        _check_bound(self.bound)
 
     @property
     def l2(self) -> float:
@@ -103,7 +111,7 @@ class Automatic:
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        check_above_zero("clip", self.bound)
+        _check_bound(self.bound)
         check_above_zero("clip gamma", self.gamma)
 
     @property
@@ -139,7 +147,7 @@ class AdaptiveQuantile:
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        check_above_zero("clip", self.bound)
+        _check_bound(self.bound)
         check_above_zero("clip rate", self.rate)
         for name in ("quantile", "share"):
             value = getattr(self, name)
@@ -181,7 +189,7 @@ class AdaptiveQuantile:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take up the bound."""
-        check_above_zero("clip", state["bound"])
+        _check_bound(state["bound"])
         self.bound = float(state["bound"])
 
     def __str__(self) -> str:
@@ -198,7 +206,7 @@ class Assumed:
     bound: float = 1.0
 
     def __post_init__(self) -> None:
-        check_above_zero("clip", self.bound)
+        _check_bound(self.bound)
 
     @property
     def l2(self) -> float:

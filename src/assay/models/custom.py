@@ -33,8 +33,9 @@ def _current_directory_importable() -> Iterator[None]:
 def _import(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except ImportError as error:
-        raise ConfigError("model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {error}") from error
+    except Exception as error:  # what a module does while it is imported may fail in any way
+        said = f"{type(error).__name__}: {error}"
+        raise ConfigError("model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {said}") from error
 
 
 def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -222,6 +222,14 @@ class Ledger:
         """Steps charged in all segments: those that were lost with a killed process included."""
         return sum(entry.steps for entry in self._entries)
 
+    def check_covers(self, steps: int) -> None:
+        """`LedgerError` where a checkpoint has so many steps behind it and fewer were charged: entries are missing, and ε with them."""
+        if self.total_steps < steps:
+            raise LedgerError(
+                f"{self.path} is damaged: {self.total_steps} steps are charged, but the checkpoint beside it was written after {steps}. "
+                "Without the missing entries the ε of this run is not known"
+            )
+
     def event(self) -> DpEvent:
         """Everything charged so far."""
         return ComposedDpEvent([entry.event for entry in self._entries])

@@ -117,6 +117,9 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
             f"> **Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed.",
             "",
         ]
+    units = record["federated"]["clients"] if record["unit"] == "one client" else record["records"]
+    if (said := large_delta(record["epsilon"]["delta"], units)) is not None:
+        lines += [f"> **δ is too large.** {said}.", ""]
     parts = record.get("parts") or []
     if record["epsilon"]["verified"] == "inf" and parts and all(part["verified"] != "inf" for part in parts):
         lines += [
@@ -128,6 +131,13 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
     if record["status"] == "budget-spent":
         lines += ["> The budget ended this run before its planned last step.", ""]
     return lines
+
+
+def large_delta(delta: float, units: int) -> str | None:
+    """What a δ of 1/units or more allows, in words; None for one that is smaller."""
+    if delta < 1 / units:
+        return None
+    return f"δ = {delta:g} is not below 1/{units} = {1 / units:.2g}, so that one of the {units} may be given away whole, whatever ε is"
 
 
 def _noise(plan: Plan) -> str:

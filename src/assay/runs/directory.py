@@ -93,19 +93,7 @@ class RunDirectory:
         is ever deleted.
         """
         run = cls(path)
-        if path.is_file():
-            raise ConfigError("out", str(path), "a directory; there is a file of that name")
-        if path.exists() and any(path.iterdir()):
-            if not run.spec.exists():
-                raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
-            if not force:
-                hint = (
-                    "finished; use another name, or --force to replace it"
-                    if run.finished
-                    else f"unfinished; assay resume {path}, or --force to replace it"
-                )
-                raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
-            run._check_idle()
+        if run._replaces(force=force):
             shutil.rmtree(path)
         path.mkdir(parents=True, exist_ok=True)
         replace_json(run.spec, {"schema": SPEC_SCHEMA, **spec})
@@ -114,6 +102,25 @@ class RunDirectory:
             f"This run is unfinished. Resume it with\n\n    assay resume {path}\n\nUntil then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
         )
         return run
+
+    def _replaces(self, *, force: bool) -> bool:
+        """Refuse a directory that is not free for a new run; whether there is an earlier one to replace."""
+        path = self.path
+        if path.is_file():
+            raise ConfigError("out", str(path), "a directory; there is a file of that name")
+        if not path.exists() or not any(path.iterdir()):
+            return False
+        if not self.spec.exists():
+            raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
+        if not force:
+            hint = (
+                "finished; use another name, or --force to replace it"
+                if self.finished
+                else f"unfinished; assay resume {path}, or --force to replace it"
+            )
+            raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
+        self._check_idle()
+        return True
 
     def _check_idle(self) -> None:
         """Refuse to take its directory from under a run that is at work: it would go on charging a ledger that nobody reads."""

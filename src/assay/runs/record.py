@@ -45,14 +45,18 @@ def environment() -> dict[str, Any]:
     }
 
 
-def epsilon_facts(plan: Plan | FederatedPlan, ledger: Ledger, accountant: str) -> dict[str, Any]:
-    """ε as a record holds it: verified from the ledger alone, claimed by the plan's method, not yet audited."""
+def epsilon_facts(
+    plan: Plan | FederatedPlan, ledger: Ledger, accountant: str, claimed: float | None = None
+) -> dict[str, Any]:
+    """ε as a record holds it: verified from the ledger alone, claimed by the plan's method (`claimed`, if the run ended before its
+    plan did), not yet audited.
+    """
     event, verified = ledger.event(), ledger.epsilon()
     deltas = sorted({plan.delta, *(10.0**-k for k in range(3, 10))}, reverse=True)
     return {
         "target": plan.epsilon_limit if plan.epsilon_claimed is None else plan.epsilon_claimed,
         "target_is": "verified" if plan.epsilon_claimed is None else "claimed",
-        "claimed": number(plan.claimed()),
+        "claimed": number(plan.claimed() if claimed is None else claimed),
         "verified": number(verified),
         "audited": None,
         "delta": plan.delta,
@@ -90,7 +94,7 @@ def finished_record(
         "features": names.get("features"),
         "unit": names.get("unit", "one record"),
         "records": plan.records,
-        "epsilon": epsilon_facts(plan, ledger, "PLD"),
+        "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(min(steps, plan.steps))),
         "parts": []
         if plan.stage is None
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from assay.errors import ConfigError, DataError
 
+_MOST_CLASSES = 100_000  # a model has an output for each; a label beyond is an identifier, not a class
+
 
 class Arrays(NamedTuple):
     """The checked arrays of a file; the test split is None where the file has none."""
@@ -33,7 +35,7 @@ def read_npz(path: Path) -> Arrays:
     found = _open(path)
     missing = [key for key in ("x", "y") if key not in found]
     if missing:
-        there = ", ".join(sorted(found)) or "nothing"
+        there = ", ".join(sorted(_names(path))) or "nothing"
         raise DataError(f"{path} has no array {' or '.join(missing)}; it has {there}, and x and y are required")
     if ("x_test" in found) != ("y_test" in found):
         raise DataError(f"{path} has only one of x_test and y_test; give both, or neither to have a part split off")
@@ -46,6 +48,11 @@ def read_npz(path: Path) -> Arrays:
     if x_test.shape[1:] != x.shape[1:]:
         raise DataError(f"{path}: records of x_test have shape {x_test.shape[1:]}, those of x {x.shape[1:]}")
     return Arrays(x, y, x_test, y_test)
+
+
+def _names(path: Path) -> list[str]:
+    with np.load(path, allow_pickle=False) as opened:
+        return list(opened.files)
 
 
 def _open(path: Path) -> Mapping[str, npt.NDArray[Any]]:
@@ -82,4 +89,8 @@ def _split(
     labels = y.astype(np.int64)
     if labels.min() < 0:
         raise DataError(f"{path}: {y_name} has a label {labels.min()}, integer labels >= 0 are required")
+    if labels.max() >= _MOST_CLASSES:
+        raise DataError(
+            f"{path}: {y_name} has a label {labels.max()}, labels from 0 to {_MOST_CLASSES - 1} are required: number the classes from 0 on"
+        )
     return features, labels

@@ -1,0 +1,64 @@
+"""A model tried out on a few records before its run begins: what the first batch would be refused for is refused before anything is
+written or an earlier run replaced.
+
+Nothing of the trial leaves: gradients, losses and random numbers are as they were afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from assay.data.records import Records
+from assay.errors import AssayError, ConfigError, UnsupportedModelError
+from assay.grads.engine import Engine
+from assay.grads.layers import RULES
+from assay.grads.proof import separate
+from assay.models import compat
+from assay.plan import Plan
+from assay.stage import Loss
+
+# A table that all records share may have as many rows as there are records here, and be taken for one row a record: what one
+# number of records is refused for, and another is not, says nothing.
+_SIZES = (5, 7)
+
+
+def rehearse(model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, device: torch.device) -> None:
+    """Refuse a model, or a loss, that cannot be trained under the plan. A compiled model is not asked: each batch size is compiled anew."""
+    model.to(device).train()
+    compat.check(model)
+    records = Records(train, device)
+    if len(records) < 2 or compat.compiled(model):
+        return
+    for size in _SIZES:
+        try:
+            _try(model, records, min(size, len(records)), loss, plan)
+            return
+        except UnsupportedModelError:
+            if size == _SIZES[-1]:
+                raise
+
+
+def _try(model: nn.Module, records: Records, count: int, loss: Loss, plan: Plan) -> None:
+    inputs, targets = records.gather(torch.arange(count))
+    engine = Engine(model, {**RULES, **plan.chain().rules})
+    try:
+        with torch.random.fork_rng(devices=[]):
+            outputs = model(inputs)
+            losses = loss(outputs, targets)
+            engine.collect(losses)
+            separate(loss, outputs, targets)
+    except AssayError:
+        raise
+    except Exception as error:  # the user's own model and loss, which may fail in any way
+        shape = tuple(inputs.shape[1:]) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+        raise ConfigError(
+            "model",
+            type(model).__name__,
+            f"a model and a loss that take these records (inputs {shape}); it failed with {type(error).__name__}: {error}",
+        ) from error
+    finally:
+        engine.detach()
