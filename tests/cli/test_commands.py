@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import pytest
 
@@ -175,6 +176,11 @@ def test_lists(assay):
         ((*TRAIN, "--optimizer", "lion", "--out", "x"), "optimizer = 'lion' is not accepted: one of sgd, adam, adamw"),
         ((*TRAIN, "--sampling", "bootstrap", "--out", "x"), "sampling = 'bootstrap' is not accepted"),
         ((*TRAIN, "--device", "abacus", "--out", "x"), "device = 'abacus' is not accepted"),
+        ((*TRAIN, "--device", "cuda:99", "--out", "x"), "device = 'cuda:99' is not accepted"),
+        ((*TRAIN, "--device", "cuda:99", "--dry-run", "--out", "x"), "device = 'cuda:99' is not accepted"),
+        ((*TRAIN, "--variant", "publishd", "--out", "x"), "variant = 'publishd' is not accepted"),
+        ((*TRAIN, "--seed", 10**25, "--out", "x"), f"seed = {10**25} is not accepted"),
+        ((*TRAIN, "--clip", "flat:1e300", "--out", "x"), "at most 1e+30"),
         (("train", "--data", "digits", "--model", "resnet200", "--out", "x"), "model = 'resnet200' is not accepted"),
         (("train", "--data", "digit", "--out", "x"), "data = 'digit' is not accepted"),
         (("train", "--data", "nowhere.npz", "--out", "x"), "nowhere.npz"),
@@ -209,3 +215,82 @@ def test_an_earlier_run_is_not_overwritten_unasked(assay, tmp_path):
     assert code == 2
     assert "--force" in err
     assert assay(*TRAIN, "--noise-multiplier", 2, "--out", tmp_path / "a", "--force")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))", "BatchNorm1d uses"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(65, 10))", "it failed with RuntimeError: mat1 and mat2"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(64, 3))", "it failed with IndexError: Target"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+    ids=["mixes records", "other inputs", "too few outputs", "fails"],
+)
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_written(assay, tmp_path, monkeypatch, body, told):
+    (tmp_path / "own.py").write_text(f"from torch import nn\nMADE = lambda: {body}\ndef make():\n    return MADE()\n")
+    monkeypatch.chdir(tmp_path)
+    if body == "1 / 0":
+        (tmp_path / "own.py").write_text(body)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    earlier = tmp_path / "run"
+    assert assay(*TRAIN, "--out", earlier)[0] == 0
+    before = {path.name: path.read_bytes() for path in earlier.iterdir()}
+    code, _, err = assay("train", "--data", "digits", "--model", "own:make", "--out", earlier, "--force")
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    assert code == 2
+    assert told in " ".join(err.split())
+    assert {path.name: path.read_bytes() for path in earlier.iterdir()} == before, (
+        "an earlier run is not replaced by nothing"
+    )
+
+
+def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch):
+    """Restored from an old copy, or cut: ε would be that of fewer steps than were taken."""
+    from assay.train import _Run
+
+    out = tmp_path / "run"
+
+    class CutOffError(Exception):
+        """Stands for a kill after the first epoch."""
+
+    def tell(_run, at_end):
+        if at_end:
+            raise CutOffError
+
+    with monkeypatch.context() as cut:
+        cut.setattr(_Run, "_tell", tell)
+        with pytest.raises(CutOffError):
+            assay(*TRAIN, "--out", out)
+    ledger = out / "ledger.jsonl"
+    whole = ledger.read_text().splitlines(keepends=True)
+    for kept in (whole[:1], whole[:2], None):
+        ledger.unlink() if kept is None else ledger.write_text("".join(kept))
+        for command in ("show", "resume"):
+            code, _, err = assay(command, out)
+            assert code == 1
+            assert "the ε of this run is not known" in " ".join(err.split())
+    ledger.write_text("".join(whole))
+    assert assay("resume", out)[0] == 0
+
+
+def test_a_delta_that_is_too_large_is_said_wherever_epsilon_is(assay, tmp_path):
+    asked = ("--records", 1000, "--batch-size", 100, "--epochs", 1, "--delta", 0.01)
+    for words in (("epsilon", "--noise-multiplier", 2, *asked), ("calibrate", "--epsilon", 1, *asked)):
+        code, _, err = assay(*words)
+        assert code == 0
+        assert "δ = 0.01 is not below 1/1000" in " ".join(err.split())
+    code, _, err = assay(*TRAIN, "--delta", 0.01, "--out", tmp_path / "run")
+    assert code == 0
+    assert "δ = 0.01 is not below 1/1437" in " ".join(err.split())
+    assert "**δ is too large.** δ = 0.01 is not below 1/1437" in (tmp_path / "run/statement.md").read_text()
+    code, _, err = assay("epsilon", "--noise-multiplier", 2, *asked[:-1], 1e-5)
+    assert "note" not in err
+
+
+def test_a_run_that_the_budget_ended_claims_for_the_steps_it_took(assay, tmp_path):
+    assay(*TRAIN, "--epsilon", 3, "--noise-multiplier", 0.9, "--epochs", 20, "--out", tmp_path / "run")
+    record = json.loads((tmp_path / "run/record.json").read_text())
+    assert record["status"] == "budget-spent"
+    # Rényi accounting of as many steps: above the tight bound, and by no more than a fifth
+    assert 1 <= record["epsilon"]["claimed"] / record["epsilon"]["verified"] < 1.25

@@ -155,6 +155,23 @@ def test_a_preset_is_tuned_around_and_the_statement_has_both_choices(assay, tmp_
         assert statement.index("Settings: preset best") < statement.index("Settings: assay tune; 2 settings were tried")
 
 
+def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):
+    from assay.privacy.rng import Seeded
+    from assay.tuning import drawn_trials
+
+    seed = next(i for i in range(10_000) if drawn_trials(3, Seeded(i).stream("trials", 0)) == 0)
+    out = tmp_path / "tuned"
+    code, _, err = assay(*TUNE, "--try", "lr=1", "--trials", 3, "--epsilon", 3, "--seed", seed, "--out", out)
+    assert code == 3
+    assert "adds its own ε to what is spent" in " ".join(err.split())
+    code, said, err = assay("show", out)
+    assert code == 0, err
+    assert "its budget is spent, nothing was released" in " ".join(said.split())
+    assert "ε = 2.9" in said
+    assert "resume" not in (out / "UNFINISHED.txt").read_text()
+    assert assay("resume", out)[0] == 3
+
+
 def test_tuning_on_public_data_is_free(assay, tmp_path):
     digits = load("digits", None, None)
     np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())

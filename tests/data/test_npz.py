@@ -122,3 +122,13 @@ def test_a_file_that_does_not_exist_is_bad_usage(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="existing") as caught:
         load(tmp_path / "none.npz")
     assert (caught.value.field, caught.value.value) == ("data", str(tmp_path / "none.npz"))
+
+
+def test_labels_that_are_identifiers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="y has a label 1000000000, labels from 0 to 99999 are required"):
+        load(saved(tmp_path, x=X, y=np.where(Y == 3, 10**9, Y)))
+
+
+def test_arrays_of_other_names_are_told(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no array x or y; it has features, labels,"):
+        load(saved(tmp_path, features=X, labels=Y))

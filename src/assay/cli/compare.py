@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from assay import methods as methods_room
@@ -84,11 +85,27 @@ def compare(
     if not (out / "study.json").exists():
         passing.rehearse(grid, lambda labels: labels[0])
     study = Study.at(out, grid)
+    if command == "train":
+        _note_defaults(grid)
     try:
         with listening(study) as listener:
             running.complete(study, workers or os.cpu_count() or 1, listener)
     finally:
         _print(study, json)
+
+
+def _note_defaults(grid: Grid) -> None:
+    """Say it where methods bring bounds or optimizers of their own: accuracies then differ by these, too."""
+    own = {}
+    for label, settings in grid.axes["method"].items():
+        method = methods_room.get(settings["method"])
+        given = {**grid.shared, **settings}
+        own[label] = f"--clip {given.get('clip', method.clip)}, {given.get('optimizer', method.optimizer)}"
+    if len(set(own.values())) > 1:
+        said = "; ".join(f"{label}: {settings}" for label, settings in own.items())
+        Console(stderr=True, soft_wrap=True, highlight=False).print(
+            f"[yellow]note:[/] these are not compared at the same bound and optimizer ({escape(said)}). To give one its own: METHOD:clip=...,optimizer=..."
+        )
 
 
 def method_axis(text: str, equal: str) -> tuple[str, dict[str, dict[str, Any]]]:

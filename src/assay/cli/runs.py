@@ -42,6 +42,7 @@ from assay.train import resume as resume_run
 from assay.training import Training, pick_device
 
 _DEFAULT_BATCH = 1024
+UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
 _DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
 
 
@@ -307,16 +308,19 @@ def resume(
         check_alone("resume of a federated run")
         federate.resume(directory, data_dir, json)
         return
-    if (spec["names"].get("tuning") or {}).get("charged"):
-        raise BudgetSpentError(
-            f"{run} was a choice among settings that was not finished: its budget is spent, and nothing was released"
-        )
+    if _chosen(spec):
+        raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
     with progress(spec["plan"]["epsilon_limit"], ranks) as shown, logs.logging(spec["names"].get("log"), run) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+def _chosen(spec: dict[str, Any]) -> bool:
+    """Whether it is a choice of `assay tune` that was paid for."""
+    return bool((spec["names"].get("tuning") or {}).get("charged"))
 
 
 def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
@@ -347,6 +351,11 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     if directory.checkpoint.exists():
         before = checkpoint.state(directory.checkpoint)
         ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
+    if _chosen(spec):
+        console.print(
+            f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
+        )
+        return
     console.print(
         f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",

@@ -13,10 +13,11 @@ from rich.console import Console
 
 from assay import presets, tuning
 from assay.cli import options, passing
-from assay.cli.runs import Prepared
+from assay.cli.runs import UNFINISHED_CHOICE, Prepared
 from assay.cli.show import end
 from assay.data.records import Records
 from assay.errors import ConfigError, check_above_zero
+from assay.files import replace_text
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import source
 from assay.privacy.statement import render
@@ -157,8 +158,10 @@ def _on_private(
         "start": first.names["tuning"],
     }
     names = {**first.names, "tuning": chosen_by}
-    spec = {"plan": calibrated.to_json(), "training": training_json(first.training), "names": names}
+    plan = replace(calibrated, epsilon_limit=epsilon)
+    spec = {"plan": plan.to_json(), "training": training_json(first.training), "names": names}
     directory = RunDirectory.create(out, spec)
+    replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
     ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
     ledger.pay(tuning.selection(calibrated, split.score_noise, mean))  # all trials, before the first
     ledger.close()
