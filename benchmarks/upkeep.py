@@ -23,9 +23,9 @@ import torch.nn.functional as F
 
 import assay
 from assay.grads.clip import Flat
+from assay.meter import MeanLoss
 from assay.result import Progress
 from assay.runs.logs import logging
-from assay.step import MeanLoss
 from benchmarks import report
 from benchmarks.contestants import CLIP, Setting, Transformer, sgd
 

@@ -32,6 +32,7 @@ from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.grads.proof import separate
+from assay.meter import MeanLoss
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Randomness
@@ -43,7 +44,7 @@ from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
 from assay.runs.stopping import stop_requests
 from assay.stage import Loss
-from assay.step import MeanLoss, PrivateStep
+from assay.step import PrivateStep
 from assay.training import Training, pick_device, recorded, training_from_json, training_json
 
 

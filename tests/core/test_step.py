@@ -12,9 +12,9 @@ from torch.utils.data import Dataset, TensorDataset
 from assay import Adjacency, BudgetSpentError, ConfigError, Plan, PrivateStep
 from assay.errors import AssayError
 from assay.grads.clip import AdaptiveQuantile, Flat, PerLayer
+from assay.meter import MeanLoss
 from assay.privacy.ledger import Ledger, LedgerError
 from assay.privacy.rng import OsSeeded, Secure, Seeded
-from assay.step import MeanLoss
 
 
 def losses_of(model: nn.Module, batch) -> torch.Tensor:
