@@ -59,7 +59,7 @@ def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     assert record["tuning"]["charged"] is False
     assert record["epsilon"]["verified"] <= 1
     assert "Settings: preset best; " in (tmp_path / "run" / "statement.md").read_text()
-    assert "settings       preset best; 0 settings were tried, on no data" in out
+    assert "settings       preset best; chosen without looking at these records: large batches" in out
 
 
 def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):

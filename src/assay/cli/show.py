@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,7 +58,8 @@ def _facts(now: Progress, allowed: float | None) -> str:
     if now.accuracy is not None:
         parts.append(f"accuracy {now.accuracy:.2%}")
     if now.epsilon is not None:
-        parts.append(f"ε {at_most(now.epsilon)}" + (f" of {allowed:g}" if allowed is not None else ""))
+        spent = "∞" if math.isinf(now.epsilon) else at_most(now.epsilon)
+        parts.append(f"ε {spent}" + (f" of {allowed:g}" if allowed is not None else ""))
     return "  ".join(parts)
 
 

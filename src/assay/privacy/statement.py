@@ -190,6 +190,8 @@ def choices(tuning: Mapping[str, Any] | None) -> list[str]:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
     last = f"{tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+    if not tuning["tried"]:
+        last = f"{tuning['from']}; chosen without looking at these records: {tuning['on']}"
     return [*choices(tuning.get("start")), last]
 
 
