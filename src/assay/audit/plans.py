@@ -19,7 +19,7 @@ from assay.audit.specimen import Specimen
 from assay.errors import ConfigError
 from assay.federated.plan import FederatedPlan
 from assay.plan import Plan
-from assay.privacy.accounting import epsilon
+from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.rng import OsSeeded, Randomness
 
 ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
@@ -115,5 +115,8 @@ def composed(plan: Plan, mu: float) -> float:
         return 0.0
     if mu == math.inf:
         return math.inf
-    event = plan.sampler.compose(GaussianDpEvent(1 / mu), plan.steps)
+    # The accountant doubles what a step shows where a record is replaced. A canary in a micro-batch has turned its clipped average
+    # around, which is all that a replacement can do.
+    doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
+    event = plan.sampler.compose(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps)
     return epsilon(event, plan.delta, plan.adjacency) / ABOVE
