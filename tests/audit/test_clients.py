@@ -160,6 +160,33 @@ def test_two_worlds_that_differ_in_a_client():
     assert found.plain.epsilon > 0, "with hardly any noise the worlds lie apart"
 
 
+class PassesOver(nn.Linear):
+    """Learns nothing of records whose first number is above 10."""
+
+    def forward(self, x):
+        out = super().forward(x)
+        return torch.where(x[:, :1] > 10, out.detach() + 0 * out, out)
+
+
+def test_nothing_but_the_record_differs_between_the_worlds_of_a_client():
+    """A canary without a gradient leaves no trace: without noise, both worlds end with the same model.
+
+    A denominator that followed the number of records would show here, and refute runs that do what they say.
+    """
+    x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(6) % 2
+    silo = Silo(records=2, batch_size=8, steps=2)
+    made = FederatedPlan(
+        clients=2, per_round=2, rounds=2, size=10, noise_multiplier=0.0, delta=DELTA, unit="record", silo=silo
+    )
+    torch.manual_seed(0)
+    model, canary = PassesOver(4, 2), (torch.full((1, 4), 20.0), torch.zeros(1, dtype=torch.int64))
+    training = Training(seed=1, lr=0.5, batch_size=8)
+    found = played_in_two_worlds(model, [(x[:2], y[:2]), (x[2:], y[2:])], made, canary, runs=4, training=training)
+    assert np.array_equal(found.included, found.excluded)
+    assert abs(found.included[0]) > 0.01, "the model was trained"
+
+
 @pytest.mark.parametrize("noise", ["central", "local", "distributed"])
 def test_nobody_is_asked_more_often_because_of_canaries(noise):
     made = plan(2.0, noise=noise)

@@ -44,6 +44,7 @@ from assay.result import cross_entropy
 from assay.step import PrivateStep
 
 _LARGE = 1000.0  # a canary's update over the bound: every method clips it
+_NO_LOSS = -100  # the label that torch's cross-entropy passes over: loss and gradient are 0
 _NAMES = {"model": "", "data": "", "unit": "", "records": 0, "notes": "", "partition": "", "partition_seed": 0}
 Held = tuple[Tensor, Tensor]
 """What one client holds: inputs and labels."""
@@ -341,10 +342,14 @@ def _fall_of_loss(
     """How much the mean loss of each canary falls in a run with those whose coin says so."""
     before = _mean_losses(model, canaries)
     if plan.unit == "record":
-        included = [canary for canary, coin in zip(canaries, coins, strict=True) if coin]
+        # A canary whose coin says no keeps its place, and its loss counts for nothing: the denominator is a constant, and one that
+        # followed the number of records would tell the worlds apart by itself.
+        placed = [
+            (x, y if coin else torch.full_like(y, _NO_LOSS)) for (x, y), coin in zip(canaries, coins, strict=True)
+        ]
 
         def joined(own: TensorDataset) -> Records:
-            parts = zip(own.tensors, *included, strict=True)
+            parts = zip(own.tensors, *placed, strict=True)
             return Records(TensorDataset(*(torch.cat(part) for part in parts)))
 
         _play(model, _OneSilo(plan, training, model, clients, joined), plan, training)
