@@ -130,6 +130,25 @@ def test_an_unfinished_run_is_audited_and_left_alone(assay, tmp_path, monkeypatc
     assert assay("attack", run)[0] == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train --data digits --model logistic --epochs 1 --batch-size 256 --delta 1e-5",
+        "federate --data digits --model logistic --clients 10 --per-round 2 --rounds 3 --delta 1e-3",
+    ],
+)
+def test_a_run_that_its_ceiling_ended_before_the_first_step_is_not_audited(assay, tmp_path, words):
+    run = tmp_path / "run"
+    assert assay(*words.split(), "--noise-multiplier", 0.8, "--epsilon", 0.001, "--out", run)[0] == 3
+    record = json.loads(assay("show", run, "--json")[1])
+    assert (record["steps"], record["epsilon"]["verified"]) == (0, 0)
+    for way in ((), ("--canaries", 20), ("--canaries", 20, "--black-box"), ("--worlds", 4)):
+        code, out, err = assay("audit", run, *way)
+        assert (code, out) == (2, "")
+        assert "there is nothing to audit" in err
+    assert json.loads(assay("show", run, "--json")[1]) == record
+
+
 def test_bad_usage_is_told(assay, tmp_path):
     for arguments in (
         ("audit",),

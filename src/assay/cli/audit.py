@@ -199,7 +199,7 @@ def _audit_run(
     plan = planned_run = Plan.from_json(spec["plan"])
     if directory.finished:  # what was really spent, lost steps included
         record = directory.read_record()
-        verified, plan = float(record["epsilon"]["verified"]), replace(plan, steps=max(1, record["steps"]))
+        verified, plan = float(record["epsilon"]["verified"]), replace(plan, steps=_taken(record))
     else:
         verified = plan.epsilon()
     if how is None:
@@ -227,7 +227,7 @@ def _audit_federated(
     verified = None
     if directory.finished:
         record = directory.read_record()
-        verified, plan = float(record["epsilon"]["verified"]), replace(plan, rounds=max(1, record["steps"]))
+        verified, plan = float(record["epsilon"]["verified"]), replace(plan, rounds=_taken(record))
     if how is None:
         found = audit_rounds(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
@@ -244,6 +244,18 @@ def _audit_federated(
             lambda record: statement(record, planned_run, training.randomness().describe()),
         )
     _report(facts, result, plan, as_json)
+
+
+def _taken(record: Mapping[str, Any]) -> int:
+    """The steps or rounds of a finished run. One whose ceiling allowed none has nothing in its model that an attack could look for."""
+    taken = int(record["steps"])
+    if taken < 1:
+        raise ConfigError(
+            "run",
+            "a run of no steps",
+            "one that took a step: the ceiling ended this one before its first, so training released nothing and there is nothing to audit",
+        )
+    return taken
 
 
 def _keep(
