@@ -243,7 +243,11 @@ finite = st.floats(min_value=1e-3, max_value=1e6)
 
 
 @given(
-    st.lists(st.tuples(finite | st.just(math.inf), st.floats(0, 1), st.floats(0, 0.3)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(finite | st.sampled_from([0.0, math.inf]), st.floats(0, 1), st.floats(0, 0.3)),
+        min_size=1,
+        max_size=12,
+    ),
     st.booleans(),
 )
 def test_every_mark_is_inside_its_chart(points, log):
@@ -270,6 +274,24 @@ def test_every_mark_is_inside_its_chart(points, log):
         assert left > name[1] or right < name[0]
         for a, b, c, d in boxes[i + 1 :]:
             assert right <= a or b <= left or bottom <= c or d <= top, "labels that touch"
+
+
+def test_a_run_that_spent_nothing_is_drawn_beside_others(tmp_path, run):
+    """Its ceiling ended it before the first step. It lies at the low end of the axis, and leaves the others where they are."""
+    run(tmp_path / "a", method="dpsgd", verified=1.0)
+    run(tmp_path / "b", method="dpsgd", verified=2.0, target=3)
+    before = [p for p in _marks(page(tmp_path)) if "verified ε" in p["data-tip"]]
+    run(tmp_path / "none", method="dpsgd", verified=0.0, target=4)
+    after = {p["data-tip"]: p["d"] for p in _marks(page(tmp_path)) if "verified ε" in p["data-tip"]}
+    assert len(before) == 2
+    assert len(after) == 3
+    assert all(after[mark["data-tip"]] == mark["d"] for mark in before)
+    left = {tip: float(re.match(r"M(\S+) ", d).group(1)) for tip, d in after.items()}
+    assert "ε 0 " in min(left, key=left.get)
+
+
+def _marks(text):
+    return [a for t, a in Reader(text).tags if t == "path" and a.get("class") == "mark" and "data-tip" in a]
 
 
 def _box(x, y, anchor, text):

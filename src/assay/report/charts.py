@@ -63,6 +63,8 @@ class _Scale:
     log: bool
 
     def at(self, value: float) -> float:
+        """Where a value lies; of 0, which has no logarithm, the low end of the axis."""
+        value = max(value, self.low) if self.log else value
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
         part = ((math.log(value) if self.log else value) - low) / (high - low)
         return self.start + part * (self.end - self.start)
@@ -111,6 +113,8 @@ def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
 
 
 def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad: bool) -> _Scale:
+    if axis.log:  # 0 is drawn at the end, and must not stretch what lies between
+        values = [value for value in values if value > 0] or [1.0]
     low, high = min(values), max(values)
     if axis.log:
         low, high = max(low, 1e-9), max(high, 1e-9)
