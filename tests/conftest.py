@@ -1,4 +1,4 @@
-"""Property tests draw the same examples everywhere, and have no deadline: machines differ. The command, run in this process."""
+"""Property tests draw the same examples everywhere, and have no deadline: machines differ. The command, run in this process; the noise that was added."""
 
 import sys
 
@@ -6,9 +6,24 @@ import pytest
 from hypothesis import settings
 
 from assay.cli import main
+from assay.mechanisms.gaussian import Gaussian
 
 settings.register_profile("assay", deadline=None, derandomize=True)
 settings.load_profile("assay")
+
+
+@pytest.fixture
+def noises(monkeypatch):
+    """The noise multipliers of all Gaussian releases from here on, in order."""
+    seen, release = [], Gaussian.release
+
+    def kept(self, grads, stream):
+        if grads.total:  # not a release of nothing, which states an event
+            seen.append(self.multiplier)
+        return release(self, grads, stream)
+
+    monkeypatch.setattr(Gaussian, "release", kept)
+    return seen
 
 
 @pytest.fixture

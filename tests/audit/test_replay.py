@@ -1,14 +1,19 @@
 """Record and replay: the real step on neighbouring data sets, deterministic."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Adjacency, ConfigError, Plan, methods
+from assay.audit.observe import observed
 from assay.audit.replay import adversarial, replay
 from assay.grads import clip as clipping
+from assay.privacy.rng import Seeded
 from assay.result import cross_entropy
+from assay.step import PrivateStep
 
 
 @pytest.fixture
@@ -79,3 +84,15 @@ def test_only_defined_where_a_record_can_be_absent(model):
     made = Plan(records=3, batch_size=2, steps=1, noise_multiplier=1.0, delta=1e-3, adjacency=Adjacency.REPLACE_ONE)
     with pytest.raises(ConfigError, match="adjacency"):
         replay(model, made, TensorDataset(x[:3], y[:3]), (x[3], y[3]), loss=cross_entropy)
+
+
+def test_a_step_that_is_observed_releases_with_the_noise_of_its_own_level(model):
+    falling = replace(plan(), steps=4, noise_schedule="decay:levels=4,last=0.25")
+    step = PrivateStep(model, falling, randomness=Seeded(0))
+    step.chain = watched = observed(step.chain)
+    for x, y in step.batches(TensorDataset(*records(5))):
+        step.backward(cross_entropy(model(x), y))
+    step.close()
+    wanted = [falling.chain(noise_factor=falling.noise_factor(t)).event() for t in range(4)]
+    assert [release.event for release in watched.releases] == wanted
+    assert len({event.noise_multiplier for event in wanted}) == 4

@@ -12,6 +12,7 @@ from assay import ConfigError, Optimizer, Plan, Training, methods
 from assay.audit import one_run
 from assay.audit.canaries import PlaceholderRecords
 from assay.audit.training import black_box, blank, mislabelled, white_box
+from assay.audit.worlds import trained_in_two_worlds
 from assay.grads import clip as clipping
 from assay.privacy.accounting import gdp_mu
 
@@ -85,6 +86,44 @@ def test_a_batch_in_parts_gives_the_same_scores():
         training=Training(seed=3, optimizer=Optimizer(lr=0.5), max_physical_batch=7),
     )
     assert parts.included == pytest.approx(whole.included, abs=1e-2)
+
+
+@pytest.mark.parametrize("taken", [None, 5])
+@pytest.mark.parametrize("way", ["white box", "black box", "two worlds"])
+def test_noise_that_falls_is_played_as_it_falls(noises, way, taken):
+    """Also where the budget ended the run after some of its steps: those have the noise that the whole plan gives them."""
+    made = Plan(
+        records=50, batch_size=25, steps=8, noise_multiplier=2.0, delta=DELTA, noise_schedule="decay:levels=4,last=0.25"
+    )
+    wanted = [made.noise_multiplier * made.noise_factor(t) for t in range(taken or 8)]
+    assert len(set(wanted)) > 2
+    settings = {"training": TRAINING, "steps": taken}
+    if way == "white box":
+        white_box(network(), data(50), made, canaries=10, **settings)
+    elif way == "black box":
+        black_box(network(), data(50), made, blank(data(50), 10, 4), **settings)
+    else:
+        x, y = data(50).tensors
+        trained_in_two_worlds(network(), data(50), made, (x[0], y[0]), runs=4, **settings)
+        wanted *= 8
+    assert noises == pytest.approx(wanted)
+
+
+def test_noise_that_falls_shows_more_than_its_first_level_would():
+    """Fixed seed. Canaries under the first level's noise throughout would show next to nothing."""
+    made = Plan(
+        records=200,
+        batch_size=200,
+        sampling="full",
+        steps=8,
+        noise_multiplier=40.0,
+        delta=DELTA,
+        noise_schedule="decay:levels=4,last=0.01",
+    )
+    found = white_box(network(), data(200), made, canaries=200, training=TRAINING)
+    assert replace(made, noise_schedule="constant").epsilon() < 0.5 < found.plain.epsilon <= made.epsilon()
+    some = white_box(network(), data(200), made, canaries=200, training=TRAINING, steps=4)
+    assert some.plain.epsilon <= made.epsilon(steps=4)
 
 
 def test_placeholders_are_told_apart():

@@ -4,6 +4,10 @@ import json
 
 import pytest
 
+from assay import Plan
+from assay.audit.plans import composed
+from assay.runs.directory import RunDirectory
+
 FIELDS = {"claimed", "verified", "audited", "confidence", "verdict"}
 
 
@@ -64,6 +68,30 @@ def test_a_run(assay, tmp_path):
     statement = assay("show", run)[1]
     assert record["audit"]["sentence"] in statement
     assert "not measured" not in statement
+
+
+def test_a_run_of_falling_noise_that_its_budget_ended_is_played_with_the_noise_it_had(assay, tmp_path, noises):
+    run = tmp_path / "run"
+    train = "train --data digits --model logistic --epochs 2 --batch-size 256 --noise-multiplier 4"
+    schedule = ("--noise-schedule", "decay:levels=4,last=0.1")
+    assert assay(*train.split(), *schedule, "--epsilon", 2, "--out", run)[0] == 3
+    record, plan = (
+        json.loads(assay("show", run, "--json")[1]),
+        Plan.from_json(RunDirectory.open(run).read_spec()["plan"]),
+    )
+    taken = record["steps"]
+    wanted = [plan.noise_multiplier * plan.noise_factor(t) for t in range(taken)]
+    assert taken < plan.steps
+    assert len(set(wanted)) > 1
+    for way, times in ((("--canaries", 50), 1), (("--canaries", 50, "--black-box"), 1), (("--worlds", 4), 8)):
+        noises.clear()
+        facts = json.loads(assay("audit", run, *way, "--seed", 0, "--json")[1])
+        assert noises == pytest.approx(wanted * times)
+        assert facts["verdict"] == "consistent"
+    one_step = json.loads(assay("audit", run, "--releases", 1000, "--seed", 0, "--json")[1])
+    assert one_step["verdict"] == "consistent"
+    assert one_step["audited"] == pytest.approx(composed(plan, one_step["step"]["mu"], taken))
+    assert one_step["claimed"] == pytest.approx(record["epsilon"]["claimed"])
 
 
 @pytest.fixture(scope="module")

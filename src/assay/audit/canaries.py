@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -89,8 +89,8 @@ class CanaryChain(Chain):
         return total, norms
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """As the chain itself."""
-        private = self.inner.release(grads, stream)
+        """As the chain itself, with the noise of this step: where noise falls, a step puts another in its chain."""
+        private = replace(self.inner, noise=self.noise).release(grads, stream)
         if private.noise_std <= 0:
             raise ConfigError("noise_multiplier", 0.0, "noise above 0")
         less = self._at(self.others) if self.others else 0.0

@@ -7,7 +7,7 @@ step.chain = watched = observed(step.chain)
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from dp_accounting.dp_event import DpEvent
@@ -38,9 +38,9 @@ class Observed(Chain):
     denominators: list[float] = field(default_factory=list)
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """As the chain observed."""
+        """As the chain observed, with the noise of this step: where noise falls, a step puts another in its chain."""
         total = {name: value.detach().clone() for name, value in grads.total.items()}
-        private = self.inner.release(grads, stream)
+        private = replace(self.inner, noise=self.noise).release(grads, stream)
         self.releases.append(Release(total, grads.l2, private.event))
         return private
 

@@ -48,10 +48,11 @@ def audit_plan(
     releases: int | None = None,
     randomness: Randomness | None = None,
     verified: float | None = None,
+    steps: int | None = None,
 ) -> PlanAudit:
     """Audit one step of the plan's own chain and compose what it shows over the plan's steps. Takes seconds.
 
-    `verified` is what a run under the plan has really spent (its ledger's ε); the plan's own ε if left out. A method that clips layer by layer is audited with as many layers as it was set for (four if it was not).
+    `verified` is what a run under the plan has really spent (its ledger's ε), `steps` how many of the plan's steps it took; the plan's own if left out. A method that clips layer by layer is audited with as many layers as it was set for (four if it was not).
     """
     specimen = Specimen.for_plan(plan)
     plan = plan.for_layers(specimen.names)
@@ -87,7 +88,7 @@ def audit_plan(
         randomness=randomness,
     )
     audit = Audit(
-        epsilon=composed(plan, step.mu),
+        epsilon=composed(plan, step.mu, steps),
         delta=plan.delta,
         confidence=confidence,
         estimator="single step, Clopper-Pearson, Gaussian family; composed by the plan's accountant",
@@ -109,8 +110,11 @@ def side_by_side(plan: Plan | FederatedPlan, audit: Audit, step: StepAudit, veri
     )
 
 
-def composed(plan: Plan, mu: float) -> float:
-    """The least ε of the plan's run if each of its steps is no more private than μ-GDP."""
+def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
+    """The least ε of the plan's run, or of its first `steps`, if each of them is no more private than μ-GDP.
+
+    Where noise falls, μ is that of the first step, which has the most noise.
+    """
     if mu == 0:
         return 0.0
     if mu == math.inf:
@@ -118,5 +122,5 @@ def composed(plan: Plan, mu: float) -> float:
     # The accountant doubles what a step shows where a record is replaced. A canary in a micro-batch has turned its clipped average
     # around, which is all that a replacement can do.
     doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
-    event = plan.sampler.compose(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps)
+    event = plan.sampler.compose(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
     return epsilon(event, plan.delta, plan.adjacency) / ABOVE

@@ -59,16 +59,21 @@ def white_box(
     training: Training | None = None,
     confidence: float = 0.95,
     seed: int = 0,
+    steps: int | None = None,
 ) -> TrainingAudit:
-    """Train once with gradient canaries on distinct coordinates. `seed` chooses coordinates and coins, not the noise."""
+    """Train once with gradient canaries on distinct coordinates. `seed` chooses coordinates and coins, not the noise.
+
+    `steps` is how many of the plan's steps a run took whose budget ended it early; all of them if left out.
+    """
     training = training or Training()
     coins = fair_coins(canaries, seed)
     included = torch.nonzero(coins).flatten()
     records = PlaceholderRecords(data, len(included), pick_device(training.device))
     step = private_step(model, with_more(plan, len(records)), training)
     chain = insert(step, records, included, canaries, seed)
-    train(step, model, records, loss, training)
-    return audited(likelihood_scores(chain.seen, chain.size, plan.sampler.rate), coins, plan, confidence)
+    train(step, model, records, loss, training, steps)
+    scores = likelihood_scores(chain.seen, chain.size, plan.sampler.rate)
+    return audited(scores, coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
 
 def black_box(
@@ -81,8 +86,12 @@ def black_box(
     training: Training | None = None,
     confidence: float = 0.95,
     seed: int = 0,
+    steps: int | None = None,
 ) -> TrainingAudit:
-    """Train once with these records among the others; the score is how much their loss fell. See `blank` and `mislabelled`."""
+    """Train once with these records among the others; the score is how much their loss fell. See `blank` and `mislabelled`.
+
+    `steps` is as for `white_box`.
+    """
     training = training or Training()
     device = pick_device(training.device)
     coins = fair_coins(len(canaries), seed)
@@ -91,8 +100,9 @@ def black_box(
     model.to(device)
     before = losses_of(model, canaries, loss, device)
     step = private_step(model, with_more(plan, len(records)), training)
-    train(step, model, records, loss, training)
-    return audited(before - losses_of(model, canaries, loss, device), coins, plan, confidence)
+    train(step, model, records, loss, training, steps)
+    fallen = before - losses_of(model, canaries, loss, device)
+    return audited(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
 
 def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
@@ -142,12 +152,20 @@ def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateSte
 
 
 def train(
-    step: PrivateStep, model: nn.Module, records: Records, loss: Callable[..., Tensor], training: Training
+    step: PrivateStep,
+    model: nn.Module,
+    records: Records,
+    loss: Callable[..., Tensor],
+    training: Training,
+    steps: int | None = None,
 ) -> None:
-    """All steps of the plan, with nothing written down: an audit's model is thrown away."""
+    """All steps of the plan, or the first `steps`, with nothing written down: an audit's model is thrown away.
+
+    A run that ended early is played under its whole plan: the noise and the learning rate of a step follow from its place in that.
+    """
     optimizer = training.optimizer.build(model)
     try:
-        for x, *target in step.batches(records):
+        for x, *target in step.batches(records, steps):
             training.optimizer.set_lr(optimizer, step.taken, step.plan.steps)
             if step.backward(loss(model(x), *target)):
                 optimizer.step()
@@ -167,15 +185,23 @@ def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.d
     return torch.cat(parts).double().nan_to_num(nan=0.0).numpy()
 
 
-def audited(scores: NDArray[np.float64], coins: Tensor, plan: Plan | FederatedPlan, confidence: float) -> TrainingAudit:
-    """Both one-run bounds; the numbers of guesses follow from the plan, not from the scores."""
+def audited(
+    scores: NDArray[np.float64],
+    coins: Tensor,
+    plan: Plan | FederatedPlan,
+    confidence: float,
+    *,
+    verified: float | None = None,
+) -> TrainingAudit:
+    """Both one-run bounds; the numbers of guesses follow from the ε of what was played (the plan's if left out), not from the scores."""
     member = coins.numpy()
     included, excluded = scores[member], scores[~member]
     alpha = 1 - confidence
+    spent = plan.epsilon() if verified is None else verified
 
     def bound(assume: Assume, lower: Callable[..., float]) -> Audit:
         fixed = partial(lower, delta=plan.delta, significance=alpha)
-        made = one_run.most_guesses(plan.epsilon(), plan.delta, len(scores), fixed)
+        made = one_run.most_guesses(spent, plan.delta, len(scores), fixed)
         return from_scores(included, excluded, delta=plan.delta, confidence=confidence, assume=assume, guesses=made)
 
     plain, gaussian = bound("nothing", one_run.epsilon_lower), bound("gaussian", one_run.epsilon_lower_gaussian)

@@ -49,10 +49,12 @@ def trained_in_two_worlds(
     loss: Loss = cross_entropy,
     training: Training | None = None,
     confidence: float = 0.95,
+    steps: int | None = None,
 ) -> TrainingAudit:
     """Train copies of `model` under `plan` on `data` with the canary (x, y) and without it; the score is how low its loss ends.
 
     All runs begin with the model's weights: the attacker knows them. A seed of `training` gives each run a seed of its own.
+    `steps` is how many of the plan's steps a run took whose budget ended it early; all of them if left out.
     """
     training = training or Training()
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -69,7 +71,7 @@ def trained_in_two_worlds(
         counts = torch.ones(len(joined[0]))
         counts[-1] = float(included)
         records = Records(TensorDataset(*joined, counts), device)
-        train(private_step(model, plan, own), model, records, lambda out, y, count: loss(out, y) * count, own)
+        train(private_step(model, plan, own), model, records, lambda out, y, count: loss(out, y) * count, own, steps)
         return -float(losses_of(model, alone, loss, device)[0])
 
     try:

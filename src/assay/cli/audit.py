@@ -196,21 +196,24 @@ def _audit_run(
         _audit_federated(directory, how, releases, confidence, randomness, as_json)
         return
     check_not_chosen(spec)
-    plan = planned_run = Plan.from_json(spec["plan"])
+    plan = Plan.from_json(spec["plan"])
+    steps = None
     if directory.finished:  # what was really spent, lost steps included
         record = directory.read_record()
-        verified, plan = float(record["epsilon"]["verified"]), replace(plan, steps=_taken(record))
+        verified, steps = float(record["epsilon"]["verified"]), _taken(record)
     else:
         verified = plan.epsilon()
     if how is None:
-        found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
+        found = audit_plan(
+            plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified, steps=steps
+        )
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
-        result, said = _judged(_trained_again(spec, plan, how, confidence), plan, verified)
+        result, said = _judged(_trained_again(spec, plan, how, confidence, steps), plan, verified)
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
         noise = training_from_json(spec["training"]).randomness()
-        _keep(directory, result, facts, lambda record: render(record, planned_run, noise.describe()))
+        _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()))
     _report(facts, result, plan, as_json)
 
 
@@ -265,12 +268,15 @@ def _keep(
     write_audit(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
 
 
-def _trained_again(spec: dict[str, Any], plan: Plan, how: _Again, confidence: float) -> TrainingAudit:
-    """The run of this description once more with canaries, or many times in two worlds."""
+def _trained_again(
+    spec: dict[str, Any], plan: Plan, how: _Again, confidence: float, steps: int | None
+) -> TrainingAudit:
+    """The run of this description once more with canaries, or many times in two worlds: so many of its plan's steps."""
     bundle, network = of_run(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
     settings: dict[str, Any] = {
         "training": training_from_json({**spec["training"], "seed": how.seed}),
         "confidence": confidence,
+        "steps": steps,
     }
     if how.worlds is not None:
         x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
