@@ -1,11 +1,16 @@
 """`assay audit` as a user types it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from assay import Plan
 from assay.audit.plans import composed
+from assay.cli import audit as command
+from assay.mechanisms.gaussian import Gaussian, gaussian_event
+from assay.report.collect import Collector
+from assay.report.groups import Tone, grouped, verdict
 from assay.runs.directory import RunDirectory
 
 FIELDS = {"claimed", "verified", "audited", "confidence", "verdict"}
@@ -92,6 +97,38 @@ def test_a_run_of_falling_noise_that_its_budget_ended_is_played_with_the_noise_i
     assert one_step["verdict"] == "consistent"
     assert one_step["audited"] == pytest.approx(composed(plan, one_step["step"]["mu"], taken))
     assert one_step["claimed"] == pytest.approx(record["epsilon"]["claimed"])
+
+
+def test_what_is_above_verified_by_the_gaussian_bound_alone_is_not_called_consistent(assay, tmp_path, monkeypatch):
+    """Fixed seeds. With noise 1.8 times too small, what 600 canaries show is above the verified ε for a Gaussian trade-off function, and below it
+    for any. The two bounds have half of the allowed error each.
+    """
+    run, found = tmp_path / "run", []
+    train = "train --data digits --model logistic --sampling full --epochs 2 --batch-size 1437 --epsilon 2 --seed 0"
+    assert assay(*train.split(), "--out", run)[0] == 0
+    release, white_box = Gaussian.release, command.white_box
+
+    def quieter(self, *given):
+        private = release(replace(self, multiplier=self.multiplier / 1.8), *given)
+        return replace(private, event=gaussian_event(self.multiplier), noise_std=private.noise_std * 1.8)
+
+    def kept(*given, **settings):
+        found.append(white_box(*given, **settings))
+        return found[0]
+
+    monkeypatch.setattr(Gaussian, "release", quieter)
+    monkeypatch.setattr(command, "white_box", kept)
+    facts = json.loads(assay("audit", run, "--canaries", 600, "--seed", 0, "--json")[1])
+    assert found[0].plain.epsilon < facts["verified"] < found[0].gaussian.epsilon == facts["audited"]
+    assert found[0].plain.confidence == found[0].gaussian.confidence == pytest.approx(0.975)
+    assert facts["confidence"] == facts["audit"]["confidence"] == 0.95
+    assert "97.5 % confidence each" in facts["audit"]["how"]
+    assert facts["verdict"] == "suspect"
+    assert "if the trade-off function is Gaussian" in facts["sentence"]
+    assert "no proof" in facts["sentence"]
+    assert facts["sentence"] in assay("show", run)[1]
+    (group,) = grouped(Collector(tmp_path).collect().finished)
+    assert verdict(group).tone is not Tone.GOOD
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +225,7 @@ def test_bad_usage_is_told(assay, tmp_path):
         ("audit", "--method", "dpsgd", "--worlds", 10),
         ("audit", "--method", "dpsgd", "--black-box"),
         ("audit", "--method", "dpsgd", "--confidence", 1),
+        ("audit", tmp_path, "--worlds", 4, "--confidence", -0.5),
         ("audit", "--all", "--method", "dpsgd"),
         ("audit", "--method", "dpsgd", "--releases", 5),
     ):

@@ -153,6 +153,9 @@ def test_epsilon_is_rounded_to_the_side_that_is_true():
         ({"claimed": 1.0, "verified": 1.005}, "holds", Tone.GOOD),
         ({"claimed": 1.0, "verified": 7.18, "audited": 6.0, "verdict": "claim-refuted"}, "claim refuted", Tone.BAD),
         ({"claimed": 1.0, "verified": 0.9, "audited": 2.0, "verdict": "bug"}, "implementation bug", Tone.BAD),
+        ({"claimed": 1.0, "verified": 0.9, "audited": 1.1, "verdict": "suspect"}, "look into it", Tone.NOTE),
+        ({"claimed": 1.0, "verified": 0.9, "audited": 1.1, "verdict": "consistent"}, "look into it", Tone.NOTE),
+        ({"claimed": 1.0, "verified": 0.9, "audited": 0.8, "verdict": "consistent"}, "holds", Tone.GOOD),
         ({"claimed": 1.0, "verified": "inf"}, "no privacy", Tone.BAD),
         ({"claimed": "inf", "verified": 3.0}, "holds", Tone.GOOD),
         ({"claimed": None, "verified": 3.0}, "holds", Tone.GOOD),
@@ -183,6 +186,15 @@ def test_seeds_are_one_setting_and_settings_that_differ_are_not(tmp_path, run):
     assert first.audited == pytest.approx(0.5), "the smallest that was shown"
     assert second.setting == "clip per-layer:2.0"
     assert "81.00 ± 1.00" in Reader(page(tmp_path)).text
+
+
+def test_one_seed_that_shows_more_than_it_spent_is_not_hidden_by_the_others(tmp_path, run):
+    run(tmp_path / "a", seed=0, claimed=1.0, verified=0.9, audited=0.5, verdict="consistent")
+    run(tmp_path / "b", seed=1, claimed=1.0, verified=0.9, audited=1.1, verdict="suspect")
+    run(tmp_path / "c", seed=2, claimed=1.0, verified=1.0)
+    (group,) = groups(tmp_path)
+    assert group.audited == 0.5
+    assert verdict(group).tone is Tone.NOTE
 
 
 def test_records_of_other_kinds_and_times_are_taken_as_they_are(tmp_path, run):

@@ -1,6 +1,6 @@
 """The auditor: lower bounds on ε from attacks on a run, on one of its steps, or on somebody's scores.
 
-An audited ε above the verified one is a bug; above the claimed one it refutes the claim.
+An audited ε above the verified one is a bug (or suspect, where it rests on an assumption that may not hold); above the claimed one it refutes the claim.
 """
 
 from assay.audit.result import Audit, Verdict, sentence, verdict

@@ -33,9 +33,10 @@ class Audit:
 
 
 class Verdict(StrEnum):
-    """What claimed, verified and audited ε say together."""
+    """What claimed, verified and audited ε say together. `suspect` is above verified by a bound whose assumption may be what is wrong."""
 
     CONSISTENT = "consistent"
+    SUSPECT = "suspect"
     CLAIM_REFUTED = "claim-refuted"
     BUG = "bug"
 
@@ -58,6 +59,8 @@ def sentence(found: Verdict, audited: float, confidence: float) -> str:
     sure = f"with {100 * confidence:g} % confidence"
     if found is Verdict.BUG:
         return f"implementation bug: audited above verified, {least} {sure}"
+    if found is Verdict.SUSPECT:
+        return f"suspect: above the verified ε if the trade-off function is Gaussian, {least} {sure}; no proof of a bug, look into it"
     if found is Verdict.CLAIM_REFUTED:
         return f"claim refuted: {least} {sure}"
     return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {at_least(audited, 3)} {sure})"

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.audit import Audit, Verdict, clients, sentence, verdict
+from assay.audit.bounds import check_significance
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
 from assay.audit.survey import federation, survey, with_layers
@@ -104,6 +105,7 @@ def audit(
         raise ConfigError(
             "run", None if run is None else str(run), "exactly one of: the directory of a run, --method, --all"
         )
+    check_significance(1 - confidence)
     randomness = OsSeeded() if seed is None else Seeded(seed)
     if run is not None:
         again = _again(canaries, worlds, black_box_, seed, data_dir)
@@ -209,7 +211,7 @@ def _audit_run(
         )
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
-        result, said = _judged(_trained_again(spec, plan, how, confidence, steps), plan, verified)
+        result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified)
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
         noise = training_from_json(spec["training"]).randomness()
@@ -236,7 +238,7 @@ def _audit_federated(
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
         verified = plan.epsilon() if verified is None else verified
-        result, said = _judged(_played_again(spec, plan, how, confidence), plan, verified)
+        result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified)
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
         training = Training(**spec["training"])
@@ -306,15 +308,27 @@ def _played_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confid
     return clients.black_box(network, held, plan, canaries, seed=how.coins, **settings)
 
 
+def _each(confidence: float) -> float:
+    """The confidence of each of two bounds that hold together with this one: the chances of being wrong add up."""
+    return (1 + confidence) / 2
+
+
 def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float) -> tuple[Audit, Verdict]:
-    """The sharper of two bounds, and what it says."""
-    plain, gaussian = (replace(bound, how=f"{bound.how}; {_TRAINED_AGAIN}") for bound in (found.plain, found.gaussian))
-    # only a bound that assumes nothing may speak of a bug: sampled steps are not exactly Gaussian
-    if verdict(verified, verified, plain.epsilon) is Verdict.BUG:
-        return plain, Verdict.BUG
+    """The sharper of two bounds, with the confidence that both have together, and what it says.
+
+    Only a bound that assumes nothing is proof of a bug: sampled steps are not exactly Gaussian. What is above the verified ε by the other alone is suspect.
+    """
+    both = round(2 * found.plain.confidence - 1, 12)
+    how = f"the larger of two bounds with {100 * found.plain.confidence:g} % confidence each; {_TRAINED_AGAIN}"
+    plain, gaussian = (
+        replace(bound, confidence=both, how=f"{bound.how}; {how}") for bound in (found.plain, found.gaussian)
+    )
+    claimed = plan.claimed() if plan.method.variant == "published" else verified
     best = max(gaussian, plain, key=lambda audit: audit.epsilon)
-    refuted = plan.method.variant == "published" and best.epsilon > plan.claimed()
-    return best, Verdict.CLAIM_REFUTED if refuted else Verdict.CONSISTENT
+    said, proven = (verdict(claimed, verified, bound.epsilon) for bound in (best, plain))
+    if said is not Verdict.BUG:
+        return best, said
+    return (best, Verdict.SUSPECT) if proven is Verdict.CONSISTENT else (plain, proven)
 
 
 def _facts_of(found: PlanAudit, method: str, variant: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import Any
 from assay.figures import at_least, at_most
 from assay.report.collect import Finished, number
 
+_ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of it
 _SLACK = 1.01  # a verified ε is within 1 % of the exact one: below that nothing is said about a claim
 
 
@@ -89,6 +90,14 @@ class Group:
         counts = [finite((run.record.get("federated") or {}).get(f"bytes_{way}")) for run in self.runs]
         known = [count for count in counts if count is not None]
         return round(statistics.mean(known) / 1e6, 3) if known else None
+
+    @property
+    def above(self) -> bool:
+        """Whether an audit of any seed shows more than that seed has spent."""
+        pairs = [
+            (number(eps.get("audited")), number(eps["verified"])) for eps in (r.record["epsilon"] for r in self.runs)
+        ]
+        return any(audited is not None and audited > (verified or 0.0) * (1 + _ROUNDING) for audited, verified in pairs)
 
     @property
     def seeded(self) -> bool:
@@ -241,6 +250,12 @@ def verdict(group: Group) -> Verdict:
     within = "" if group.target is None or group.target_is != "verified" else f" of {group.target:g} allowed"
     if group.target is not None and group.target_is == "verified" and group.verified > group.target:
         return Verdict(tone=Tone.BAD, words="over its budget", detail=f"spent {spent}{within}{shown}")
+    if "suspect" in said or group.above:
+        return Verdict(
+            tone=Tone.NOTE,
+            words="look into it",
+            detail=f"spent {spent}{within}; an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug",
+        )
     consistent = ", and an audit agrees" if "consistent" in said else ""
     return Verdict(tone=Tone.GOOD, words="holds", detail=f"spent {spent}{within}{shown}{consistent}")
 

@@ -10,7 +10,7 @@ from assay.files import replace_json, replace_text
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 
-_WORST_LAST = (Verdict.CONSISTENT, Verdict.CLAIM_REFUTED, Verdict.BUG)
+_WORST_LAST = (Verdict.CONSISTENT, Verdict.SUSPECT, Verdict.CLAIM_REFUTED, Verdict.BUG)
 
 
 def write_audit(directory: RunDirectory, audit: dict[str, Any], statement: Callable[[dict[str, Any]], str]) -> None:
