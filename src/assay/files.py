@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -38,6 +39,18 @@ def replace_text(path: Path, text: str) -> None:
 def replace_json(path: Path, data: dict[str, Any]) -> None:
     """Write a JSON file whole. Infinite and undefined numbers are refused: the caller says "inf" where it means it."""
     replace_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def create_json(path: Path, data: dict[str, Any]) -> None:
+    """Write a JSON file whole, unless there is one: that one stays, and of several that are written at the same time the first does."""
+    whole = path.with_name(f".{path.name}.{os.getpid()}.new.part")
+    try:
+        replace_json(whole, data)
+        with contextlib.suppress(FileExistsError):
+            os.link(whole, path)
+    finally:
+        whole.unlink(missing_ok=True)
+    sync_folder(path.parent)
 
 
 def copy_folder(source: Path, target: Path, *, without: str) -> None:

@@ -78,6 +78,16 @@ def test_a_run_that_loses_a_node_ends_a_stranger_is_turned_away_and_a_lost_super
     assert 7.9 < record["epsilon"]["verified"] <= 8
     assert "clients 1, 4" in federation.printed("run")
 
+    # Each node has kept the plan, and its clients' ledgers, where it says and not where the server does.
+    for node in range(NODES):
+        kept = federation.directory / f"node-{node}.ledgers"
+        ledgers = {f"client-{client}.jsonl" for client in range(node, CLIENTS, NODES)}
+        assert {path.name for path in kept.iterdir()} == {"plan.json"} | ledgers
+        assert (
+            json.loads((kept / "plan.json").read_text())["plan"] == json.loads((out / "run.json").read_text())["plan"]
+        )
+    assert not (out / "clients").exists()
+
     # The stranger is turned away.
     until(lambda: "Failed to activate SuperNode" in federation.printed("stranger"), 60, "turned away")
     federation.kill("stranger")

@@ -64,7 +64,9 @@ def join(
     ],
     settings: Annotated[
         Path | None,
-        typer.Option(help="JSON whose entries replace the server's on this node, such as where its data are."),
+        typer.Option(
+            help="JSON whose entries replace the server's on this node: the plan it holds to, where its data are, a folder for its ledgers."
+        ),
     ] = None,
 ) -> None:
     """On a node: answer for its clients until interrupted."""

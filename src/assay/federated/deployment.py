@@ -21,7 +21,7 @@ from typing import Any
 from assay.errors import AssayError, ConfigError
 from assay.federated.carriers.deploy import authority, split_address
 from assay.federated.carriers.flower import Processes, quiet_environment, require
-from assay.federated.carriers.names import SETTINGS_VARIABLE
+from assay.federated.carriers.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE
 from assay.federated.carriers.superlink import read_public_key
 
 _DAYS = 365
@@ -208,7 +208,8 @@ def join(
 ) -> None:
     """Run node `node` of `nodes` until interrupted: it holds the clients whose number leaves the remainder `node` when divided by `nodes`.
 
-    Assay's own code answers for it, whatever the superlink sends (`carriers/supernode.py`). Entries of the JSON file `settings` replace what the
+    Assay's own code answers for it, whatever the superlink sends (`carriers/supernode.py`), under one plan, with ledgers in a folder of its own:
+    the one beside its key, unless `settings` name another (`carriers/pinned.py`). Entries of the JSON file `settings` replace what the
     server says of them. The node is started again when its superlink was.
     """
     require("flwr")
@@ -221,6 +222,7 @@ def join(
     if key.stat().st_mode & 0o077:
         raise ConfigError("key", str(key), "a file that only its owner can read: chmod 600")
     environment = quiet_environment(_private(key.absolute().with_suffix(".flower")))
+    environment[LEDGERS_VARIABLE] = str(_private(key.absolute().with_suffix(".ledgers")))
     if settings is not None:
         _check_settings(settings)
         environment[SETTINGS_VARIABLE] = str(settings.absolute())

@@ -30,7 +30,8 @@ _ADJACENCY = {
 }
 _NOISE = {
     "central": "added once a round by the server to the sum. The server is trusted: it sees each client's clipped update and who was asked",
-    "local": "added by each client to its own vector before anything is sent. Nobody else is trusted, the server included",
+    "local": "added by each client to its own vector before anything is sent. Nobody who gets it is trusted, the server included, as long as the"
+    " client keeps to this plan (see what is assumed)",
     "distributed": "added in shares by the clients, as integers modulo 2^k. The guarantee is for the sum: an aggregator is trusted to"
     " reveal nothing else, and that only if enough clients answered, each honest about its share. Here that aggregator is the process that ran the"
     " rounds: secure aggregation could take its place, and is not part of this run",
@@ -170,7 +171,11 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
                 "- Nobody but the server learns who was asked: whoever sees that, on the network for instance, is not covered by amplification."
             ]
             if plan.hidden
-            else []
+            else [
+                "- Each client keeps to this plan. With the engines serial and simulation server and clients are one operator's, who sees to it. A node of"
+                " a deployment refuses any plan but the one in its own settings or, without that, the first that the server sent: with that one its"
+                " operator trusts the server."
+            ]
         ),
         "- Whether and when a client answers does not depend on what it holds"
         + (" (a client that stays away counts as one that is not there, and is covered)." if plan.hidden else "."),

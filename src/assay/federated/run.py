@@ -58,7 +58,7 @@ def run_spec(
 
 
 def site_settings(spec: Mapping[str, Any], directory: RunDirectory | None) -> dict[str, Any]:
-    """What `open_site` takes, the clients' ledgers beside the run's own (on machines of their own they have folders of their own)."""
+    """What `open_site` takes, the clients' ledgers beside the run's own (a node of a deployment takes a folder of its own instead)."""
     ledgers = None if directory is None else str(directory.path.resolve() / "clients")
     return {key: spec[key] for key in ("plan", "training", "names")} | {"ledgers": ledgers}
 

@@ -1,8 +1,10 @@
 """A site: where clients live. One client's whole turn is `Site.answer`: bytes in, bytes out.
 
-What a client promises its user does not rest on the server: it clips and adds its noise itself (unless the server is trusted with
-that), keeps a ledger of its own (`ledgers`, one file a client, written before an answer leaves), refuses to go beyond its
-ceiling, and takes fresh noise each time it is asked, however often the server asks about the same round.
+What a client promises its user does not rest on the tasks that the server sends: it clips and adds its noise itself (unless the server is
+trusted with that), keeps a ledger of its own (`ledgers`, one file a client, written before an answer leaves), refuses to go beyond its
+ceiling, and takes fresh noise each time it is asked, however often the server asks about the same round. It rests on the plan and the
+folder that the site is opened with: a node of a deployment sees to it that those are its own (`carriers/pinned.py`), and elsewhere server
+and clients are one operator's.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ TASK_FIELDS = {"round": int, "turn": int}
 
 def open_site(settings: Mapping[str, Any]) -> Site:
     """The site that a JSON-able description asks for: the `plan`, `training` and `names` of a run's run.json and, optionally,
-    `ledgers`, a folder for the clients' ledgers (without it they are kept in memory).
+    `ledgers`, a folder for the clients' ledgers (without it they are kept in memory). All of it is believed.
     """
     names = settings["names"]
     folder = names["data_dir"]

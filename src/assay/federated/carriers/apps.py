@@ -11,12 +11,11 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
 from multiprocessing.connection import Client, Connection
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,7 +33,8 @@ from assay.federated.carriers.frames import (
     unpack_tasks,
     whole,
 )
-from assay.federated.carriers.names import DEFAULT_SITE, SETTINGS_VARIABLE, SITE_VARIABLE
+from assay.federated.carriers.names import DEFAULT_SITE, SITE_VARIABLE
+from assay.federated.carriers.pinned import held
 
 _HELLO, _TASKS = "query", "train"
 _ASK_AGAIN = 60.0  # seconds after which a node that did not say which clients it holds is asked again
@@ -52,7 +52,17 @@ def hello(message: Message, context: Context) -> Message:
 
 
 def work(message: Message, context: Context) -> Message:
-    """Answer the tasks of this node's clients, each on its own: one that fails leaves the others' answers whole.
+    """Answer the tasks of this node's clients, under the plan that the node holds to and no other (`pinned`)."""
+    return _answered(message, context, held)
+
+
+def virtual_work(message: Message, context: Context) -> Message:
+    """The same in a simulation, where server and clients are one operator's: the plan and the ledgers are those of the run."""
+    return _answered(message, context, dict)
+
+
+def _answered(message: Message, context: Context, agreed: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
+    """Each task is answered on its own: one that fails leaves the others' answers whole.
 
     Why it failed stays on the node: the text of an exception may hold data.
     """
@@ -62,24 +72,29 @@ def work(message: Message, context: Context) -> Message:
         try:
             if not share.holds(client):
                 raise PermissionError(f"client {client} is not among those this node holds")
-            answers.append((client, _site(json.dumps(header["settings"], sort_keys=True)).answer(client, task)))
+            site = _site(json.dumps(agreed(header["settings"]), sort_keys=True))
+            answers.append((client, site.answer(client, task)))
         except Exception:
             traceback.print_exc()
     return Message(_content(pack_answers(answers)), reply_to=message)
 
 
-client_app = ClientApp()
-client_app.query()(hello)
-client_app.train()(work)
+def _app(answer: Callable[[Message, Context], Message]) -> ClientApp:
+    app = ClientApp()
+    app.query()(hello)
+    app.train()(answer)
+    return app
+
+
+client_app = _app(work)  # on a line of its own: Flower looks for this name without running the file
+virtual_app = _app(virtual_work)
 
 
 @lru_cache(maxsize=1)
 def _site(settings: str) -> _Site:
     """The site of this process. Its code is the node's choice, by environment variable, never the server's."""
     module, _, function = os.environ.get(SITE_VARIABLE, DEFAULT_SITE).partition(":")
-    own = os.environ.get(SETTINGS_VARIABLE)
-    wanted = json.loads(settings) | (json.loads(Path(own).read_text()) if own else {})
-    site: _Site = getattr(import_module(module), function)(wanted)
+    site: _Site = getattr(import_module(module), function)(json.loads(settings))
     return site
 
 

@@ -11,3 +11,6 @@ SITE_VARIABLE: Final = (
 SETTINGS_VARIABLE: Final = (
     "ASSAY_FEDERATED_SETTINGS"  # a JSON file whose entries replace the server's settings on this node
 )
+LEDGERS_VARIABLE: Final = (
+    "ASSAY_FEDERATED_LEDGERS"  # the node's folder for its plan and its clients' ledgers, unless its settings name one
+)

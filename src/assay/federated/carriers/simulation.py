@@ -85,7 +85,7 @@ def simulate(options: Mapping[str, Any]) -> None:
     try:
         run_simulation(
             server,
-            apps.client_app,
+            apps.virtual_app,
             options["clients"],
             backend_config={"client_resources": resources, "init_args": ray},
         )
