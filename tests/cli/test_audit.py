@@ -52,6 +52,9 @@ def test_a_run(assay, tmp_path):
     one_step = json.loads(assay("audit", run, "--releases", 3000, "--seed", 2, "--json")[1])
     assert one_step["verdict"] == "consistent"
     assert one_step["verified"] == pytest.approx(verified, rel=1e-6)
+    code, _, err = assay("audit", run, "--batch-size", 3)
+    assert code == 2
+    assert "batch_size = 3.0 is not accepted: nothing beside a run" in err
     worlds = json.loads(assay("audit", run, "--worlds", 8, "--seed", 3, "--json")[1])
     assert worlds["verdict"] == "consistent"
     assert "Clopper-Pearson" in worlds["audit"]["estimator"]

@@ -72,7 +72,7 @@ def audit_plan(
             canaries=1,
             how=f"{step.releases} releases of {step.canary}",
         )
-        return side_by_side(plan, audit, step, verified)
+        return side_by_side(plan, audit, step, verified, plan.claimed(steps))
     if not isinstance(plan.step_event, GaussianDpEvent | NonPrivateDpEvent):
         raise ConfigError(
             "method",
@@ -96,13 +96,15 @@ def audit_plan(
         how=f"{step.releases} releases of one step with and without a canary ({step.canary}): μ ≥ {step.mu:.4g}",
         assumption="" if step.mu == math.inf else "the noise is Gaussian in the direction tested",
     )
-    return side_by_side(plan, audit, step, verified)
+    return side_by_side(plan, audit, step, verified, plan.claimed(steps))
 
 
-def side_by_side(plan: Plan | FederatedPlan, audit: Audit, step: StepAudit, verified: float | None) -> PlanAudit:
-    """What a plan claims and costs (or what a run under it has spent), beside its audit."""
+def side_by_side(
+    plan: Plan | FederatedPlan, audit: Audit, step: StepAudit, verified: float | None, claimed: float
+) -> PlanAudit:
+    """What is claimed for a plan (or for a run under it), and what it costs (or has spent), beside its audit."""
     return PlanAudit(
-        claimed=plan.claimed(),
+        claimed=claimed,
         verified=plan.epsilon() if verified is None else verified,
         audit=audit,
         step=step,

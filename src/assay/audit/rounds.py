@@ -73,7 +73,7 @@ def audit_rounds(
         how=f"{step.releases} rounds in two worlds that differ in one client ({step.canary}): μ ≥ {step.mu:.4g}",
         assumption="" if step.mu == math.inf else "the noise is Gaussian in the direction tested",
     )
-    return side_by_side(plan, audit, step, verified)
+    return side_by_side(plan, audit, step, verified, plan.claimed())
 
 
 def composed(plan: FederatedPlan, mu: float) -> float:

@@ -43,6 +43,10 @@ from assay.training import training_from_json
 _TRAINED_AGAIN = (
     "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"
 )
+_OF_A_PLAN = (
+    "variant", "noise_form", "groups", "option", "epsilon", "noise_multiplier", "records", "batch_size", "epochs", "delta", "clip",
+    "micro_batch", "sampling", "adjacency",
+)  # fmt: skip
 _RECORDS_OF_A_CANARY = 20  # of a canary client that is seen by its loss
 
 
@@ -52,6 +56,7 @@ def register(app: typer.Typer) -> None:
 
 
 def audit(
+    context: typer.Context,
     run: Annotated[Path | None, typer.Argument(help="The directory of a run; or name a --method, or --all.")] = None,
     method: Annotated[
         str | None, typer.Option(help="Audit a method without a run; `assay methods` lists them.")
@@ -108,6 +113,7 @@ def audit(
     check_significance(1 - confidence)
     randomness = OsSeeded() if seed is None else Seeded(seed)
     if run is not None:
+        _check_as_it_was(context)
         again = _again(canaries, worlds, black_box_, seed, data_dir)
         _audit_run(RunDirectory.open(run), again, releases, confidence, randomness, json)
         return
@@ -155,6 +161,13 @@ def audit(
     )
     found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
     _report(_facts_of(found, chosen.name, chosen.variant), found.audit, plan, json)
+
+
+def _check_as_it_was(context: typer.Context) -> None:
+    """Refuse options of a plan beside a run: it is audited as it was run."""
+    for name in _OF_A_PLAN:
+        if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE":
+            raise ConfigError(name, context.params[name], "nothing beside a run, which is audited as it was run")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,8 +224,9 @@ def _audit_run(
         )
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
-        result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified)
-        facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
+        claimed = plan.claimed(steps)
+        result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified, claimed)
+        facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
     if directory.finished:
         noise = training_from_json(spec["training"]).randomness()
         _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()))
@@ -238,7 +252,7 @@ def _audit_federated(
         result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
     else:
         verified = plan.epsilon() if verified is None else verified
-        result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified)
+        result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified, plan.claimed())
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
         training = Training(**spec["training"])
@@ -313,7 +327,7 @@ def _each(confidence: float) -> float:
     return (1 + confidence) / 2
 
 
-def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float) -> tuple[Audit, Verdict]:
+def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float, claimed: float) -> tuple[Audit, Verdict]:
     """The sharper of two bounds, with the confidence that both have together, and what it says.
 
     Only a bound that assumes nothing is proof of a bug: sampled steps are not exactly Gaussian. What is above the verified ε by the other alone is suspect.
@@ -323,7 +337,7 @@ def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float) -
     plain, gaussian = (
         replace(bound, confidence=both, how=f"{bound.how}; {how}") for bound in (found.plain, found.gaussian)
     )
-    claimed = plan.claimed() if plan.method.variant == "published" else verified
+    claimed = claimed if plan.method.variant == "published" else verified
     best = max(gaussian, plain, key=lambda audit: audit.epsilon)
     said, proven = (verdict(claimed, verified, bound.epsilon) for bound in (best, plain))
     if said is not Verdict.BUG:

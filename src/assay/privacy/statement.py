@@ -134,8 +134,8 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
 
 
 def large_delta(delta: float, units: int) -> str | None:
-    """What a δ of 1/units or more allows, in words; None for one that is smaller."""
-    if delta < 1 / units:
+    """What a δ of 1/units or more allows, in words; None for one that is smaller, or where the number is not known (0)."""
+    if delta * units < 1:
         return None
     return f"δ = {delta:g} is not below 1/{units} = {1 / units:.2g}, so that one of the {units} may be given away whole, whatever ε is"
 
