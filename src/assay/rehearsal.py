@@ -20,14 +20,17 @@ from assay.grads.proof import separate
 from assay.models import compat
 from assay.plan import Plan
 from assay.stage import Loss
+from assay.training import Training
 
 # A table that all records share may have as many rows as there are records here, and be taken for one row a record: what one
 # number of records is refused for, and another is not, says nothing.
 _SIZES = (5, 7)
 
 
-def rehearse(model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, device: torch.device) -> None:
-    """Refuse a model, or a loss, that cannot be trained under the plan. A compiled model is not asked: each batch size is compiled anew."""
+def rehearse(
+    model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, device: torch.device
+) -> None:
+    """Refuse a model, or a loss, that cannot be trained so under the plan. A compiled model is not asked: each batch size is compiled anew."""
     model.to(device).train()
     compat.check(model)
     records = Records(train, device)
@@ -35,19 +38,19 @@ def rehearse(model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, devi
         return
     for size in _SIZES:
         try:
-            _try(model, records, min(size, len(records)), loss, plan)
+            _try(model, records.gather(torch.arange(min(size, len(records)))), loss, plan, training, device)
             return
         except UnsupportedModelError:
             if size == _SIZES[-1]:
                 raise
 
 
-def _try(model: nn.Module, records: Records, count: int, loss: Loss, plan: Plan) -> None:
-    inputs, targets = records.gather(torch.arange(count))
+def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Training, device: torch.device) -> None:
+    inputs, targets = batch
     engine = Engine(model, {**RULES, **plan.chain().rules})
     try:
         with torch.random.fork_rng(devices=[]):
-            outputs = model(inputs)
+            outputs = training.outputs(model, inputs, device)
             losses = loss(outputs, targets)
             engine.collect(losses)
             separate(loss, outputs, targets)

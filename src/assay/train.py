@@ -21,7 +21,6 @@ import torch
 from dp_accounting.dp_event import NoOpDpEvent
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset
 
 from assay import augment, stage
@@ -78,7 +77,7 @@ def fit(
     if not training.shard and (
         plan.stage is None or plan.center is not None
     ):  # other stages decide what the model sees
-        rehearse(model, train, loss, plan, device)
+        rehearse(model, train, loss, plan, training, device)
     if training.augment is not None:
         _check_augment(training.augment, train, plan, ranks.size)
     directory = None
@@ -289,7 +288,7 @@ class _Run:
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
-            outputs = self._outputs(inputs)
+            outputs = self.training.outputs(self.model, inputs, self.device)
             losses = self.loss(outputs, targets)
             if unseen and losses.dim() == 1 and len(losses) > 1:
                 separate(self.loss, outputs, targets)
@@ -311,14 +310,6 @@ class _Run:
                 raise InterruptedRunError(
                     f"stopped after step {step.taken} of {step.limit} as asked, checkpoint written{where}"
                 )
-
-    def _outputs(self, inputs: Any) -> Any:
-        """The model's outputs for a training batch, float32 for the loss whatever the model computes in."""
-        if self.training.precision == "float32":
-            return self.model(inputs)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            outputs = self.model(inputs)
-        return pytree.tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.is_floating_point() else t, outputs)
 
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)

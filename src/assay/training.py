@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from assay import augment
 from assay.errors import ConfigError
@@ -62,6 +64,14 @@ class Training:
     def randomness(self) -> Randomness:
         """Where random numbers come from."""
         return source(self.seed, self.secure_rng)
+
+    def outputs(self, model: nn.Module, inputs: Any, device: torch.device) -> Any:
+        """The model's outputs for a training batch, float32 for the loss whatever the model computes in."""
+        if self.precision == "float32":
+            return model(inputs)
+        with torch.autocast(device.type, torch.bfloat16):
+            outputs = model(inputs)
+        return pytree.tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.is_floating_point() else t, outputs)
 
     def at_batch(self, batch_size: float) -> Training:
         """What a run with this batch size trains with: with `scale_from`, settings carried over from there; these are not scaled again.
