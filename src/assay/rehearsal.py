@@ -1,7 +1,8 @@
 """A model tried out on a few records before its run begins: what the first batch would be refused for is refused before anything is
 written or an earlier run replaced.
 
-Nothing of the trial leaves: gradients, losses and random numbers are as they were afterwards.
+Nothing of the trial leaves: it is a copy of the model, and of the loss, that sees the records. What such a copy would write down of them
+(data-dependent initialisation) is refused, and must neither be there nor be hidden when the run begins.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from torch.utils.data import Dataset
 
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
+from assay.grads import copies
 from assay.grads.engine import Engine
+from assay.grads.forwards import check_free
 from assay.grads.layers import RULES
 from assay.grads.proof import separate
 from assay.models import compat
@@ -30,15 +33,20 @@ _SIZES = (5, 7)
 def rehearse(
     model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, device: torch.device
 ) -> None:
-    """Refuse a model, or a loss, that cannot be trained so under the plan. A compiled model is not asked: each batch size is compiled anew."""
+    """Refuse a model, or a loss, that cannot be trained so under the plan. One that cannot be copied is not asked before its first batch."""
     model.to(device).train()
     compat.check(model)
+    check_free(model)
     records = Records(train, device)
-    if len(records) < 2 or compat.compiled(model):
+    if len(records) < 2:
         return
     for size in _SIZES:
+        trial = copies.of_model(model)
+        if trial is None:
+            return
+        batch = records.gather(torch.arange(min(size, len(records))))
         try:
-            _try(model, records.gather(torch.arange(min(size, len(records)))), loss, plan, training, device)
+            _try(trial, batch, copies.of_loss(loss), plan, training, device)
             return
         except UnsupportedModelError:
             if size == _SIZES[-1]:
@@ -51,9 +59,8 @@ def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Trainin
     try:
         with torch.random.fork_rng(devices=[]):
             outputs = training.outputs(model, inputs, device)
-            losses = loss(outputs, targets)
-            engine.collect(losses)
             separate(loss, outputs, targets)
+            engine.collect(loss(outputs, targets))
     except AssayError:
         raise
     except Exception as error:  # the user's own model and loss, which may fail in any way

@@ -289,11 +289,9 @@ class _Run:
                 prepared = step.taken
                 self._prepare(prepared)
             outputs = self.training.outputs(self.model, inputs, self.device)
-            losses = self.loss(outputs, targets)
-            if unseen and losses.dim() == 1 and len(losses) > 1:
-                separate(self.loss, outputs, targets)
-                unseen = False
-            if not step.backward(losses):
+            if unseen:
+                unseen = not separate(self.loss, outputs, targets)
+            if not step.backward(self.loss(outputs, targets)):
                 continue
             self.optimizer.step()
             if self.average is not None:
@@ -306,10 +304,8 @@ class _Run:
             if self.world.any(stop()) and step.taken < step.limit:
                 step.settle()
                 self._save()
-                where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
-                raise InterruptedRunError(
-                    f"stopped after step {step.taken} of {step.limit} as asked, checkpoint written{where}"
-                )
+                kept = f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
+                raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
 
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)

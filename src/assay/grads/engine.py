@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.grads import attention, cost, proof
+from assay.grads import attention, copies, cost, proof
 from assay.grads.arithmetic import full
 from assay.grads.fallback import PerRecordCall
 from assay.grads.forwards import Forwards
@@ -96,8 +96,8 @@ class Engine:
         self._proof: proof.Proof | None = proof.Proof()
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
-        self._watching = self._proof.watch(model)
         self._forwards = Forwards(model)
+        self._watching = self._proof.watch(model, self._as_it_is)
         self._indices: SharedIndices | None = None
         try:
             self._take_over(units)
@@ -118,6 +118,10 @@ class Engine:
             self._forwards.replace(attending.module, functools.partial(self._run_attention, attending))
         for expanded in units.expanded:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
+
+    def _as_it_is(self) -> nn.Module | None:
+        with self._forwards.lifted():
+            return copies.of_model(self.model, sharing=True)
 
     def detach(self) -> None:
         """Take the engine off the model."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,11 +31,8 @@ class Forwards:
         """Let `run` take the place of the module's forward while gradients are recorded. A module has one such replacement: within
         another it would never be run.
         """
+        _check_free(owner)
         plain = vars(owner).get("forward")
-        if (other := getattr(plain, "replaces", None)) is not None and other() is owner:
-            raise UnsupportedModelError(
-                f"{type(owner).__name__} belongs to a PrivateStep that was not closed: call its close() first, or make the model anew"
-            )
         self._replaced.append((owner, plain))
         if plain is None:
             plain = functools.partial(type(owner).forward, owner)
@@ -58,10 +56,41 @@ class Forwards:
         made.replaces = weakref.ref(owner)  # a copy of the model carries this along, too, and is not meant
         owner.forward = types.MethodType(made, owner)
 
+    @contextmanager
+    def lifted(self) -> Iterator[None]:
+        """The modules as they were, for a while: what is copied then has nothing of this in it."""
+        ours = [(module, module.forward) for module, _ in self._replaced]
+        for module, plain in self._replaced:
+            _put(module, plain)
+        try:
+            yield
+        finally:
+            for module, forward in ours:
+                _put(module, forward)
+
     def restore(self) -> None:
         """Give the modules back as they were."""
         for module, plain in self._replaced:
-            vars(module).pop("forward", None)
-            if plain is not None:
-                module.forward = plain
+            _put(module, plain)
         self._replaced = []
+
+
+def check_free(model: nn.Module) -> None:
+    """Refuse a model of which a part runs in another way already."""
+    for module in model.modules():
+        _check_free(module)
+
+
+def _check_free(module: nn.Module) -> None:
+    other = getattr(vars(module).get("forward"), "replaces", None)
+    if other is not None and other() is module:
+        raise UnsupportedModelError(
+            f"{type(module).__name__} belongs to a PrivateStep that was not closed: call its close() first, or make the model anew"
+        )
+
+
+def _put(module: nn.Module, forward: Any) -> None:
+    """This forward, or (None) the one of the module's class."""
+    vars(module).pop("forward", None)
+    if forward is not None:
+        module.forward = forward

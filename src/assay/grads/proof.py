@@ -6,7 +6,9 @@
 2. Isolation: the first and the last record's output stay what they are when all other records are replaced. It fails
    where records are mixed outside autograd's sight (before the first trainable layer, in detached batch statistics). What
    the forward pass writes into the model stays what it is, too: parameters are not written, buffers do not depend on records,
-   and the same call gives the same output again. What is written there leaves with the model, without noise.
+   and the same call gives the same output again, also from a model that has seen other records before. What is written there leaves
+   with the model, without noise. It is copies of the model as it was before the call that are asked (`assay.grads.copies`): the model itself may
+   have written down on its first call what it keeps to from then on.
 3. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a
    parameter is also used outside the module that owns it.
 4. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would leave without noise.
@@ -27,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
+from assay.grads import copies
 from assay.grads.arithmetic import constant
 from assay.grads.record_grads import RecordGrads
 
@@ -94,9 +97,10 @@ def not_first(path: str, t: Tensor, records: int) -> str:
 
 
 def _only(one: int, records: int, t: Any) -> Any:
-    """The same with every record replaced by one of them."""
-    batched = isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == records
-    return t[one : one + 1].expand_as(t).clone() if batched else t
+    """The same with every other record replaced by one of them; zeros in the place of a record that is alone."""
+    if not (isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == records):
+        return t
+    return torch.zeros_like(t) if records == 1 else t[one : one + 1].expand_as(t).clone()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +112,8 @@ class _Call:
     random_state: Tensor
     buffers: Mapping[str, Tensor]
     output: Any
+    before: nn.Module | None
+    """The model as it was, sharing its parameters; None where it cannot be copied."""
     values: list[Tensor]
     """The output as it was: what follows may change it in place."""
     drew: bool
@@ -132,7 +138,12 @@ def _changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) ->
     return frozenset(changed | left.keys())
 
 
-def _again(model: nn.Module, call: _Call, args: Any, kwargs: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
+def _another(call: _Call, model: nn.Module) -> nn.Module:
+    """The model as it was before the call; the model itself where it cannot be copied."""
+    return (None if call.before is None else copies.of_model(call.before, sharing=True)) or model
+
+
+def _again(call: _Call, model: nn.Module, args: Any, kwargs: Any) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The outputs of the plain model with the randomness and the buffers of another call, and the buffers after it; leaves all as it
     was.
     """
@@ -167,21 +178,35 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
-def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> None:
-    """Refuse a loss whose first or last value changes when all other records are replaced; one that draws random numbers cannot tell."""
+def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> bool:
+    """Refuse a loss whose first or last value changes when all other records are replaced, or that remembers what it has seen; whether
+    this batch could tell, which takes two records. Ask before the loss has seen any.
+    """
+    random_state = torch.get_rng_state()
+
+    def asked(of: Callable[[Any, Any], Tensor], change: Callable[[Any], Any] = lambda t: t) -> Tensor:
+        torch.set_rng_state(random_state)
+        return of(pytree.tree_map(change, output), pytree.tree_map(change, target))
+
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        plain, again = loss(output, target), loss(output, target)
-        records = len(plain)
-        if not _close(plain, again):
-            return
-        for one in (0, records - 1):
-            replaced = functools.partial(_only, one, records)
-            alone = loss(pytree.tree_map(replaced, output), pytree.tree_map(replaced, target))
+        mine = copies.of_loss(loss)
+        plain, again = asked(mine), asked(mine)
+        if plain.dim() != 1 or len(plain) < 2:
+            return False
+        for one in (0, len(plain) - 1):
+            other = copies.of_loss(loss)
+            alone = asked(other, functools.partial(_only, one, len(plain)))
+            if not (_close(plain, again) and _close(plain, asked(other))):
+                raise UnsupportedModelError(
+                    "the same outputs give another loss the second time: the loss remembers what it has seen, and so mixes records (running "
+                    "counts), or draws random numbers from a generator that is not torch's own"
+                )
             if not _close(plain[one], alone[one]):
                 raise UnsupportedModelError(
                     "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, a "
                     "contrast over the batch). Per-record clipping cannot bound that; use constants that are known beforehand"
                 )
+    return True
 
 
 def enclosed(losses: Tensor, own: Iterable[Tensor]) -> set[Any]:
@@ -216,7 +241,8 @@ class Proof:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._calls: list[_Call] = []
-        self._begun: list[tuple[Any, Any, Tensor, dict[str, Tensor], dict[str, Tensor]]] = []
+        self._begun: list[tuple[Any, Any, Tensor, dict[str, Tensor], dict[str, Tensor], nn.Module | None]] = []
+        self._single = False  # whether a single record has told that the model remembers nothing
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
@@ -234,17 +260,18 @@ class Proof:
         """Let go of the graph."""
         self._seen, self._versions, self._calls, self._begun = [], [], [], []
 
-    def watch(self, model: nn.Module) -> list[Any]:
-        """Remember the calls of the whole model, to be able to repeat them."""
+    def watch(self, model: nn.Module, copied: Callable[[], nn.Module | None]) -> list[Any]:
+        """Remember the calls of the whole model, to be able to repeat them; `copied` gives the model as it is, sharing its parameters."""
 
         def start(_module: nn.Module, args: Any, kwargs: Any) -> None:
             if torch.is_grad_enabled():
                 buffers, parameters = _copies(model.named_buffers()), _copies(model.named_parameters())
-                self._begun.append((args, kwargs, torch.get_rng_state(), buffers, parameters))
+                before = None if self._single else copied()  # whoever writes down what it sees has done so by then
+                self._begun.append((args, kwargs, torch.get_rng_state(), buffers, parameters, before))
 
         def end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if torch.is_grad_enabled():
-                args, kwargs, state, buffers, parameters = self._begun.pop()
+                args, kwargs, state, buffers, parameters, before = self._begun.pop()
                 for name, b in model.named_buffers():
                     if torch._C._functorch.is_functorch_wrapped_tensor(b):  # of a pass record by record
                         raise UnsupportedModelError(writes(f"buffer {name}"))
@@ -257,6 +284,7 @@ class Proof:
                         random_state=state,
                         buffers=buffers,
                         output=output,
+                        before=before,
                         values=[t.detach().clone() for t in _tensors(output)],
                         drew=not torch.equal(state, torch.get_rng_state()),
                         wrote=_changed(buffers, model.named_buffers()),
@@ -273,7 +301,7 @@ class Proof:
         """Check separation and enclosure, which need the graph but not the engine's own backward pass."""
         reached = enclosed(losses, own)
         self._separation(losses, reached)
-        if len(losses) > 1:
+        if len(losses) > 1 or not self._single:
             self._repeat(model, len(losses), reached)
 
     def lowest_precision(self) -> torch.dtype:
@@ -281,32 +309,25 @@ class Proof:
         return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
     def _repeat(self, model: nn.Module, records: int, reached: set[Any]) -> None:
-        """Run the plain model again, twice, and with every other record replaced by the first, and by the last."""
+        """Run the plain model again, twice, and with every other record replaced by the first, and by the last; then as it was once more."""
         for call in self._calls:
             if not any(t.grad_fn in reached for t in _tensors(call.output)):
                 continue
-            plain, after = _again(model, call, call.args, call.kwargs)
-            for mine, again in zip(call.values, plain, strict=True):
-                if not call.drew and mine.dtype == again.dtype and not _close(mine, again):
+            again = functools.partial(_again, call)
+            mine = _another(call, model)
+            plain, after = again(mine, call.args, call.kwargs)
+            for seen, now in zip(call.values, plain, strict=True):
+                if not call.drew and seen.dtype == now.dtype and not _close(seen, now):
                     raise UnsupportedModelError(
                         "the model computes something else record by record than it does as it is: an argument that all "
                         "records share may have as many rows as there are records, or the model remembers earlier batches"
                     )
-            twice, _ = _again(model, call, call.args, call.kwargs)
-            if not all(_close(once, again) for once, again in zip(plain, twice, strict=True)):
-                raise UnsupportedModelError(
-                    "the same batch gives another output the second time: the model remembers what it has seen outside its buffers, "
-                    "or draws random numbers from a generator of its own. What it remembers would mix records"
-                )
-            for one in (0, records - 1):
+            self._remembers_nothing(plain, again(mine, call.args, call.kwargs)[0])
+            for one in {0, records - 1}:
                 replaced = functools.partial(_only, one, records)
-                alone, without_others = _again(
-                    model, call, pytree.tree_map(replaced, call.args), pytree.tree_map(replaced, call.kwargs)
-                )
-                for with_others, without in zip(plain, alone, strict=True):
-                    batched = with_others.dim() > 0 and with_others.shape[0] == records
-                    if batched and not _close(with_others[one], without[one]):
-                        raise UnsupportedModelError(mixes("the model"))
+                args, kwargs = pytree.tree_map(replaced, (call.args, call.kwargs))
+                other = _another(call, model)
+                alone, without_others = again(other, args, kwargs)
                 for name in sorted(call.wrote):
                     written, theirs = after.get(name), without_others.get(name)
                     if (
@@ -316,6 +337,20 @@ class Proof:
                         or not _close(written, theirs)
                     ):
                         raise UnsupportedModelError(writes(f"buffer {name}"))
+                for with_others, without in zip(plain, alone, strict=True):
+                    batched = records > 1 and with_others.dim() > 0 and with_others.shape[0] == records
+                    if batched and not _close(with_others[one], without[one]):
+                        raise UnsupportedModelError(mixes("the model"))
+                self._remembers_nothing(plain, again(other, call.args, call.kwargs)[0])
+            # a record of zeros, which stands for an empty batch, cannot tell
+            self._single |= any(bool((t != 0).any()) for t in _tensors((call.args, call.kwargs)))
+
+    def _remembers_nothing(self, once: list[Tensor], again: list[Tensor]) -> None:
+        if not all(_close(a, b) for a, b in zip(once, again, strict=True)):
+            raise UnsupportedModelError(
+                "the same batch gives another output the second time: the model remembers what it has seen outside its buffers, "
+                "or draws random numbers from a generator of its own. What it remembers would mix records"
+            )
 
     def _separation(self, losses: Tensor, reached: set[Any]) -> None:
         records = len(losses)
