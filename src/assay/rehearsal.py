@@ -18,8 +18,8 @@ from assay.errors import AssayError, ConfigError, UnsupportedModelError
 from assay.grads import copies
 from assay.grads.engine import Engine
 from assay.grads.forwards import check_free
+from assay.grads.isolation import separate
 from assay.grads.layers import RULES
-from assay.grads.proof import separate
 from assay.models import compat
 from assay.plan import Plan
 from assay.stage import Loss

@@ -30,7 +30,7 @@ from assay.distributed import limits
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
-from assay.grads.proof import separate
+from assay.grads.isolation import separate
 from assay.meter import MeanLoss
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
@@ -304,7 +304,9 @@ class _Run:
             if self.world.any(stop()) and step.taken < step.limit:
                 step.settle()
                 self._save()
-                kept = f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
+                kept = (
+                    f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
+                )
                 raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
 
     def _prepare(self, step: int) -> None:

@@ -88,7 +88,7 @@ class Engine:
         self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
         self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self._constant = compat.constant_in_eval(model)
-        self._records = self._collected = 0
+        self._records = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
         self._reduce: Reduce | None = None
@@ -162,10 +162,9 @@ class Engine:
                 )
         if any(module.training for module in self._constant):
             compat.check(self.model)
-        self._collected += 1
         if (
-            self._proof is None and self._collected & (self._collected - 1) == 0
-        ):  # what a loss reaches may change: now and then
+            self._proof is None
+        ):  # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
             proof.enclosed(losses, (*self.parameters.values(), self._anchor))
         found: Found = []
         proof_now = self._proof
@@ -230,6 +229,11 @@ class Engine:
                 self._ready(module)
             collecting = self._collecting
             if collecting is None:
+                if torch.is_grad_enabled():
+                    raise UnsupportedModelError(
+                        f"a gradient through {unit.path} that is itself differentiated (create_graph=True, a gradient penalty) is not supported: "
+                        "what it contributes to a record's gradient would be left out"
+                    )
                 return
             if not inputs:
                 raise UnsupportedModelError(
@@ -301,7 +305,10 @@ class Engine:
                 if self._proof is not None:
                     self._proof.saw(unit.path, copies)
             params[name] = copies
-        return rule.forward(module, params, args, kwargs, records)
+        if self._proof is None:
+            return rule.forward(module, params, args, kwargs, records)
+        with self._proof.within():
+            return rule.forward(module, params, args, kwargs, records)
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def record(g: Tensor) -> None:

@@ -72,13 +72,16 @@ class PerRecordCall:
         if tensors is None:
             copies = {name: value.unbind(0) for name, value in own.items()}
             parts = [None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)]
-            rows = [
-                one(
-                    {name: copy[i] for name, copy in copies.items()},
-                    *(v if part is None else part[i] for v, part in zip(values, parts, strict=True)),
+            start = {name: b.clone() for name, b in module.named_buffers()}
+            rows = []
+            for i in range(records):
+                _put_back(module, start)
+                rows.append(
+                    one(
+                        {name: copy[i] for name, copy in copies.items()},
+                        *(v if part is None else part[i] for v, part in zip(values, parts, strict=True)),
+                    )
                 )
-                for i in range(records)
-            ]
             tensors = tuple(torch.stack(column) for column in zip(*rows, strict=True))
         together = iter(tensors)
         flat = [None if axis is None else next(together).movedim(0, axis) for axis in outputs["axes"]]
@@ -104,6 +107,14 @@ class PerRecordCall:
                 )
             found.append((leaf, None if shared else axis))
         return found
+
+
+def _put_back(module: nn.Module, start: Mapping[str, Tensor]) -> None:
+    """Buffers as they were before the first record (an iteration that a call takes one step of): none goes further for being later."""
+    with torch.no_grad():
+        for name, b in module.named_buffers():
+            if name in start and not torch.equal(b, start[name]):
+                b.copy_(start[name])
 
 
 def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

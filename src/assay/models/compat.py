@@ -164,6 +164,11 @@ def _finding(module: nn.Module) -> _Finding | None:
             "keeps running statistics of the records, un-noised",
             "construct it with track_running_stats=False",
         )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
+        return _Finding(
+            "rescales the rows that the records of a batch look up (max_norm), un-noised, also where it is frozen",
+            "construct it without max_norm",
+        )
     return None
 
 
