@@ -50,7 +50,7 @@ from assay.plan import Plan
 from assay.privacy import events
 from assay.privacy.blocks import Blocks
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import OsSeeded, Randomness
+from assay.privacy.rng import OsSeeded, Randomness, seed_torch
 from assay.types import Bounded, SideQuery
 
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
@@ -193,12 +193,17 @@ class PrivateStep:
         any other batch. With `augment`, each record comes as several views, one after the other, and `backward` takes one
         loss a view; their gradients are averaged before clipping.
 
+        Without a seed, torch's own generators, which dropout draws from, are seeded anew here, by the plan's secret randomness.
+
         On several ranks `dataset` is the whole data set, of which each rank takes an equal share, or the rank's own share, which no
         other rank has. The plan is always that of the whole.
         """
         if self._closed:
             raise AssayError("this PrivateStep was closed: make a new one to go on")
         records = dataset if isinstance(dataset, Records) else Records(dataset)
+        if self.randomness.fingerprint is None:
+            # what dropout draws for a record depends on where in its batch it stands, and so on whether others are there: nobody may know it
+            seed_torch(self.randomness.stream("model", self.taken), next(iter(self.engine.parameters.values())).device)
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         while self.taken < end:

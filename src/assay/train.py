@@ -34,7 +34,7 @@ from assay.grads.isolation import separate
 from assay.meter import MeanLoss
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Randomness
+from assay.privacy.rng import Randomness, seed_torch
 from assay.privacy.statement import render
 from assay.rehearsal import rehearse
 from assay.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
@@ -143,15 +143,6 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
             "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
         )
     augment.check(Records(train).gather(torch.tensor([0]))[0][0])
-
-
-def _seed_torch(seed: int, device: torch.device) -> None:
-    """Seed torch's own generators in use; `torch.manual_seed` would put off seeding CUDA's by queueing a stack trace a step."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed_all(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
 
 
 class _Run:
@@ -312,8 +303,7 @@ class _Run:
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
-            own = self.step.randomness.stream(self.world.purpose("model"), step)
-            _seed_torch(int(own.integers(2**62, 1)), self.device)
+            seed_torch(self.step.randomness.stream(self.world.purpose("model"), step), self.device)
 
     def _epoch_end(self) -> None:
         self.step.settle()

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from assay import Adjacency, BudgetSpentError, ConfigError, Plan, PrivateStep
-from assay.errors import AssayError
+from assay.errors import AssayError, UnsupportedModelError
 from assay.grads.clip import AdaptiveQuantile, Flat, PerLayer
 from assay.meter import MeanLoss
 from assay.privacy.ledger import Ledger, LedgerError
@@ -365,3 +365,31 @@ def test_parameters_in_half_precision_get_gradients_that_were_clipped_and_noised
         for parameter in model.parameters():
             assert parameter.grad.dtype == dtype
             assert bool((parameter.grad != 0).all())
+
+
+def test_what_one_record_at_a_time_writes_into_the_model_is_refused(records, plan):
+    class Running(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("total", torch.zeros(4))
+
+        def forward(self, x):
+            self.total += x.detach().sum(0)
+            return x
+
+    with pytest.raises(UnsupportedModelError, match=r"writes into buffer 0\.total"):
+        run(nn.Sequential(Running(), nn.Linear(4, 3)), plan, records, max_physical_batch=1)
+
+
+def test_masks_of_dropout_follow_the_source_of_randomness_and_no_seed_of_the_user(records, plan):
+    """With masks that others can compute, one record moves what all that stand behind it in a batch contribute."""
+
+    def masks(randomness):
+        torch.manual_seed(0)
+        step = PrivateStep(nn.Linear(4, 3), plan, randomness=randomness)
+        next(step.batches(records))
+        step.close()
+        return torch.rand(8).tolist()
+
+    assert masks(OsSeeded()) != masks(OsSeeded())
+    assert masks(Seeded(1)) == masks(Seeded(1))

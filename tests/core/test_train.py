@@ -294,6 +294,80 @@ def test_a_loss_that_mixes_records_is_refused(records, plan, model):
         fit(model, records, plan=plan, loss=weighted_by_the_batch)
 
 
+class RunningCounts:
+    """Weights by the counts of all batches so far."""
+
+    def __init__(self):
+        self.counts = torch.ones(3)
+
+    def __call__(self, output, target):
+        self.counts = self.counts + torch.bincount(target, minlength=3)
+        return nn.functional.cross_entropy(output, target, reduction="none") / self.counts[target]
+
+
+class CountsOfTheFirst(RunningCounts):
+    """Weights by the counts of the first batch."""
+
+    def __call__(self, output, target):
+        if self.counts.sum() == 3:
+            self.counts = self.counts + torch.bincount(target, minlength=3)
+        return nn.functional.cross_entropy(output, target, reduction="none") / self.counts[target]
+
+
+@pytest.mark.parametrize("loss", [RunningCounts(), CountsOfTheFirst()])
+def test_a_loss_that_remembers_is_refused(records, plan, model, loss):
+    with pytest.raises(UnsupportedModelError, match="the loss remembers"):
+        fit(model, records, plan=plan, loss=loss)
+    assert loss.counts.tolist() == [1, 1, 1], "and nothing of the trial is left in it"
+
+
+def test_a_random_loss_that_mixes_records_is_refused(records, plan, model):
+    def noisy(output, target):
+        return weighted_by_the_batch(output + 0.01 * torch.randn_like(output), target)
+
+    with pytest.raises(UnsupportedModelError, match="the loss mixes records"):
+        fit(model, records, plan=plan, loss=noisy)
+
+
+def test_a_mean_in_place_of_plain_losses_is_refused(records, plan, model):
+    """Divided by the number of records in the batch, every loss changes when one joins."""
+
+    def mean(output, target):
+        return nn.functional.cross_entropy(output, target, reduction="none") / len(target)
+
+    with pytest.raises(UnsupportedModelError, match="how many records there are"):
+        fit(model, records, plan=plan, loss=mean)
+
+
+class FirstMean(nn.Module):
+    """Data-dependent initialisation: of a buffer, or of an attribute."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.seen = kind, None
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("ready", torch.tensor(False))
+
+    def forward(self, x):
+        if self.kind == "buffer" and not self.ready:
+            self.mean.copy_(x.detach().mean(0))
+            self.ready.fill_(True)
+        if self.kind == "attribute" and self.seen is None:
+            self.seen = x.detach().mean(0)
+        return x - (self.mean if self.seen is None else self.seen)
+
+
+@pytest.mark.parametrize("kind", ["buffer", "attribute"])
+def test_data_dependent_initialisation_is_refused_and_leaves_nothing(records, plan, kind, tmp_path):
+    """The trial before a run must not be what fills it in, for the run to find nothing that is still written."""
+    first = FirstMean(kind)
+    with pytest.raises(UnsupportedModelError, match=r"writes into buffer|mixes records"):
+        fit(nn.Sequential(first, nn.Linear(4, 3)), records, plan=plan, out=tmp_path / "run")
+    assert not first.mean.any()
+    assert first.seen is None
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_loss_that_draws_random_numbers_is_trained_with_and_repeats(records, plan):
     def noisy(output, target):
         return nn.functional.cross_entropy(output, target, reduction="none") * (1 + torch.rand(len(target)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 
 import pytest
@@ -406,11 +407,10 @@ def test_tensor_outside_the_model_that_is_trained_is_refused() -> None:
 def test_parameter_outside_the_model_that_joins_later_is_found() -> None:
     model, heat = nn.Linear(6, 3), nn.Parameter(torch.ones(1))
     engine = Engine(model)
-    step(model, torch.randn(4, 6), engine)
+    for _ in range(4):
+        step(model, torch.randn(4, 6), engine)
     assert engine.proven
-    step(model, torch.randn(4, 6), engine)
-    step(model, torch.randn(4, 6), engine)
-    losses = (model(torch.randn(4, 6)) * heat).sum(1)  # the fourth: it looks again at every power of two
+    losses = (model(torch.randn(4, 6)) * heat).sum(1)
     with pytest.raises(UnsupportedModelError, match="not part of the private model"):
         engine.collect(losses)
 
@@ -448,3 +448,190 @@ def test_what_is_written_in_a_pass_record_by_record_is_refused_in_words() -> Non
 
     with pytest.raises(UnsupportedModelError, match=r"buffer 0\.state"):
         step(nn.Sequential(Owner(), nn.Linear(6, 3)), torch.randn(5, 6))
+
+
+class SetOnce(nn.Module):
+    """Keeps what its first batch told it, outside parameters and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mean is None:
+            self.mean = x.detach().mean(0)
+        return x - self.mean
+
+
+@pytest.mark.parametrize("records", [1, 5])
+def test_what_a_model_keeps_of_its_first_batch_is_refused(records: int) -> None:
+    """Every later record's gradient would depend on the records of the first batch: asking the same model again shows nothing."""
+    with pytest.raises(UnsupportedModelError, match=r"mixes records|remembers"):
+        step(nn.Sequential(SetOnce(), nn.Linear(6, 3)), torch.randn(records, 6))
+
+
+@pytest.mark.parametrize("what", ["mean for inference", "a record", "initialisation", "initialisation of a buffer"])
+def test_what_a_single_record_writes_into_the_model_is_refused(what: str) -> None:
+    with pytest.raises(UnsupportedModelError, match="the forward pass writes into"):
+        step(nn.Sequential(Remembers(what), nn.Linear(6, 3)), torch.randn(1, 6) + 3)
+
+
+def test_a_record_of_zeros_settles_nothing() -> None:
+    """It stands for an empty batch; the first real record still has to show that it leaves nothing behind."""
+    model = nn.Sequential(Remembers("a record"), nn.Linear(6, 3))
+    engine = Engine(model)
+    step(model, torch.zeros(1, 6), engine)
+    with pytest.raises(UnsupportedModelError, match="the forward pass writes into"):
+        step(model, torch.ones(1, 6), engine)
+
+
+class ByNumber(nn.Module):
+    """Divides by how many records there are."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / len(x)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+@pytest.mark.parametrize("records", [1, 2, 3, 6])
+def test_what_depends_on_the_number_of_records_is_refused(records: int, dropout: float) -> None:
+    """A record that joins a batch would change what all others contribute."""
+    model = nn.Sequential(nn.Linear(6, 6), ByNumber(), nn.Dropout(dropout), nn.Linear(6, 3))
+    with pytest.raises(UnsupportedModelError, match="how many records there are"):
+        step(model, torch.randn(records, 6))
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "scale by the largest", "number"])
+def test_a_head_that_begins_at_zero_hides_nothing(kind: str) -> None:
+    """Outputs and gradients before it are zero on the first batch, whatever is mixed there."""
+    head = nn.Linear(6, 3)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    model = nn.Sequential(nn.Linear(6, 6), ByNumber() if kind == "number" else Mix(kind), head)
+    with pytest.raises(UnsupportedModelError, match=r"mixes records|how many records there are"):
+        step(model, torch.randn(4, 6))
+    assert not head.weight.any(), "and it is not moved by the question"
+
+
+def test_a_model_for_one_number_of_records_is_refused() -> None:
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + torch.ones(5, 6)
+
+    with pytest.raises(UnsupportedModelError, match="takes 5 records and fails for 2"):
+        step(nn.Sequential(nn.Linear(6, 6), Fixed(), nn.Linear(6, 3)), torch.randn(5, 6))
+
+
+class ScaledBackward(torch.autograd.Function):
+    """Leaves values alone and brings the gradient of the batch to norm 1."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, *grads: Tensor) -> Tensor:
+        return grads[0] / grads[0].norm()
+
+
+@pytest.mark.parametrize("how", ["hook", "function"])
+def test_a_backward_pass_that_mixes_is_refused(how: str) -> None:
+    """Values and single gradients are as they should be; in the sum one record then scales all the others."""
+
+    class Scaling(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if how == "hook":
+                x = x * 1.0
+                x.register_hook(lambda g: g / g.norm())
+                return x
+            out: Tensor = ScaledBackward.apply(x)
+            return out
+
+    with pytest.raises(UnsupportedModelError, match="the backward pass mixes records"):
+        step(nn.Sequential(nn.Linear(6, 6), Scaling(), nn.Linear(6, 3)), torch.randn(4, 6))
+
+
+class Hidden:
+    """An output that only the loss can look into."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Centred(nn.Module):
+    def __init__(self, hidden: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.hidden = nn.Linear(6, 6), nn.Linear(6, 3), hidden
+
+    def forward(self, x: Tensor | Hidden) -> Tensor | Hidden:
+        x = x.value if isinstance(x, Hidden) else x
+        out = self.head(self.body(x - x.mean(0)))
+        return Hidden(out) if self.hidden else out
+
+
+@pytest.mark.parametrize("how", ["model.forward", "parts", "output out of sight", "input out of sight"])
+def test_a_model_that_nothing_can_be_seen_of_is_refused(how: str) -> None:
+    """Batch statistics of the inputs, which gradients do not show, are found by calling the whole model again."""
+    model, x = Centred(how == "output out of sight"), torch.randn(4, 6)
+    engine = Engine(model)
+    outputs = {
+        "model.forward": lambda: model.forward(x),
+        "parts": lambda: model.head(model.body(x - x.mean(0))),
+        "output out of sight": lambda: model(x).value,
+        "input out of sight": lambda: model(Hidden(x)),
+    }[how]()
+    with pytest.raises(UnsupportedModelError, match="no call of the whole model"):
+        engine.collect(outputs.square().sum(1))
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_a_layer_that_is_added_later_is_refused_at_once(steps: int) -> None:
+    model = nn.Sequential(nn.Linear(6, 3))
+    engine = Engine(model)
+    for _ in range(steps):
+        step(model, torch.randn(4, 6), engine)
+    model.append(nn.Linear(3, 3))
+    with pytest.raises(UnsupportedModelError, match="not part of the private model"):
+        step(model, torch.randn(4, 6), engine)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_a_table_that_rescales_its_rows_is_refused(kind: type[nn.Module], frozen: bool) -> None:
+    """max_norm writes into the rows that a batch looks up, whether they are trained or not."""
+    table = kind(50, 6, max_norm=1.0).requires_grad_(not frozen)
+    with pytest.raises(UnsupportedModelError, match="max_norm"):
+        Engine(nn.Sequential(table, nn.Flatten(), nn.Linear(6, 3)))
+
+
+def test_a_gradient_that_is_differentiated_is_refused_later_too() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+    engine = Engine(model)
+    step(model, torch.randn(4, 6), engine)
+    x = torch.randn(4, 6, requires_grad=True)
+    losses = model(x).square().sum(1)
+    with pytest.raises(UnsupportedModelError, match="gradient penalty"):
+        torch.autograd.grad(losses.sum(), x, create_graph=True)
+
+
+def test_an_iteration_in_a_pass_record_by_record_begins_anew_for_each() -> None:
+    """Spectral normalisation takes one step of its iteration a call: a record must not find it further on for standing later."""
+    torch.manual_seed(0)
+
+    class Recurrent(nn.Module):  # what vmap cannot batch
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+            self.norm = nn.utils.parametrizations.spectral_norm(nn.Linear(6, 6))
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.norm(x) * self.scale
+            return out if float(out.sum()) > -1e9 else -out
+
+    model = nn.Sequential(Recurrent(), nn.Linear(6, 3))
+    plain = copy.deepcopy(model)
+    x = torch.randn(5, 6)
+    step(model, x)
+    plain(x)
+    for (name, mine), theirs in zip(model.named_buffers(), plain.buffers(), strict=True):
+        assert torch.equal(mine, theirs), f"{name} went further than one call takes it"

@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import copy
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
 from assay.models import compat
 
+_OFF = 0.1  # of the mean size of a parameter's numbers
+_LEAST = 0.01
 
-def of_model(model: nn.Module, *, sharing: bool = False) -> nn.Module | None:
-    """The model once more, with the same parameters (`sharing`; nobody may then write to them) or with copies of them too.
+
+def of_model(model: nn.Module, *, sharing: Iterable[nn.Parameter] = ()) -> nn.Module | None:
+    """The model once more, with copies of all its parameters but those that it shares, to which nobody may write.
 
     None where there is no copy: for a compiled model, which would be compiled anew, and for one that holds what cannot be copied
     (a generator, a lock, a tensor with a history), which may fail in any way.
     """
     if compat.compiled(model):
         return None
-    known: dict[int, Any] = {id(p): p for p in model.parameters()} if sharing else {}
     try:
-        return copy.deepcopy(model, known)
+        return copy.deepcopy(model, {id(p): p for p in sharing})
     except Exception:
         return None
+
+
+def elsewhere(model: nn.Module) -> nn.Module | None:
+    """A copy whose trainable parameters are a little off, always by the same: what a layer that begins at zero hides shows there."""
+    found = of_model(model, sharing=[p for p in model.parameters() if not p.requires_grad])
+    if found is not None:
+        generator = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in found.parameters():
+                if p.requires_grad and p.is_floating_point():
+                    off = torch.randn(p.shape, generator=generator).to(p)
+                    p.add_(off, alpha=max(_LEAST, _OFF * float(p.abs().mean()) if p.numel() else 0.0))
+    return found
 
 
 def of_loss(loss: Callable[..., Any]) -> Callable[..., Any]:

@@ -121,7 +121,7 @@ class Engine:
 
     def _as_it_is(self) -> nn.Module | None:
         with self._forwards.lifted():
-            return copies.of_model(self.model, sharing=True)
+            return copies.of_model(self.model, sharing=self.model.parameters())
 
     def detach(self) -> None:
         """Take the engine off the model."""

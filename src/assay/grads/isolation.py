@@ -2,7 +2,8 @@
 
 It is asked by calling it again: with all other records replaced by one, with another number of records, and with the batch as it was after
 another one. Copies of it as it was before its first call are asked (`assay.grads.copies`): it may itself have written down on that call what it
-keeps to from then on. What a call writes into the model must not depend on the records: it would leave with the model, without noise.
+keeps to from then on. Their trainable parameters are a little off: behind a layer that begins at zero nothing shows. What a call writes into the model
+must not depend on the records: it would leave with the model, without noise.
 """
 
 from __future__ import annotations
@@ -60,10 +61,6 @@ class Call:
     """Whether it drew random numbers."""
     wrote: frozenset[str]
     """The buffers that it changed."""
-
-    def another(self, model: nn.Module) -> nn.Module:
-        """The model as it was before the call; the model itself where it cannot be copied."""
-        return (None if self.before is None else copies.of_model(self.before, sharing=True)) or model
 
     def again(self, model: nn.Module, change: Callable[[Any], Any] = lambda t: t) -> _Answer:
         """The same call of such a model, with the randomness and the buffers of this one and its arguments changed; leaves all as it was."""
@@ -130,17 +127,19 @@ def check(call: Call, model: nn.Module, records: int) -> None:
     """Refuse a model whose call on so many records is not isolated."""
     if not any(_by_record(t, records) for t in tensors((call.args, call.kwargs))):
         raise UnsupportedModelError(OUT_OF_SIGHT)
-    mine = call.another(model)
-    plain = call.again(mine)
-    for seen, now in zip(call.values, plain.outputs, strict=True):
+    as_it_is = call.again(_one_more(call.before) or model)
+    for seen, now in zip(call.values, as_it_is.outputs, strict=True):
         if not call.drew and seen.dtype == now.dtype and not close(seen, now):
             raise UnsupportedModelError(
                 "the model computes something else record by record than it does as it is: an argument that all "
                 "records share may have as many rows as there are records, or the model remembers earlier batches"
             )
+    elsewhere = None if call.before is None else copies.elsewhere(call.before)
+    mine = _one_more(elsewhere) or model
+    plain = call.again(mine)
     _check_same(plain, call.again(mine))
     for one in sorted({0, records - 1}):
-        other = call.another(model)
+        other = _one_more(elsewhere) or model
         alone = call.again(other, functools.partial(_only, one, records))
         for name in sorted(call.wrote):
             written, theirs = plain.buffers.get(name), alone.buffers.get(name)
@@ -150,7 +149,12 @@ def check(call: Call, model: nn.Module, records: int) -> None:
             if records > 1 and _by_record(with_others, records) and not close(with_others[one], without[one]):
                 raise UnsupportedModelError(mixes("the model"))
         _check_same(plain, call.again(other))
-    _check_number(call, model, records)
+    _check_number(call, _one_more(elsewhere), model, records)
+
+
+def _one_more(model: nn.Module | None) -> nn.Module | None:
+    """A copy that shares the parameters; None of None, and where there is none."""
+    return None if model is None else copies.of_model(model, sharing=model.parameters())
 
 
 def _check_same(once: _Answer, again: _Answer) -> None:
@@ -161,16 +165,16 @@ def _check_same(once: _Answer, again: _Answer) -> None:
         )
 
 
-def _check_number(call: Call, model: nn.Module, records: int) -> None:
+def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records: int) -> None:
     """What the model makes of the first and the last record must not change with how many there are.
 
     Dropout draws other numbers for another number of records: such a model is asked in eval mode, and cannot tell if it draws there, too.
     """
-    mine = call.another(model)
     if call.drew:
-        if mine is model:
+        if copy is None:
             return
-        mine.eval()
+        copy.eval()
+    mine = copy or model
     whole = call.again(mine)
     if whole.drew:
         return

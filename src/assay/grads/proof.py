@@ -219,8 +219,8 @@ class Proof:
             mine.append((one, [None if g is None else g[one] for g in alone]))
         together = torch.autograd.grad(losses.sum(), outputs, retain_graph=True, allow_unused=True)
         for one, own in mine:
-            for (path, _), g, of_all in zip(seen, own, together, strict=True):
-                if g is not None and (of_all is None or not isolation.close(g, of_all[one])):
+            for (path, _), by_itself, of_all in zip(seen, own, together, strict=True):
+                if by_itself is not None and (of_all is None or not isolation.close(by_itself, of_all[one])):
                     raise UnsupportedModelError(
                         f"the backward pass mixes records: what reaches {path or 'the model'} for one record's loss depends on the losses of the "
                         "others (a hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound that"

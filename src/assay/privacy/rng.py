@@ -65,6 +65,19 @@ class Randomness(Protocol):
         ...
 
 
+def seed_torch(stream: Stream, device: torch.device) -> None:
+    """Seed torch's own generators in use (those of dropout) from a stream.
+
+    `torch.manual_seed` would put off seeding CUDA's by queueing a stack trace at every call.
+    """
+    seed = int(stream.integers(2**62, 1))
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed_all(seed)
+    elif device.type == "mps":
+        torch.mps.manual_seed(seed)
+
+
 class _OsKey:
     """A key of 256 bits that the operating system chose. It lives in memory only and is never shown."""
 
