@@ -304,7 +304,9 @@ class _Run:
             if self.world.any(stop()) and step.taken < step.limit:
                 step.settle()
                 self._save()
-                kept = f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
+                kept = (
+                    f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
+                )
                 raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
 
     def _prepare(self, step: int) -> None:
