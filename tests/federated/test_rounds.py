@@ -273,6 +273,14 @@ def test_a_seeded_run_ends_where_an_uninterrupted_one_ends(tmp_path, method, set
     assert not directory.checkpoint.exists()
 
 
+@pytest.mark.parametrize(("seed", "lost"), [(0, 0), (7, 1)], ids=["the same model", "another model"])
+def test_a_seeded_run_that_begins_anew_pays_for_the_round_it_lost_unless_it_repeats_it(tmp_path, seed, lost):
+    plan, training = tiny.plan(rounds=7), tiny.seeded()
+    directory = cut(plan, training, tmp_path / "run", 0)
+    record = go_on(plan, training, directory, tiny.model(seed)).record
+    assert record["steps_charged"] == record["steps"] + lost
+
+
 @pytest.mark.parametrize(("method", "settings"), CASES)
 def test_an_unseeded_run_pays_for_the_round_it_lost(tmp_path, method, settings):
     plan = tiny.plan(method, rounds=6, **settings).calibrated(8.0)
