@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from assay.data.records import Records
 from assay.errors import AssayError
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Randomness, Stream
+from assay.privacy.rng import Randomness, Within
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 
@@ -101,26 +101,6 @@ class Stage(Protocol):
 def event_of(stage: Stage) -> DpEvent:
     """What the stage itself costs."""
     return ComposedDpEvent([part.event for part in stage.parts() if not part.each_step])
-
-
-class Within:
-    """Randomness of a stage's own: no stream of it is one of the run's, whatever the purpose is called."""
-
-    def __init__(self, base: Randomness, name: str) -> None:
-        self._base, self._name = base, name
-
-    @property
-    def fingerprint(self) -> str | None:
-        """As the run's."""
-        return self._base.fingerprint
-
-    def stream(self, purpose: str, step: int) -> Stream:
-        """The stream of this purpose within the stage."""
-        return self._base.stream(f"{self._name}: {purpose}", step)
-
-    def describe(self) -> str:
-        """As the run's."""
-        return self._base.describe()
 
 
 def released(

@@ -30,6 +30,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay import digest
 from assay.augment import Augmentation
 from assay.batches import Batches
 from assay.chain import Chain, Form
@@ -158,7 +159,10 @@ class PrivateStep:
         self._origin = 0 if seeded else taken
         self.taken = taken
         cost = functools.partial(plan.steps_event, start=self._origin)
-        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=self.randomness.fingerprint)
+        start = world.once(lambda: digest.of_model(model)) if seeded and taken == 0 else None
+        draws = self.randomness.fingerprint
+        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start)
+        self.randomness = self._segment.own(self.randomness)
         self._limit = self._origin + world.once(lambda: self._segment.allowed)
 
     def _catch_up(self, noise: BandedGaussian) -> None:

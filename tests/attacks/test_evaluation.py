@@ -55,29 +55,36 @@ def test_the_threshold_for_calibration_is_the_best_there_is(members, nonmembers)
     assert accuracy(chosen) == pytest.approx(max(accuracy(t) for t in np.r_[members, nonmembers]), abs=1e-12)
 
 
-def test_delongs_interval_from_its_definition():
+def test_the_interval_is_delongs_with_more_records_at_both_ends():
     members, nonmembers = np.array([0.9, 0.8, 0.8, 0.4, 0.3]), np.array([0.7, 0.8, 0.2, 0.1])
     kernel = (members[:, None] > nonmembers) + (members[:, None] == nonmembers) / 2
-    area = kernel.mean()
-    variance = kernel.mean(1).var(ddof=1) / 5 + kernel.mean(0).var(ddof=1) / 4
-    half = norm.ppf(0.975) * math.sqrt(variance) / (area * (1 - area))
-    logit = math.log(area / (1 - area))
-    found = evaluation.auc(members, nonmembers)
+    more = [0.0, 0.0, 1.0, 1.0]  # z = 2: two at either end
+    variance = np.r_[kernel.mean(1), more].var() / 9 + np.r_[kernel.mean(0), more].var() / 8
+    found = evaluation.auc(members, nonmembers, 2 * norm.cdf(2) - 1)
+    centre = (4 * 0.75 + 2) / 8  # by the smaller group
     assert found.value == pytest.approx(0.75)
-    assert variance == pytest.approx(0.21875 / 4 / 5 + 0.27 / 3 / 4)  # by hand
-    assert found.low == pytest.approx(1 / (1 + math.exp(half - logit)), abs=1e-12)
-    assert found.high == pytest.approx(1 / (1 + math.exp(-half - logit)), abs=1e-12)
+    assert (found.low, found.high) == pytest.approx(
+        (centre - 2 * math.sqrt(variance), min(1.0, centre + 2 * math.sqrt(variance))), abs=1e-12
+    )
+
+
+def test_in_large_groups_the_interval_is_delongs():
+    generator = np.random.default_rng(8)
+    members, nonmembers = generator.normal(1, 1, 20_000), generator.normal(0, 1, 10_000)
+    above = np.searchsorted(np.sort(nonmembers), members) / 10_000
+    below = 1 - np.searchsorted(np.sort(members), nonmembers) / 20_000
+    half = norm.ppf(0.975) * math.sqrt(above.var(ddof=1) / 20_000 + below.var(ddof=1) / 10_000)
+    found = evaluation.auc(members, nonmembers)
+    assert (found.low, found.high) == pytest.approx((found.value - half, found.value + half), abs=0.02 * half)
 
 
 def test_groups_that_do_not_overlap_leave_doubt():
     found = evaluation.auc(np.arange(10.0, 20.0), np.arange(10.0))
-    low, z = found.low, norm.ppf(0.975)
-    variance = low * (1 - low) / 100 * (1 + 9 * ((1 - low) / (2 - low) + low / (1 + low)))
     assert (found.value, found.high) == (1.0, 1.0)
-    assert (1 - low) ** 2 == pytest.approx(z**2 * variance, abs=1e-9)
+    assert 0.5 < found.low < 0.025 ** (1 / 10)  # so low, ten members may all happen to stand above the rest
     mirrored = evaluation.auc(np.arange(10.0), np.arange(10.0, 20.0))
     assert (mirrored.value, mirrored.low) == (0.0, 0.0)
-    assert mirrored.high == pytest.approx(1 - low, abs=1e-9)
+    assert mirrored.high == pytest.approx(1 - found.low, abs=1e-12)
 
 
 @given(st.integers(1, 200).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))), st.sampled_from([0.9, 0.95]))
@@ -92,26 +99,45 @@ def most_misses(rate, trials):
     return binom.isf(1e-6, trials, rate)
 
 
-@pytest.mark.parametrize("shift", [0.0, 1.0, 2.0])
-def test_auc_intervals_cover(shift):
-    """DeLong's interval is asymptotic: up to AUC 0.92 and with 60 records a group it misses in 6 % of cases at most."""
-    generator, trials, area = np.random.default_rng(3), 1000, norm.cdf(shift / math.sqrt(2))
-    misses = 0
-    for _ in range(trials):
-        found = evaluation.auc(generator.normal(shift, 1, 60), generator.normal(0, 1, 60))
-        misses += not found.low <= area <= found.high
-    assert misses <= most_misses(0.06, trials)
+def normal(mean, std=1.0):
+    return lambda generator, n: generator.normal(mean, std, n)
 
 
-def test_auc_intervals_cover_when_few_members_stand_out():
-    generator, trials, share = np.random.default_rng(4), 1000, 0.2
-    area = (1 - share) / 2 + share * norm.cdf(6 / math.sqrt(2))
-    misses = 0
+def outliers(mean, share, moved):
+    return lambda generator, n: generator.normal(mean, 1, n) + moved * (generator.random(n) < share)
+
+
+def labels(rate):
+    return lambda generator, n: (generator.random(n) < rate).astype(float)
+
+
+MEMBERS = {  # what members' scores are, those of non-members, and the area
+    "alike": (normal(0), normal(0), 0.5),
+    "near": (normal(1), normal(0), norm.cdf(1 / math.sqrt(2))),
+    "far": (normal(2), normal(0), norm.cdf(2 / math.sqrt(2))),
+    "apart": (normal(3), normal(0), norm.cdf(3 / math.sqrt(2))),
+    "wide": (normal(2, 5), normal(0), norm.cdf(2 / math.sqrt(26))),
+    "narrow": (normal(2, 0.2), normal(0), norm.cdf(2 / math.sqrt(1.04))),
+    "few stand out": (outliers(0, 0.2, 6), normal(0), 0.4 + 0.2 * norm.cdf(6 / math.sqrt(2))),
+    "few fall behind": (
+        outliers(3, 0.2, -9),
+        normal(0),
+        0.8 * norm.cdf(3 / math.sqrt(2)) + 0.2 * norm.cdf(-6 / math.sqrt(2)),
+    ),
+    "two values": (labels(0.95), labels(0.02), 0.5 + 0.93 / 2),
+}
+
+
+@pytest.mark.parametrize("sizes", [(5, 5), (10, 200), (200, 10), (60, 60)], ids=str)
+@pytest.mark.parametrize("scores", MEMBERS)
+def test_auc_intervals_cover_in_groups_of_any_size(scores, sizes):
+    """Of 95 % confidence; where at most 5 % miss, more than `most_misses` are seen with probability 1e-6."""
+    members, nonmembers, area = MEMBERS[scores]
+    generator, trials, misses = np.random.default_rng(3), 1000, 0
     for _ in range(trials):
-        members = generator.normal(0, 1, 60) + 6 * (generator.random(60) < share)
-        found = evaluation.auc(members, generator.normal(0, 1, 60))
+        found = evaluation.auc(members(generator, sizes[0]), nonmembers(generator, sizes[1]))
         misses += not found.low <= area <= found.high
-    assert misses <= most_misses(0.06, trials)
+    assert misses <= most_misses(0.05, trials)
 
 
 def test_tpr_and_fpr_intervals_cover_what_the_threshold_does_to_fresh_records():

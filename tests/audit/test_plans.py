@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from assay import Plan, methods
+from assay import ConfigError, Plan, methods
 from assay.audit import Verdict
 from assay.audit.plans import audit_plan, composed
 from assay.grads import clip as clipping
@@ -55,6 +55,21 @@ def test_published_claims_are_refuted(name, options, micro):
     assert 0.9 < found.claimed < 1.3
     assert found.claimed < found.audit.epsilon <= found.verified
     assert found.verdict is Verdict.CLAIM_REFUTED
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("dpsgd", {}), ("afrrs", {"variant": "published", "objective": "record"})]
+)
+@pytest.mark.parametrize("few", [0, 1, 99, 100.0, True])
+def test_too_few_releases_are_refused(name, options, few):
+    """One release of each has no spread: it would be taken for one without noise, and ε for infinite."""
+    with pytest.raises(ConfigError, match=r"releases = .*: a whole number, 100 or above"):
+        audit_plan(plan(name, noise=2.0, **options), randomness=Seeded(0), releases=few)
+
+
+def test_the_fewest_releases_do_not_refute_a_sound_plan():
+    found = audit_plan(plan("dpsgd", noise=2.0), randomness=Seeded(0), releases=100)
+    assert found.verdict is Verdict.CONSISTENT
 
 
 def test_gredp_on_five_layers():

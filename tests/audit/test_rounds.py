@@ -41,6 +41,16 @@ def test_what_is_published_is_refuted(name, epsilon):
     assert "without noise" in found.step.canary
 
 
+@pytest.mark.parametrize("few", [0, 1, 99])
+def test_too_few_rounds_are_refused(few):
+    with pytest.raises(ConfigError, match=r"releases = .*: a whole number, 100 or above"):
+        audit_rounds(plan("fedavg"), releases=few, randomness=Seeded(0))
+
+
+def test_the_fewest_rounds_do_not_refute_a_sound_plan():
+    assert audit_rounds(plan("fedavg"), releases=100, randomness=Seeded(0)).verdict is Verdict.CONSISTENT
+
+
 def test_most_of_a_rounds_privacy_is_seen():
     """Fixed seed: μ = 1/σ with central noise, within a fifth of it at 6,000 rounds in each world."""
     made = plan("fedavg")

@@ -5,8 +5,10 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
+from assay import fit
 from assay.cli.inputs import load, of_run
 
 needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
@@ -153,6 +155,27 @@ def test_a_preset_is_tuned_around_and_the_statement_has_both_choices(assay, tmp_
         assert record["tuning"]["start"]["from"] == "preset best"
         statement = (tmp_path / name / "statement.md").read_text()
         assert statement.index("Settings: preset best") < statement.index("Settings: assay tune; 2 settings were tried")
+
+
+def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_path, monkeypatch):
+    """Trials that went on with what others had trained would not be independent, and the price of the choice too low."""
+    (tmp_path / "one_for_all.py").write_text(
+        "import functools\nfrom torch import nn\n"
+        "make = functools.cache(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    starts = []
+
+    def watched(network, *given, **more):
+        starts.append(network[1].weight.detach().clone())
+        return fit(network, *given, **more)
+
+    monkeypatch.setattr("assay.cli.tune.fit", watched)
+    words = ("tune", "--data", "digits", "--model", "one_for_all:make", "--batch-size", 400, "--epochs", 1)
+    code, _, err = assay(*words, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", "tuned")
+    assert code == 0, err
+    assert len(starts) > 1
+    assert all(torch.equal(start, starts[0]) for start in starts)
 
 
 def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):

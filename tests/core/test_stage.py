@@ -16,9 +16,9 @@ from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.grads import clip as clipping
 from assay.perturb.stages import Segmentation
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Seeded
+from assay.privacy.rng import Seeded, Within
 from assay.runs import checkpoint
-from assay.stage import Within, scale_inputs
+from assay.stage import scale_inputs
 
 
 def records() -> TensorDataset:

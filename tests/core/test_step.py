@@ -334,6 +334,49 @@ def test_another_seed_on_a_ledger_that_is_there_is_charged(model, records, plan,
         assert spent_of(plan, tmp_path / "ledger.jsonl").total_steps == charged * plan.steps
 
 
+def changed_weight(model):
+    model[-1].weight.data[0, 0] += 1e-3
+
+
+def other_buffer(model):
+    model.register_buffer("scale", torch.tensor(2.0))
+
+
+def frozen_bias(model):
+    model[-1].bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [changed_weight, other_buffer, frozen_bias])
+def test_another_model_under_the_same_seed_is_charged_and_has_noise_of_its_own(model, records, plan, tmp_path, change):
+    """With the same noise, the difference of the two gradients would have none at all."""
+    path, other = tmp_path / "ledger.jsonl", copy.deepcopy(model)
+    change(other)
+    seen = []
+    for one, charged in ((model, 1), (model, 1), (other, 2), (other, 2)):
+        step = PrivateStep(one, plan, randomness=Seeded(1), ledger=path)
+        for batch in step.batches(records):
+            step.backward(losses_of(one, batch))
+        seen.append(one[0].weight.grad.clone())
+        step.close()
+        assert spent_of(plan, path).total_steps == charged * plan.steps
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[2], seen[3])
+    noise = plan.noise_multiplier * plan.clip.l2 / plan.batch_size
+    assert float((seen[0] - seen[2]).std()) > noise / 2
+
+
+def test_a_run_that_is_taken_up_goes_on_in_its_segment(model, records, plan, tmp_path):
+    """Its model is no longer where it began."""
+    path, half = tmp_path / "ledger.jsonl", plan.steps // 2
+    for taken in (0, half):
+        step = PrivateStep(model, plan, randomness=Seeded(1), ledger=path, taken=taken)
+        for batch in step.batches(records, half):
+            step.backward(losses_of(model, batch))
+        step.close()
+        changed_weight(model)
+    assert spent_of(plan, path).total_steps == 2 * half
+
+
 @pytest.mark.parametrize(
     "changed",
     [{"delta": 1e-2}, {"adjacency": Adjacency.REPLACE_ONE}, {"ceiling": None}, {"ceiling": 2.5}],

@@ -3,14 +3,17 @@
 import functools
 import json
 import math
+import threading
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from assay.errors import AssayError
 from assay.federated.carriers.serial import Serial
 from assay.federated.run import federate, resume
+from assay.federated.site import Site
 from assay.federated.wire import decode, encode, kind_of
 from assay.runs.directory import RunDirectory
 
@@ -171,6 +174,46 @@ def test_whole_number_buffers_stay_where_they_are():
     assert int(result.model.seen) == 0
 
 
+class Remembering(nn.Module):
+    """Each forward pass depends on all before it, in one way of several; with a lock in it, it cannot be copied."""
+
+    def __init__(self, way, locked):
+        super().__init__()
+        self.way, self.lock = way, threading.Lock() if locked else None
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("level", torch.zeros(()), persistent=False)
+        self.attribute = 0.0
+
+    def forward(self, x):
+        match self.way:
+            case "count":
+                self.count += 1
+            case "buffer":
+                self.level += x.mean().detach()
+            case "new buffer":
+                self.level = self.level + x.mean().detach()
+            case "attribute":
+                self.attribute += float(x.mean())
+        return self.linear(x) * (1 + self.count + self.level + self.attribute)
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("way", ["count", "buffer", "new buffer", "attribute"])
+def test_what_a_client_leaves_in_the_model_does_not_reach_the_next(way, locked):
+    def answer(before):
+        torch.manual_seed(0)
+        model = Remembering(way, locked)
+        plan = tiny.plan(clients=2, per_round=2, noise="central", size=15)
+        site = Site(plan, tiny.seeded(), model, tiny.records(2))
+        task = encode("task", {"round": 0, "turn": 0}, {"model": site.layout.vector(model).numpy()})
+        for client in before:
+            site.answer(client, task)
+        return site.answer(1, task)
+
+    assert answer([0, 0]) == answer([])
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedags", "fedsnlc"])
 @pytest.mark.parametrize("noise", ["central", "local", "distributed"])
 def test_ε_of_a_finished_run_is_that_of_its_plan(method, noise):
@@ -228,6 +271,14 @@ def test_a_seeded_run_ends_where_an_uninterrupted_one_ends(tmp_path, method, set
         assert result.record[key] == whole.record[key], key
     assert directory.finished
     assert not directory.checkpoint.exists()
+
+
+@pytest.mark.parametrize(("seed", "lost"), [(0, 0), (7, 1)], ids=["the same model", "another model"])
+def test_a_seeded_run_that_begins_anew_pays_for_the_round_it_lost_unless_it_repeats_it(tmp_path, seed, lost):
+    plan, training = tiny.plan(rounds=7), tiny.seeded()
+    directory = cut(plan, training, tmp_path / "run", 0)
+    record = go_on(plan, training, directory, tiny.model(seed)).record
+    assert record["steps_charged"] == record["steps"] + lost
 
 
 @pytest.mark.parametrize(("method", "settings"), CASES)

@@ -6,12 +6,16 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import nn
 
 from assay.errors import ConfigError
 from assay.models import build
 
 OWN = """
+import functools
+import threading
+import torch
 from torch import nn
 
 def with_shapes(input_shape, classes):
@@ -39,6 +43,28 @@ def no_model():
 
 def broken():
     raise RuntimeError("inside the factory")
+
+@functools.cache
+def cached():
+    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4))
+
+def around_a_cached_one():
+    return nn.Sequential(cached(), nn.Linear(4, 3))
+
+class Locked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lock, self.inner = threading.Lock(), nn.Linear(5, 3)
+
+@functools.cache
+def cached_locked():
+    return Locked()
+
+def around_a_cached_locked_one():
+    return nn.Sequential(cached_locked(), nn.Linear(3, 3))
+
+def compiled():
+    return torch.compile(nn.Linear(5, 3))
 
 needs = lambda depth: None
 built = nn.Linear(2, 2)
@@ -112,6 +138,44 @@ def test_own_factory_refused(own: str, name: str, said: str) -> None:
     assert error.value == name
     assert said in str(error)
     assert "factory(input_shape=..., classes=...)" in str(error)
+
+
+@pytest.mark.parametrize("factory", ["cached", "around_a_cached_one", "Locked", "compiled"])
+def test_every_model_of_a_factory_is_its_own(own: str, factory: str) -> None:
+    """Trials of one process must not go on training the model that another one left."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(1)
+        return build(f"{own}:{factory}", input_shape=(5,), classes=3)
+
+    made()  # importing draws as well, and what is cached is drawn once
+    first = made()
+    before = [t.clone() for t in first.state_dict().values()]
+    with torch.no_grad():
+        for t in (*first.parameters(), *first.buffers()):
+            t.add_(1)
+    after = made().state_dict().values()
+    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("factory", ["without", "Locked"])
+def test_making_sure_of_it_draws_nothing(own: str, factory: str) -> None:
+    """A seed gives the numbers that it gives with the factory alone."""
+    name = f"{own}:{factory}"
+    build(name, input_shape=(5,), classes=3)  # importing draws as well
+    drawn = []
+    for make in (lambda: build(name, input_shape=(5,), classes=3), getattr(sys.modules[own], factory)):
+        torch.manual_seed(1)
+        make()
+        drawn.append(torch.rand(1))
+    assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("factory", ["cached_locked", "around_a_cached_locked_one"])
+def test_one_model_for_all_that_cannot_be_copied_is_refused(own: str, factory: str) -> None:
+    error = refusal(f"{own}:{factory}")
+    assert error.field == "model"
+    assert "a new one each time" in str(error)
 
 
 def test_error_inside_a_factory_is_the_users_own(own: str) -> None:

@@ -17,6 +17,7 @@ from dp_accounting.dp_event import (
 from assay import Adjacency, BudgetSpentError
 from assay.privacy.accounting import epsilon
 from assay.privacy.ledger import Ledger, LedgerError
+from assay.privacy.rng import Seeded
 
 DELTA = 1e-5
 BEFORE = LaplaceDpEvent(10.0)  # ε = 0.1
@@ -105,6 +106,48 @@ def test_other_draws_or_another_cost_are_no_repetition(tmp_path, begun, draws, t
     assert epsilon(again.event(), DELTA, Adjacency.ADD_OR_REMOVE_ONE) == pytest.approx(
         epsilon(ComposedDpEvent([begun(30), then(20)]), DELTA, Adjacency.ADD_OR_REMOVE_ONE), rel=0.01
     )
+
+
+@pytest.mark.parametrize(
+    ("began", "begins", "charged"),
+    [("a", "a", 30), ("a", "b", 50), ("a", None, 30), (None, "b", 30)],
+    ids=["the same model", "another model", "taken up later", "an older file"],
+)
+def test_another_start_is_no_repetition_where_both_are_known(tmp_path, began, begins, charged):
+    path = tmp_path / "ledger.jsonl"
+    first = book(path)
+    first.begin(cost, 100, draws="seed 1", start=began).charge(30)
+    first.close()
+    again = book(path)
+    segment = again.begin(cost, 100, draws="seed 1", start=begins)
+    segment.charge(max(20, segment.charged))
+    assert again.total_steps == book(path).total_steps == charged
+
+
+def test_a_start_stays_known_whoever_goes_on(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    for start, steps in (("a", 30), (None, 40), ("b", 20)):
+        ledger = book(path)
+        ledger.begin(cost, 100, draws="seed 1", start=start).charge(steps)
+        ledger.close()
+    assert [(e.steps, e.start) for e in book(path)._entries] == [(40, "a"), (20, "b")]
+
+
+def test_no_two_segments_have_the_same_random_numbers(tmp_path):
+    """ε adds up what independent noise costs: the same seed for other steps must not give the same noise."""
+    path, seed = tmp_path / "ledger.jsonl", Seeded(1)
+
+    def drawn(start, cost=cost, steps=10):
+        ledger = book(path)
+        segment = ledger.begin(cost, 100, draws=seed.fingerprint, start=start)
+        segment.charge(max(steps, segment.charged))
+        ledger.close()
+        return segment.own(seed).stream("noise", 0).uniform(3).tolist()
+
+    seen = [drawn("a"), drawn("b"), drawn("b", quiet), drawn("a")]
+    assert seen[0] == seed.stream("noise", 0).uniform(3).tolist(), "a ledger of its own changes nothing"
+    assert len({tuple(numbers) for numbers in seen}) == 4
+    assert drawn("a") == drawn(None, steps=20) == seen[3], "going on repeats"
 
 
 def test_one_at_a_time_charges_a_file(tmp_path):

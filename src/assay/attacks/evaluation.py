@@ -3,7 +3,8 @@
 Every attack gives one score a record, larger for likelier members, and decides "member" at 0 and above. What is
 reported here is computed from those scores alone:
 
-- the area under the ROC curve, P(member scores higher) + P(tie)/2, with DeLong's interval (1988) on the log-odds scale;
+- the area under the ROC curve, P(member scores higher) + P(tie)/2, with DeLong's interval (1988), made to hold for small groups as Agresti
+  and Coull (1998) do it for proportions;
 - the balanced accuracy of the decision at 0, (TPR + TNR)/2, with an interval that combines the Clopper-Pearson limits of
   its two halves (MOVER; Zou and Donner 2008);
 - the true positive rate at a small false positive rate, with its Clopper-Pearson interval. The threshold comes from the
@@ -18,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 from scipy.stats import beta, norm, rankdata
 
 from assay.audit.bounds import rate_below
@@ -107,37 +107,30 @@ def evaluate(attack: str, scores: Scores, confidence: float = 0.95) -> AttackRes
 
 
 def auc(members: Array, nonmembers: Array, confidence: float = 0.95) -> Estimate:
-    """The area under the ROC curve; DeLong's interval.
+    """The area under the ROC curve; DeLong's interval with Agresti and Coull's additional records.
 
-    DeLong's variance comes from how each record's score is placed among the other group's. It is zero when the groups do not
-    overlap (or all scores are tied), and would then claim certainty: Newcombe's interval takes its place.
+    DeLong's variance comes from how each record's score is placed among the other group's, and is too small, or zero, where few records
+    happened to be unlike the others. The worst that placements can be is 0 or 1, as if a proportion were sought. So each group has z²/2 more
+    records placed at 0 and as many at 1, which for such placements is Agresti and Coull's interval, and in large groups is DeLong's.
     """
     m, n = len(members), len(nonmembers)
     ranks = rankdata(np.concatenate([members, nonmembers]))
     above = (ranks[:m] - rankdata(members)) / n  # share of non-members below each member
     below = 1 - (ranks[m:] - rankdata(nonmembers)) / m  # share of members above each non-member
     area = float(above.mean())
-    variance = float(above.var(ddof=1) / m + below.var(ddof=1) / n)
     z = float(norm.ppf((1 + confidence) / 2))
-    if variance == 0 or not 0 < area < 1:
-        return Estimate(area, *_newcombe(area, m, n, z))
-    centre = math.log(area / (1 - area))
-    half = z * math.sqrt(variance) / (area * (1 - area))
-    return Estimate(area, 1 / (1 + math.exp(half - centre)), 1 / (1 + math.exp(-half - centre)))
+    fewest, more = min(m, n), z**2
+    centre = (fewest * area + more / 2) / (fewest + more)
+    half = z * math.sqrt(_variance_of_mean(above, more) + _variance_of_mean(below, more))
+    return Estimate(area, max(0.0, centre - half), min(1.0, centre + half))
 
 
-def _newcombe(area: float, m: int, n: int, z: float) -> tuple[float, float]:
-    """All areas whose Hanley-McNeil variance puts them within z of `area` (Newcombe 2006, method 5)."""
-
-    def excess(theta: float) -> float:
-        spread = (1 - theta) / (2 - theta) + theta / (1 + theta)
-        variance = theta * (1 - theta) / (m * n) * (1 + ((m + n) / 2 - 1) * spread)
-        return (area - theta) ** 2 - z**2 * variance
-
-    tiny = 1e-12  # both ends of the scale are roots of their own, and not the ones sought
-    low = 0.0 if area <= tiny else float(brentq(excess, tiny / 2, min(area, 1 - tiny)))
-    high = 1.0 if area >= 1 - tiny else float(brentq(excess, max(area, tiny), 1 - tiny / 2))
-    return low, high
+def _variance_of_mean(placements: Array, more: float) -> float:
+    """Of the mean of these and of `more` others, half of them 0 and half 1."""
+    size = len(placements) + more
+    mean = (placements.sum() + more / 2) / size
+    squares = ((placements - mean) ** 2).sum() + more / 2 * (mean**2 + (1 - mean) ** 2)
+    return float(squares / size**2)
 
 
 def balanced_accuracy(members: Array, nonmembers: Array, confidence: float = 0.95) -> Estimate:

@@ -16,6 +16,10 @@ from scipy import special
 from assay.errors import ConfigError
 from assay.privacy.accounting import gaussian_epsilon
 
+LEAST_RELEASES = (
+    100  # one release has no spread, and few may lie close together: that would pass for a direction without noise
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
@@ -84,6 +88,13 @@ def check_significance(significance: float) -> None:
     """Refuse what is no error probability."""
     if not 0 < significance < 1:
         raise ConfigError("confidence", 1 - significance, "a number between 0 and 1, both excluded")
+
+
+def check_releases(releases: int | None) -> None:
+    """Refuse so few releases that chance decides; None leaves their number to the audit."""
+    whole = isinstance(releases, int) and not isinstance(releases, bool)
+    if releases is not None and not (whole and releases >= LEAST_RELEASES):
+        raise ConfigError("releases", releases, f"a whole number, {LEAST_RELEASES} or above")
 
 
 def check_delta(delta: float) -> None:

@@ -223,10 +223,10 @@ class _SiteWithUpdates(Site):
         self._bare_answers: list[Message] = []
         self._instructions: Arrays = {}
 
-    def _work(self, client: int, start: Tensor, number: int, turn: int) -> Work:
+    def _work(self, client: int, model: nn.Module, start: Tensor, number: int, turn: int) -> Work:
         self._asked.append(client)
         if client < self._own:
-            return super()._work(client, start, number, turn)
+            return super()._work(client, model, start, number, turn)
         if not self.plan.hidden:
             self._pay(client, turn)
         canary = client - self._own
@@ -295,11 +295,11 @@ class _OneSilo(Site):
         self._more = more(TensorDataset(*clients[self._place]))
         self.rate = plan.client_plan(int(min(sizes))).sampler.rate
 
-    def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+    def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
         if client != self._place:
-            return super()._private_step(client, taken, plan)
+            return super()._private_step(client, model, taken, plan)
         # as often in a batch as before: the same event, hence the same ε
-        step, _ = super()._private_step(client, taken, with_more(plan, len(self._more)))
+        step, _ = super()._private_step(client, model, taken, with_more(plan, len(self._more)))
         return step, self._more
 
 
@@ -323,8 +323,8 @@ class _SiloWithGradients(_OneSilo):
         self.seen: list[Tensor] = []
         self.size: list[Tensor] = []
 
-    def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
-        step, records = super()._private_step(client, taken, plan)
+    def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+        step, records = super()._private_step(client, model, taken, plan)
         if isinstance(records, PlaceholderRecords):
             chain = insert(step, records, self._included, self._canaries, self._seed)
             step.chain = replace(chain, seen=self.seen, size=self.size)

@@ -33,6 +33,7 @@ def audit_records(
     stage: ReleasesRecords, *, delta: float, confidence: float, releases: int | None, randomness: Randomness
 ) -> StepAudit:
     """A lower bound on the ε of one record's features."""
+    bounds.check_releases(releases)
     count = _RELEASES if releases is None else releases
     one, other, threshold = stage.rivals(count, randomness)
     errors = Errors(

@@ -62,7 +62,9 @@ def audit_rounds(
     if plan.unit == "record":
         raise ConfigError("unit", plan.unit, "client: records are protected by DP-SGD at the clients (audit dpsgd)")
     small = replace(plan, size=_LAYOUT.size)
-    fresh = releases or (_FRESH_SUMS if plan.noise == "distributed" else _FRESH)
+    bounds.check_releases(releases)
+    enough = _FRESH_SUMS if plan.noise == "distributed" else _FRESH
+    fresh = enough if releases is None else releases
     step = _audit_round(small, confidence, fresh, randomness or OsSeeded())
     audit = Audit(
         epsilon=composed(plan, step.mu),

@@ -81,6 +81,7 @@ def audit_step(
     """
     significance = 1 - confidence
     bounds.check_significance(significance)
+    bounds.check_releases(releases)
     noise = _Noise(chain, randomness or OsSeeded())
     cases = list(_plain(chain, specimen))
     pilot = noise.draw(cases[0].without, max(_PILOT, 30 * specimen.size))
@@ -91,7 +92,8 @@ def audit_step(
     if expected < math.inf and _unbounded(chain, specimen):
         return no_privacy(delta, confidence, "a gradient of any size: nothing bounds it", math.inf, 0)
     moved = float(case.moved.norm())
-    fresh = releases or (BARE_RELEASES if expected == math.inf else _enough(expected))
+    enough = BARE_RELEASES if expected == math.inf else _enough(expected)
+    fresh = enough if releases is None else releases
     scores = [(noise.draw(total, fresh).double() @ test).numpy() for total in (case.without, case.with_canary)]
     centre = [float(vector @ test) for vector in case.centres]
     if max(float(np.ptp(s)) for s in scores) < 2 * BARE * float(np.abs(np.mean(scores[1]) - np.mean(scores[0]))):

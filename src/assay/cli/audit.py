@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from assay.audit import Audit, Verdict, clients, sentence, verdict
-from assay.audit.bounds import check_significance
+from assay.audit.bounds import check_releases, check_significance
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
 from assay.audit.survey import federation, survey, with_layers
@@ -104,8 +104,7 @@ def audit(
     """Attack one step of a method or a run (seconds), or a whole run trained again with canaries. A finished run's record and
     statement take up the result.
     """
-    if releases is not None and releases < 100:
-        raise ConfigError("releases", releases, "a whole number, 100 or above")
+    check_releases(releases)
     if [run is not None, method is not None, every].count(True) != 1:
         raise ConfigError(
             "run", None if run is None else str(run), "exactly one of: the directory of a run, --method, --all"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
+from assay import digest
 from assay.distributed import launch
 from assay.distributed.noise import Silent
 from assay.errors import AssayError, ConfigError
@@ -227,12 +227,7 @@ class Ranks:
 
     def check_alike(self, model: nn.Module) -> None:
         """By their digests."""
-        digest = hashlib.blake2b(digest_size=16)
-        for name, tensor in _state(model):
-            if isinstance(tensor, nn.Parameter):
-                digest.update(name.encode())
-                digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-        if len(set(self.gathered(digest.hexdigest()))) > 1:
+        if len(set(self.gathered(digest.of_tensors(model.named_parameters())))) > 1:
             raise AssayError(
                 "the ranks' parameters differ, though they took the same steps: something outside the private step changed "
                 "them, or the ranks compute differently (unequal hardware or versions); the run must not go on"

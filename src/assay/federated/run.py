@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay import digest
 from assay.data.records import Records
 from assay.errors import AssayError
 from assay.federated.carrier import Carrier
@@ -154,7 +155,9 @@ class _Run:
                 group = self.schedule[self.done]
                 self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
             cost = self._remaining_cost()
-        self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws)
+        start = digest.of_model(self.model) if seeded and self.done == 0 else None
+        self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws, start=start)
+        self.randomness = self.segment.own(self.randomness)
         self.limit = self.origin + self.segment.allowed
 
     def _remaining_cost(self) -> Callable[[int], DpEvent]:

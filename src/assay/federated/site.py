@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay import data as data_room
@@ -29,6 +29,7 @@ from assay.federated.exchange import Arrays, Fields, Work
 from assay.federated.layout import Layout
 from assay.federated.local import Training, mean_loss, train
 from assay.federated.plan import FederatedPlan
+from assay.federated.pristine import Pristine
 from assay.federated.wire import Schema, decode, encode
 from assay.models.circulant import replace_linear
 from assay.plan import Plan
@@ -63,18 +64,22 @@ def open_site(settings: Mapping[str, Any]) -> Site:
 
 
 class Site:
-    """Clients with their records, and one model that they train in turn."""
+    """Clients with their records, and one model that they train in turn, each from where the task says.
+
+    Guarantee: an answer depends on no other client's records: nothing that a turn leaves in the model reaches the next (`Pristine`).
+    """
 
     def __init__(
         self,
         plan: FederatedPlan,
         training: Training,
-        model: torch.nn.Module,
+        model: nn.Module,
         records: list[tuple[Tensor, Tensor]],
         *,
         ledgers: Path | None = None,
     ) -> None:
-        self.plan, self.training, self.model, self.records = plan, training, model, records
+        self.plan, self.training, self.records = plan, training, records
+        self._pristine = Pristine(model)
         self.layout = Layout.of(model, parameters_only=plan.unit == "record")
         self.exchange = plan.method.exchange(plan, self.layout)
         self._folder = ledgers
@@ -90,9 +95,10 @@ class Site:
         asked = decode(task, "task", self._schema)
         number, turn = asked.fields["round"], asked.fields["turn"]
         start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
-        self.layout.load(self.model, start)
+        model = self._pristine.fresh()
+        self.layout.load(model, start)
         try:
-            work = self._work(client, start, number, turn)
+            work = self._work(client, model, start, number, turn)
         except BudgetSpentError as error:
             return encode("refusal", {"round": number, "reason": str(error)[:500]}, {})
         instructions = {name: asked.arrays[name] for name in self.exchange.task_arrays}
@@ -108,21 +114,21 @@ class Site:
         self._answered += 1
         return self._randomness.stream(purpose, self._answered if self._randomness.fingerprint is None else number)
 
-    def _work(self, client: int, start: Tensor, number: int, turn: int) -> Work:
+    def _work(self, client: int, model: nn.Module, start: Tensor, number: int, turn: int) -> Work:
         x, y = self.records[client]
         if self.plan.unit == "record":
-            loss = self._train_privately(client, turn)
+            loss = self._train_privately(client, model, turn)
         else:
             if not self.plan.hidden:
                 self._pay(client, turn)
-            loss = train(self.model, x, y, self.training, self._stream(f"batches of client {client}", number))
-        update = self.layout.vector(self.model) - start
+            loss = train(model, x, y, self.training, self._stream(f"batches of client {client}", number))
+        update = self.layout.vector(model) - start
         if not bool(torch.isfinite(update).all()):
             update = torch.zeros_like(update)
 
         def loss_at(vector: Tensor) -> float:
-            self.layout.load(self.model, vector)
-            return mean_loss(self.model, x, y)
+            self.layout.load(model, vector)
+            return mean_loss(model, x, y)
 
         return Work(
             start=start,
@@ -158,20 +164,20 @@ class Site:
         finally:
             ledger.close()
 
-    def _train_privately(self, client: int, turn: int) -> float:
+    def _train_privately(self, client: int, model: nn.Module, turn: int) -> float:
         """The private step on the client's own records; a client without records has nothing to protect and does nothing."""
         x, _ = self.records[client]
         silo = self.plan.silo
         assert silo is not None
         if len(x) == 0:
             return 0.0
-        step, records = self._private_step(client, turn * silo.steps, self.plan.client_plan(len(x)))
+        step, records = self._private_step(client, model, turn * silo.steps, self.plan.client_plan(len(x)))
         try:
             if step.limit - step.taken < silo.steps:
                 raise BudgetSpentError(f"client {client} has spent its budget: ε = {step.epsilon():.4g}")
-            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            parameters = [p for p in model.parameters() if p.requires_grad]
             for inputs, targets in step.batches(records, silo.steps):
-                if step.backward(cross_entropy(self.model(inputs), targets)):
+                if step.backward(cross_entropy(model(inputs), targets)):
                     with torch.no_grad():
                         for parameter in parameters:
                             if parameter.grad is not None:
@@ -181,11 +187,11 @@ class Site:
             step.ledger.close()
         return 0.0
 
-    def _private_step(self, client: int, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+    def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
         """DP-SGD at a client under this plan, after so many steps of its own (unseeded: after those its ledger knows), and its records."""
         ledger, seed = self._ledger(client), self.training.seed
         step = PrivateStep(
-            self.model.train(),
+            model.train(),
             plan,
             ledger=ledger,
             randomness=self.training.randomness() if seed is None else Seeded(_derived(seed, client)),

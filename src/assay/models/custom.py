@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import inspect
 import sys
@@ -10,9 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
+import torch
 from torch import nn
 
 from assay.errors import ConfigError
+from assay.models import compat
 
 FORM = "package.module:factory, where factory(input_shape=..., classes=...) or factory() returns an nn.Module"
 
@@ -43,6 +46,10 @@ def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mo
 
     The factory is called as `factory(input_shape=..., classes=...)` if its signature takes these, otherwise
     as `factory()`. Whatever goes wrong inside the factory is the user's own exception and passes through.
+
+    Guarantee: every call gives a model of its own, which training cannot change through another: a copy of what the factory returned, for
+    it may keep that and return it again (trials of a choice and worlds of an audit must begin alike). A model that cannot be
+    copied is refused if the factory's next one has a module or a tensor in common with it.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
@@ -55,10 +62,36 @@ def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mo
         # A built network is callable too, but calling it would run its forward pass.
         if isinstance(factory, nn.Module) or not callable(factory):
             raise ConfigError("model", name, f"{FORM}; {attribute!r} is a {type(factory).__name__}")
-        model = factory(**_arguments(name, factory, {"input_shape": input_shape, "classes": classes}))
-    if not isinstance(model, nn.Module):
-        raise ConfigError("model", name, f"{FORM}; it returned a {type(model).__name__}")
+        arguments = _arguments(name, factory, {"input_shape": input_shape, "classes": classes})
+        model = factory(**arguments)
+        if not isinstance(model, nn.Module):
+            raise ConfigError("model", name, f"{FORM}; it returned a {type(model).__name__}")
+        copied = _copied(model)
+        if copied is not None:
+            return copied
+        with torch.random.fork_rng(devices=()):  # what comes after draws as if there had been no other
+            other = factory(**arguments)
+    if _parts(model) & _parts(other):
+        raise ConfigError(
+            "model",
+            name,
+            f"{FORM}: a new one each time where it cannot be copied; it returned the same one, or parts of it, again",
+        )
     return model
+
+
+def _copied(model: nn.Module) -> nn.Module | None:
+    """None where there is no copy, or none that is compiled as the model is."""
+    if compat.compiled(model):
+        return None
+    try:
+        return copy.deepcopy(model)
+    except Exception:  # what a model holds may fail to be copied in any way
+        return None
+
+
+def _parts(model: nn.Module) -> set[int]:
+    return {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
 
 
 def _arguments(name: str, factory: Callable[..., object], offered: dict[str, object]) -> dict[str, object]:

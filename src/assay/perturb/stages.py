@@ -37,8 +37,8 @@ from assay.perturb.objective import (
 from assay.perturb.regions import Regions, segment
 from assay.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE, private_relevance, published_relevance
 from assay.privacy.accounting import Adjacency
-from assay.privacy.rng import Randomness
-from assay.stage import Loss, Part, Released, Within, scale_inputs
+from assay.privacy.rng import Randomness, Within
+from assay.stage import Loss, Part, Released, scale_inputs
 
 OBJECTIVES = ("step", "record")
 _PICTURE = "relevance.png"

@@ -9,10 +9,13 @@ A release made once, before the steps, is a segment of its own, marked `once`; m
 A *segment* is a stretch of steps drawn from one source of randomness. A process that resumes with fresh randomness
 begins a new segment: the steps of the old one that were lost stay charged. A resumed run with a fixed seed repeats the
 very same steps with the very same noise and goes on in its segment: repeating an answer releases nothing new. That it is the same
-is not taken for granted: the segment has the fingerprint of its random numbers, and must cost what the run says it costs.
+is not taken for granted: the segment has the fingerprint of its random numbers, and must cost what the run says it costs. It also has a digest of
+the model that its first step saw: two models under the same noise would show their gradients' difference without any. Steps that are others under
+the same seed are a new segment, with random numbers of its own (`Segment.own`).
 
 The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so, and "draws",
-the fingerprint of numbers that can be drawn again); the last entry of a segment counts. A torn last line was never paid for (its step did not
+the fingerprint of numbers that can be drawn again, and "start", the digest of where their first step began, if it is known, "again" where an earlier
+segment has the same draws); the last entry of a segment counts. A torn last line was never paid for (its step did not
 happen) and is ignored; any other damage is an error, never a smaller ε.
 
 Who charges has the file to itself from its first charge until `close`: two that did not know of each other would each leave the other's
@@ -36,6 +39,7 @@ from assay.files import lock, sync_folder
 from assay.privacy import events
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.calibrate import most_steps
+from assay.privacy.rng import Randomness, Within
 
 SCHEMA = "assay.ledger/1"
 
@@ -50,6 +54,8 @@ class _Entry:
     event: DpEvent
     once: bool = False
     draws: str | None = None
+    start: str | None = None
+    again: int = 0
 
 
 _NOTHING = ComposedDpEvent([])
@@ -70,6 +76,11 @@ class Segment:
         """Steps that are paid for."""
         self._floor = self.charged  # a killed process may have taken every step that it had paid for
         self._clear()
+
+    def own(self, randomness: Randomness) -> Randomness:
+        """Random numbers for these steps: none that other steps of the ledger have had, for ε counts on noise that is drawn anew."""
+        again = self._ledger._entries[self._index].again
+        return Within(randomness, f"again {again}") if again else randomness
 
     def _clear(self) -> None:
         """How many of the steps that are wanted the ceiling allows, beside all that others are charged."""
@@ -120,8 +131,8 @@ class Segment:
             raise LedgerError(
                 f"{self._ledger.path} was closed since this began: others may have charged it, begin anew"
             )
-        draws = self._ledger._entries[self._index].draws
-        self._ledger._write(self._index, _Entry(steps, self._event(steps), draws=draws))
+        known = self._ledger._entries[self._index]
+        self._ledger._write(self._index, replace(known, steps=steps, event=self._event(steps)))
         self.charged = steps
 
 
@@ -179,17 +190,21 @@ class Ledger:
             self._file.close()
             self._file = None
 
-    def begin(self, cost: Callable[[int], DpEvent], wanted: int, *, draws: str | None = None) -> Segment:
+    def begin(
+        self, cost: Callable[[int], DpEvent], wanted: int, *, draws: str | None = None, start: str | None = None
+    ) -> Segment:
         """Open a segment whose first n steps cost `cost(n)`, for the first `wanted` steps or as many as the ceiling allows.
 
-        `draws` is the fingerprint of random numbers that can be drawn again. A last segment with the same one, and with what its steps
-        cost here, is gone on with: the very same steps are repeated there.
+        `draws` is the fingerprint of random numbers that can be drawn again, `start` a digest of the model that the first of them goes
+        with (None for a run that is taken up later, and does not know it). A last segment with the same draws, with what its steps cost
+        here, and with the same start where both are known, is gone on with: the very same steps are repeated there.
         """
         self.claim()
         index = len(self._entries) - 1
-        if not (self._entries and _repeats(self._entries[index], cost, draws)):
+        if not (self._entries and _repeats(self._entries[index], cost, draws, start)):
             index += 1
-            self._entries.append(_Entry(0, _NOTHING, draws=draws))
+            again = 0 if draws is None else sum(not e.once and e.draws == draws for e in self._entries)
+            self._entries.append(_Entry(0, _NOTHING, draws=draws, start=start, again=again))
         self._last = Segment(self, index, cost, wanted)
         return self._last
 
@@ -287,6 +302,7 @@ class Ledger:
     def _entry(self, line: dict[str, Any]) -> tuple[int, _Entry]:
         try:
             index, steps, event = int(line["segment"]), int(line["steps"]), events.from_json(line["event"])
+            again = int(line.get("again", 0))
         except (KeyError, TypeError, ValueError) as error:
             raise LedgerError(
                 f"{self.path} is damaged: {line} is not an entry ({error}); without it ε is not known"
@@ -295,17 +311,20 @@ class Ledger:
             raise LedgerError(
                 f"{self.path} is damaged: segment {index} with {steps} steps cannot follow what is before it"
             )
-        return index, _Entry(steps, event, once=line.get("once") is True, draws=line.get("draws"))
+        return index, _Entry(steps, event, line.get("once") is True, line.get("draws"), line.get("start"), again)
 
 
 def _line(index: int, entry: _Entry) -> dict[str, Any]:
     line: dict[str, Any] = {"segment": index, "steps": entry.steps, "event": events.to_json(entry.event)}
-    return line | ({"once": True} if entry.once else {}) | ({} if entry.draws is None else {"draws": entry.draws})
+    known = {"once": entry.once or None, "draws": entry.draws, "start": entry.start, "again": entry.again or None}
+    return line | {name: value for name, value in known.items() if value is not None}
 
 
-def _repeats(entry: _Entry, cost: Callable[[int], DpEvent], draws: str | None) -> bool:
-    """Whether steps with these draws and this cost are those of the entry once more."""
+def _repeats(entry: _Entry, cost: Callable[[int], DpEvent], draws: str | None, start: str | None) -> bool:
+    """Whether steps with these draws, this cost and this start are those of the entry once more."""
     if draws is None or entry.once or entry.draws != draws:
+        return False
+    if start is not None and entry.start is not None and start != entry.start:
         return False
     again = cost(entry.steps) if entry.steps else _NOTHING
     return bool(events.to_json(again) == events.to_json(entry.event))

@@ -157,6 +157,26 @@ class Seeded:
         return f"fixed seed {self.seed}: reproducible, not private"
 
 
+class Within:
+    """Randomness of a part's own: no stream of it is one of the whole's, whatever the purpose is called."""
+
+    def __init__(self, base: Randomness, name: str) -> None:
+        self._base, self._name = base, name
+
+    @property
+    def fingerprint(self) -> str | None:
+        """As the whole's."""
+        return self._base.fingerprint
+
+    def stream(self, purpose: str, step: int) -> Stream:
+        """The stream of this purpose within the part."""
+        return self._base.stream(f"{self._name}: {purpose}", step)
+
+    def describe(self) -> str:
+        """As the whole's."""
+        return self._base.describe()
+
+
 def check_source(seed: int | None, secure: bool) -> None:
     """Refuse a seed where numbers are to be secret."""
     if seed is not None and secure:

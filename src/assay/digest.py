@@ -1,0 +1,25 @@
+"""A digest of named numbers, for a model at some moment."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+
+def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """Another one if a name, a shape, a type or a single bit of a value is another; where the tensors are does not matter."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in named:
+        plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        digest.update(f"{name} {tuple(plain.shape)} {plain.dtype}\n".encode())
+        digest.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def of_model(model: nn.Module) -> str:
+    """Of all its parameters, which of them are trained, and its buffers."""
+    trained = "".join("01"[p.requires_grad] for p in model.parameters())
+    return of_tensors([*model.named_parameters(), *model.named_buffers(), (trained, torch.empty(0))])
