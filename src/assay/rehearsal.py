@@ -15,12 +15,11 @@ from torch.utils.data import Dataset
 
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
-from assay.grads import copies
 from assay.grads.engine import Engine
 from assay.grads.forwards import check_free
 from assay.grads.isolation import separate
 from assay.grads.layers import RULES
-from assay.models import compat
+from assay.models import compat, copies
 from assay.plan import Plan
 from assay.stage import Loss
 from assay.training import Training

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.grads import copies
+from assay.models import copies
 
 
 class Pristine:

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.grads import attention, copies, cost, proof
+from assay.grads import attention, cost, proof
 from assay.grads.arithmetic import full
 from assay.grads.fallback import PerRecordCall
 from assay.grads.forwards import Forwards
@@ -44,7 +44,7 @@ from assay.grads.shared_indices import SharedIndices
 from assay.grads.units import Unit, Units
 from assay.grads.uses import Apart, Dense, Found
 from assay.grads.views import folded
-from assay.models import compat
+from assay.models import compat, copies
 
 _SMALL_OUTPUT = 1 << 16
 

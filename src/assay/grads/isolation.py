@@ -1,7 +1,7 @@
 """Isolation: what a model, or a loss, makes of a record does not depend on the others, nor on what it has seen before.
 
 It is asked by calling it again: with all other records replaced by one, with another number of records, and with the batch as it was after
-another one. Copies of it as it was before its first call are asked (`assay.grads.copies`): it may itself have written down on that call what it
+another one. Copies of it as it was before its first call are asked (`assay.models.copies`): it may itself have written down on that call what it
 keeps to from then on. Their trainable parameters are a little off: behind a layer that begins at zero nothing shows. What a call writes into the model
 must not depend on the records: it would leave with the model, without noise.
 """
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
-from assay.grads import copies
+from assay.models import copies
 
 
 def mixes(path: str) -> str:

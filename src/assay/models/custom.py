@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import inspect
 import sys
@@ -15,7 +14,7 @@ import torch
 from torch import nn
 
 from assay.errors import ConfigError
-from assay.models import compat
+from assay.models import copies
 
 FORM = "package.module:factory, where factory(input_shape=..., classes=...) or factory() returns an nn.Module"
 
@@ -66,7 +65,7 @@ def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mo
         model = factory(**arguments)
         if not isinstance(model, nn.Module):
             raise ConfigError("model", name, f"{FORM}; it returned a {type(model).__name__}")
-        copied = _copied(model)
+        copied = copies.of_model(model)
         if copied is not None:
             return copied
         with torch.random.fork_rng(devices=()):  # what comes after draws as if there had been no other
@@ -78,16 +77,6 @@ def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mo
             f"{FORM}: a new one each time where it cannot be copied; it returned the same one, or parts of it, again",
         )
     return model
-
-
-def _copied(model: nn.Module) -> nn.Module | None:
-    """None where there is no copy, or none that is compiled as the model is."""
-    if compat.compiled(model):
-        return None
-    try:
-        return copy.deepcopy(model)
-    except Exception:  # what a model holds may fail to be copied in any way
-        return None
 
 
 def _parts(model: nn.Module) -> set[int]:
