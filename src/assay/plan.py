@@ -31,6 +31,8 @@ from assay.privacy.calibrate import most_steps, smallest_noise
 from assay.stage import Stage, event_of
 from assay.types import Denoiser
 
+_LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+
 
 def _whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -81,6 +83,12 @@ class Plan:
             )
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
+        if 0 < self.noise_multiplier * min(factor for _, factor in self.stretches) < _LEAST_NOISE:
+            raise ConfigError(
+                "noise_multiplier",
+                self.noise_multiplier,
+                f"0 for no noise, or {_LEAST_NOISE:g} and above in every step: rounding leaves nothing of less",
+            )
         if self.epsilon_limit is not None:
             check_above_zero("epsilon", self.epsilon_limit)
         if self.sampling not in SAMPLERS:

@@ -88,6 +88,8 @@ def test_round_trip_through_json():
         ({"delta": 1.5}, "delta"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": 1e-320}, "noise_multiplier"),  # its square is 0
+        ({"noise_schedule": "decay:last=1e-200"}, "noise_multiplier"),
         ({"steps": 0}, "steps"),
         ({"steps": 2.5}, "steps"),
         ({"records": 0}, "records"),
