@@ -29,6 +29,8 @@ from assay.runs.directory import RunDirectory
 
 Released = dict[str, Tensor]
 """What a stage released, by name."""
+WHOLE = "one whole record"
+"""The unit of a part that protects all of a record: its being there or its being another, as the run's adjacency says."""
 Loss = Callable[[Any, Any], Tensor]
 
 

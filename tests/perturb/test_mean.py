@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import ConfigError, Plan, Training, fit, methods
+from assay import Adjacency, ConfigError, Plan, Training, fit, methods
 from assay.cli.inputs import of_run
 from assay.data.records import Records
 from assay.perturb.mean import Centered, Mean
+from assay.privacy.accounting import epsilon, gaussian_epsilon
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
@@ -74,6 +75,21 @@ def test_it_is_part_of_the_plan_and_charged_first(tmp_path):
     assert result.epsilon == pytest.approx(p.epsilon(), rel=0.01)
     assert result.record["parts"][0]["name"] == "mean of the inputs"
     assert "the mean of the inputs (each cut to norm the root of their number of coordinates)" in result.statement
+
+
+def test_replacing_a_record_moves_the_sum_twice_as_far_and_costs_that():
+    far = 100 * torch.ones(1, 4)
+    here, there = (mean_of(torch.cat([torch.zeros(7, 4), one]), noise=1e-3, bound=1.0) for one in (far, -far))
+    assert float((here - there).norm()) == pytest.approx(2 / 100, rel=1e-5)
+    replaced = plan(adjacency=Adjacency.REPLACE_ONE, records=100)
+    assert epsilon(replaced.stage_event, 1e-5, replaced.adjacency) == pytest.approx(
+        gaussian_epsilon(15.0, 1e-5), rel=1e-9
+    )
+    x = TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,)))
+    result = fit(nn.Linear(4, 2), x, plan=replaced, training=Training(seed=1))
+    assert result.record["parts"][0]["verified"] == pytest.approx(gaussian_epsilon(15.0, 1e-5), rel=1e-9)
+    assert "| mean of the inputs | one whole record | – |" in result.statement
+    assert "as they would be with another in place of one record" in result.statement
 
 
 def test_a_crash_after_the_release_does_not_make_another_one(tmp_path):

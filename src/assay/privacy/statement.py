@@ -19,6 +19,11 @@ _ADJACENCY = {
     Adjacency.REPLACE_ONE: "two data sets are neighbours if they have the same number of records and differ in exactly one",
 }
 
+_OTHERWISE = {
+    Adjacency.ADD_OR_REMOVE_ONE: "without {}",
+    Adjacency.REPLACE_ONE: "with another in place of {}",
+}
+
 _VARIANTS = {
     "published": "the paper's algorithm to the letter; a target ε was one to claim, and the verified ε is what it really spent",
 }
@@ -53,7 +58,7 @@ def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str
 
 def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
     """The statement of a finished run, in Markdown."""
-    eps = record["epsilon"]
+    adjacency = Adjacency(record["epsilon"]["adjacency"])
     lines = [
         *head(record, randomness),
         *_parts(record),
@@ -61,8 +66,8 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "## What is protected",
         "",
         f"- Unit of privacy: {record['unit']}, one of {record['records']} training records. Somebody with several records is protected less.",
-        f"- Adjacency: {eps['adjacency']}: {_ADJACENCY[Adjacency(eps['adjacency'])]}.",
-        f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be without {record['unit']}.",
+        f"- Adjacency: {adjacency}: {_ADJACENCY[adjacency]}.",
+        f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be {_OTHERWISE[adjacency].format(record['unit'])}.",
         "",
         "## How ε was obtained",
         "",
