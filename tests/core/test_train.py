@@ -181,6 +181,8 @@ def test_adaptive_clipping_survives_a_cut(tmp_path, records):
         fit(make_model(), records, plan=plan, training=training, out=tmp_path / "cut", watch=cut_off_after(8))
     again = resume(make_model(), records, tmp_path / "cut")
     assert torch.equal(weights(whole.model), weights(again.model))
+    assert "by at most the bound in force at that step, which begins at 9 and follows" in again.statement
+    assert "a step's sum by at most 9" not in again.statement
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

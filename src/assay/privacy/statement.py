@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay.figures import at_least, at_most
+from assay.grads.clip import AdaptiveQuantile
 from assay.privacy.accounting import Adjacency
 
 if TYPE_CHECKING:
@@ -252,5 +253,10 @@ def _bound(record: Mapping[str, Any], plan: Plan) -> str:
         return "- Gradients are not clipped."
     if math.isinf(plan.clip.l2):
         return f"- Gradients are assumed to have norm at most {plan.clip.bound:g}; nothing is clipped, so nothing bounds what one record moves."
+    if isinstance(plan.clip, AdaptiveQuantile):
+        return (
+            f"- Each record's gradient is bounded ({record['clip']}); one record moves a step's sum by at most the bound in force at that step, "
+            f"which begins at {plan.chain().l2:g} and follows a quantile of the gradients' norms, by counts released with noise."
+        )
     averaged = f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else ""
     return f"- Each record's gradient is bounded ({record['clip']}{averaged}); one record moves a step's sum by at most {plan.chain().l2:g}."
