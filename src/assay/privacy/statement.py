@@ -10,7 +10,7 @@ from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEve
 
 from assay.figures import at_least, at_most
 from assay.grads.clip import AdaptiveQuantile
-from assay.privacy.accounting import Adjacency
+from assay.privacy.accounting import Adjacency, Bound
 
 if TYPE_CHECKING:
     from assay.plan import Plan
@@ -86,7 +86,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
         + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
         + ".",
-        _accountant(record),
+        _accountant(record, plan),
         f"- Random numbers: {randomness}.",
         "",
         *curve_table(record),
@@ -173,16 +173,33 @@ def _schedule(plan: Plan) -> list[str]:
     ]
 
 
-def _accountant(record: Mapping[str, Any]) -> str:
+_BOUNDS: Mapping[str | None, str] = {
+    Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
+    Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one "
+    "of what is charged",
+    Bound.LOOSE_PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound; how close it is to "
+    "the exact one is not known",
+    Bound.RENYI: "Rényi divergences (dp_accounting): an upper bound, where no better one could be computed",
+    Bound.SUM: "the sum of the ε of the single releases, an upper bound",
+    Bound.NONE: "no finite ε was found",
+    None: "privacy loss distributions or, where those end, Rényi divergences (dp_accounting): an upper bound",  # records of earlier versions
+}
+
+
+def _accountant(record: Mapping[str, Any], plan: Plan) -> str:
     eps = record["epsilon"]
-    if eps["accountant"] == "PLD":
-        how = "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one"
-    else:
+    kind = eps.get("bound")
+    if eps["accountant"] == "Rényi":
         how = "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022; dp_accounting): an upper bound"
-    return (
-        f"- Accountant: {how}. Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. "
-        f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}."
-    )
+    else:
+        how = _BOUNDS[kind]
+        if kind in (Bound.EXACT, Bound.PLD) and (plan.sampling == "shuffle" or len(plan.schedule.strategy) > 1):
+            how += "; batches drawn so cost no more than that, and how much exactly is not known"
+    said = [f"- Accountant: {how}."]
+    if kind != Bound.RENYI and eps["rdp"] != "inf":  # inf: no Rényi bound is at hand
+        said.append(f"Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.")
+    said.append(f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.")
+    return " ".join(said)
 
 
 def tuning_line(record: Mapping[str, Any]) -> list[str]:
