@@ -120,6 +120,17 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
         assert "a model that assay tune chose" in err
 
 
+def test_full_batches_of_a_trial_are_all_that_it_trains_on(assay, tmp_path):
+    words = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 4, "--clip", 0.1)
+    out = tmp_path / "tuned"
+    code, _, err = assay(*words, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert record["records"] < 1437
+    assert record["sampling"] == {"kind": "full", "rate": 1.0, "expected_batch_size": record["records"]}
+    assert record["steps"] == 4
+
+
 def test_what_is_released_before_a_trial_is_part_of_its_cost(assay, tmp_path):
     """A mean with hardly any noise would cost more than the whole budget: the selection's price must have it in."""
     words = (*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1)

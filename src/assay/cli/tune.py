@@ -19,6 +19,7 @@ from assay.data.records import Records
 from assay.errors import ConfigError, check_above_zero
 from assay.files import replace_text
 from assay.privacy.ledger import Ledger
+from assay.plan import Plan
 from assay.privacy.rng import source
 from assay.privacy.statement import render
 from assay.result import Result, cross_entropy, evaluate, finished
@@ -131,6 +132,12 @@ def _all_made(
     return made
 
 
+def _on_split(plan: Plan, split: tuning.Split) -> Plan:
+    """The plan for the records that trials train on; a full batch is all of those."""
+    records = len(split.train)
+    return replace(plan, records=records, batch_size=records if plan.sampling == "full" else plan.batch_size)
+
+
 def _on_private(
     settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, mean: float, seed: int | None
 ) -> Result:
@@ -142,9 +149,9 @@ def _on_private(
     splits = {key: tuning.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
     parts = [splits[id(one.bundle)] for one in made]
     split = parts[0]
-    calibrated = tuning.calibrated(replace(first.plan, records=len(split.train)), epsilon, split.score_noise, mean)
+    calibrated = tuning.calibrated(_on_split(first.plan, split), epsilon, split.score_noise, mean)
     plans = [
-        replace(one.plan, records=len(split.train), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
+        replace(_on_split(one.plan, split), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
         for one in made
     ]
     for setting, plan in zip(settings, plans, strict=True):
