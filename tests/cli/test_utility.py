@@ -120,6 +120,21 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
         assert "a model that assay tune chose" in err
 
 
+def test_a_choice_from_secure_numbers_draws_nothing_from_elsewhere(assay, tmp_path, monkeypatch):
+    def elsewhere(*_):
+        raise AssertionError("a stream of another source")
+
+    monkeypatch.setattr("assay.privacy.rng.OsSeeded.stream", elsewhere)
+    monkeypatch.setattr("assay.tuning.drawn_trials", lambda *_: 1)
+    words = (*TUNE, "--try", "lr=2", "--trials", 3, "--epsilon", 3, "--secure-rng", "--out", tmp_path / "tuned")
+    code, _, err = assay(*words)
+    assert code == 0, err
+    assert (
+        "Random numbers: cryptographically secure generator (SHAKE-256)"
+        in (tmp_path / "tuned/statement.md").read_text()
+    )
+
+
 def test_full_batches_of_a_trial_are_all_that_it_trains_on(assay, tmp_path):
     words = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 4, "--clip", 0.1)
     out = tmp_path / "tuned"

@@ -20,7 +20,7 @@ from assay.errors import ConfigError, check_above_zero
 from assay.files import replace_text
 from assay.privacy.ledger import Ledger
 from assay.plan import Plan
-from assay.privacy.rng import source
+from assay.privacy.ledger import Ledger
 from assay.privacy.statement import render
 from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
@@ -141,10 +141,10 @@ def _on_split(plan: Plan, split: tuning.Split) -> Plan:
 def _on_private(
     settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, mean: float, seed: int | None
 ) -> Result:
-    randomness = source(seed, secure=False)
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
     made = _all_made(shared, settings, seed, more)
     first = made[0]
+    randomness = first.training.randomness()
     bundles = {id(one.bundle): one.bundle for one in made}
     splits = {key: tuning.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
     parts = [splits[id(one.bundle)] for one in made]
