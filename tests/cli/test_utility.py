@@ -135,6 +135,16 @@ def test_a_choice_from_secure_numbers_draws_nothing_from_elsewhere(assay, tmp_pa
     )
 
 
+def test_every_seed_that_is_taken_makes_seeds_for_all_trials(assay, tmp_path):
+    words = (*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 2**64 - 1)
+    weights = []
+    for name in ("one", "two"):
+        code, _, err = assay(*words, "--out", tmp_path / name)
+        assert code == 0, err
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
 def test_full_batches_of_a_trial_are_all_that_it_trains_on(assay, tmp_path):
     words = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 4, "--clip", 0.1)
     out = tmp_path / "tuned"

@@ -174,7 +174,7 @@ def _on_private(
     ledger.close()
 
     def run(which: int, trial: int) -> Result:
-        own = None if seed is None else (seed << 16) + trial
+        own = None if seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
         one = _made(shared, settings[which], own, more, made[which])
         return fit(
             one.network,
