@@ -13,12 +13,12 @@ from rich.console import Console
 
 from assay import presets, tuning
 from assay.cli import options, passing
+from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE, Prepared
 from assay.cli.show import end
 from assay.data.records import Records
 from assay.errors import ConfigError, check_above_zero
 from assay.files import replace_text
-from assay.privacy.ledger import Ledger
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.statement import render
@@ -157,13 +157,17 @@ def _on_private(
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
             raise ConfigError("try", setting, "settings whose trials all cost the same")
-    chosen_by = {
+    chosen_by: dict[str, Any] = {
         "from": "assay tune",
         "tried": len(settings),
-        "on": f"a tenth of the training records, scored with noise, in a secret number of trials (Poisson, mean {mean:g})",
+        "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
+        f"in a secret number of trials (Poisson, mean {mean:g})",
+        "records": len(split.train) + len(split.validation),
+        "score_noise": split.score_noise,
         "charged": True,
         "start": first.names["tuning"],
     }
+    note_delta(calibrated.delta, chosen_by["records"])
     names = {**first.names, "tuning": chosen_by}
     plan = replace(calibrated, epsilon_limit=epsilon)
     spec = {"plan": plan.to_json(), "training": training_json(first.training), "names": names}

@@ -66,7 +66,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         *audit_line(record),
         "## What is protected",
         "",
-        f"- Unit of privacy: {record['unit']}, one of {record['records']} training records. Somebody with several records is protected less.",
+        f"- Unit of privacy: {record['unit']}, one of {_at_stake(record)} training records{_set_aside(record)}. Somebody with several records is protected less.",
         f"- Adjacency: {adjacency}: {_ADJACENCY[adjacency]}.",
         f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be {_OTHERWISE[adjacency].format(record['unit'])}.",
         "",
@@ -123,7 +123,7 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
             f"> **Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed.",
             "",
         ]
-    units = record["federated"]["clients"] if record["unit"] == "one client" else record["records"]
+    units = record["federated"]["clients"] if record["unit"] == "one client" else _at_stake(record)
     if (said := large_delta(record["epsilon"]["delta"], units)) is not None:
         lines += [f"> **δ is too large.** {said}.", ""]
     parts = record.get("parts") or []
@@ -137,6 +137,17 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
     if record["status"] == "budget-spent":
         lines += ["> The budget ended this run before its planned last step.", ""]
     return lines
+
+
+def _at_stake(record: Mapping[str, Any]) -> int:
+    """How many records ε protects: those that were trained on and, of a choice that was charged, those it was made by."""
+    count: int = (record.get("tuning") or {}).get("records", record["records"])
+    return count
+
+
+def _set_aside(record: Mapping[str, Any]) -> str:
+    aside = _at_stake(record) - record["records"]
+    return f", {aside} of which were not trained on but set aside to choose by" if aside else ""
 
 
 def large_delta(delta: float, units: int) -> str | None:
