@@ -259,12 +259,21 @@ class Plan:
         """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
         and batch_size. For a published variant it is the claimed ε.
 
-        Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it.
+        Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it. Full batches are
+        all records, given or not.
         """
         check_above_zero("epsilon", epsilon)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
+        if batch_size is None and rest.get("sampling") == "full":
+            if noise_multiplier is not None and length is not None:
+                raise ConfigError(
+                    "sampling",
+                    "full",
+                    "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the batch is all records",
+                )
+            batch_size = records
         if [noise_multiplier, length, batch_size].count(None) != 1:
             raise ConfigError(
                 "calibrated",
@@ -294,7 +303,9 @@ class Plan:
 
         if batch_size is None:
             assert noise_multiplier is not None
-            size = most_steps(lambda n: made(noise_multiplier, n, steps).targeted(), epsilon, limit=records)
+            bands = len(schedules.parse(rest.get("noise_schedule", "constant")).strategy)
+            largest = max(1, records // bands)  # a batch is drawn from one of the bands
+            size = most_steps(lambda n: made(noise_multiplier, n, steps).targeted(), epsilon, limit=largest)
             if size == 0:
                 raise ConfigError(
                     "epsilon",
