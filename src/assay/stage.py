@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.data.records import Records
-from assay.errors import AssayError
+from assay.errors import AssayError, ConfigError
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Randomness, Stream
 from assay.runs import checkpoint
@@ -183,6 +183,19 @@ def adapt_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name in _ADAPTATIONS:
         if name in tensors:
             _adapt(model, name, tensors[name])
+
+
+def check_inputs(model: nn.Module, name: str) -> None:
+    """Refuse a model that does something else to its inputs than `name`, which would be added: which of the two comes first is not saved
+    with it. The same is replaced.
+    """
+    for other in _ADAPTATIONS:
+        if other != name and other in dict(model.named_buffers(recurse=False)):
+            raise ConfigError(
+                "model",
+                f"{type(model).__name__} with {other}",
+                f"a model that takes its inputs as they are: it cannot have {name} as well",
+            )
 
 
 def _adapt(model: nn.Module, name: str, value: Tensor) -> None:

@@ -8,6 +8,7 @@ import torch
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -19,7 +20,7 @@ from assay.privacy.accounting import epsilon, gaussian_epsilon
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
-from assay.stage import adapt_as, released
+from assay.stage import adapt_as, released, scale_inputs
 
 
 def plan(**settings) -> Plan:
@@ -127,6 +128,10 @@ def test_refusals():
             plan(**settings)
     with pytest.raises(ConfigError, match="center"):
         plan(method=methods.get("afrrs"))
+    scaled = nn.Linear(4, 2)
+    scale_inputs(scaled, torch.ones(4))
+    with pytest.raises(ConfigError, match="input_scale"):
+        fit(scaled, TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.int64)), plan=plan())
     words = TensorDataset(torch.zeros(200, 4, dtype=torch.int64), torch.zeros(200, dtype=torch.int64))
     with pytest.raises(ConfigError, match="floating-point"):
         fit(nn.Sequential(nn.Embedding(2, 2), nn.Flatten(), nn.Linear(8, 2)), words, plan=plan())
@@ -144,3 +149,21 @@ def test_from_the_command_line(assay, tmp_path):
     assert bundle.input_shape == (1, 8, 8)
     code, _, err = assay("attack", out, "--attack", "loss")
     assert code == 0, err
+
+
+def test_a_run_from_centred_weights_goes_on_with_their_mean_or_takes_its_own(assay, tmp_path):
+    words = ("train", "--data", "digits", "--model", "linear-head", "--epochs", 2, "--clip", 0.1, "--seed", 0)
+    assert assay(*words, "--center", "mean:noise=30", "--out", tmp_path / "first")[0] == 0
+    start = tmp_path / "first" / "model.safetensors"
+    for name, more in {"kept": (), "own": ("--center", "mean:noise=40")}.items():
+        code, _, err = assay(*words, *more, "--init", start, "--out", tmp_path / name)
+        assert code == 0, err
+        code, _, err = assay("attack", tmp_path / name, "--attack", "loss")
+        assert code == 0, err
+    first, kept, own = (load_file(tmp_path / n / "model.safetensors")["input_shift"] for n in ("first", "kept", "own"))
+    assert torch.equal(kept, first)
+    assert not torch.equal(own, first)
+    code, _, err = assay(*words, "--method", "afrrs", "--init", start, "--out", tmp_path / "refused")
+    assert code == 2
+    assert "input_shift" in err
+    assert not (tmp_path / "refused").exists()
