@@ -31,6 +31,8 @@ from assay.privacy.calibrate import most_steps, smallest_noise
 from assay.stage import Stage, event_of
 from assay.types import Denoiser
 
+_LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+
 
 def _whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
@@ -81,6 +83,12 @@ class Plan:
             )
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
+        if 0 < self.noise_multiplier * min(factor for _, factor in self.stretches) < _LEAST_NOISE:
+            raise ConfigError(
+                "noise_multiplier",
+                self.noise_multiplier,
+                f"0 for no noise, or {_LEAST_NOISE:g} and above in every step: rounding leaves nothing of less",
+            )
         if self.epsilon_limit is not None:
             check_above_zero("epsilon", self.epsilon_limit)
         if self.sampling not in SAMPLERS:
@@ -251,12 +259,21 @@ class Plan:
         """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
         and batch_size. For a published variant it is the claimed ε.
 
-        Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it.
+        Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it. Full batches are
+        all records, given or not.
         """
         check_above_zero("epsilon", epsilon)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
+        if batch_size is None and rest.get("sampling") == "full":
+            if noise_multiplier is not None and length is not None:
+                raise ConfigError(
+                    "sampling",
+                    "full",
+                    "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the batch is all records",
+                )
+            batch_size = records
         if [noise_multiplier, length, batch_size].count(None) != 1:
             raise ConfigError(
                 "calibrated",
@@ -286,7 +303,9 @@ class Plan:
 
         if batch_size is None:
             assert noise_multiplier is not None
-            size = most_steps(lambda n: made(noise_multiplier, n, steps).targeted(), epsilon, limit=records)
+            bands = len(schedules.parse(rest.get("noise_schedule", "constant")).strategy)
+            largest = max(1, records // bands)  # a batch is drawn from one of the bands
+            size = most_steps(lambda n: made(noise_multiplier, n, steps).targeted(), epsilon, limit=largest)
             if size == 0:
                 raise ConfigError(
                     "epsilon",

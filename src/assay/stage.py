@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.data.records import Records
-from assay.errors import AssayError
+from assay.errors import AssayError, ConfigError
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Randomness, Within
 from assay.runs import checkpoint
@@ -29,6 +29,8 @@ from assay.runs.directory import RunDirectory
 
 Released = dict[str, Tensor]
 """What a stage released, by name."""
+WHOLE = "one whole record"
+"""The unit of a part that protects all of a record: its being there or its being another, as the run's adjacency says."""
 Loss = Callable[[Any, Any], Tensor]
 
 
@@ -161,6 +163,19 @@ def adapt_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     for name in _ADAPTATIONS:
         if name in tensors:
             _adapt(model, name, tensors[name])
+
+
+def check_inputs(model: nn.Module, name: str) -> None:
+    """Refuse a model that does something else to its inputs than `name`, which would be added: which of the two comes first is not saved
+    with it. The same is replaced.
+    """
+    for other in _ADAPTATIONS:
+        if other != name and other in dict(model.named_buffers(recurse=False)):
+            raise ConfigError(
+                "model",
+                f"{type(model).__name__} with {other}",
+                f"a model that takes its inputs as they are: it cannot have {name} as well",
+            )
 
 
 def _adapt(model: nn.Module, name: str, value: Tensor) -> None:

@@ -180,6 +180,7 @@ def test_lists(assay):
         ((*TRAIN, "--device", "cuda:99", "--dry-run", "--out", "x"), "device = 'cuda:99' is not accepted"),
         ((*TRAIN, "--variant", "publishd", "--out", "x"), "variant = 'publishd' is not accepted"),
         ((*TRAIN, "--seed", 10**25, "--out", "x"), f"seed = {10**25} is not accepted"),
+        ((*TRAIN, "--noise-multiplier", 1e-320, "--out", "x"), "0 for no noise, or 1e-30 and above"),
         ((*TRAIN, "--clip", "flat:1e300", "--out", "x"), "at most 1e+30"),
         (("train", "--data", "digits", "--model", "resnet200", "--out", "x"), "model = 'resnet200' is not accepted"),
         (("train", "--data", "digit", "--out", "x"), "data = 'digit' is not accepted"),

@@ -111,6 +111,13 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
     statement = (out / "statement.md").read_text()
     assert "2 settings were tried, on a tenth of the training records" in statement
     assert "the choice is part of ε" in statement
+    assert ledger[1]["event"]["event"]["events"][-1] == {"kind": "gaussian", "noise_multiplier": 20.0}
+    assert record["tuning"]["score_noise"] == 20
+    assert "with Gaussian noise of standard deviation 20" in statement
+    # records that a model was chosen by are protected like those it was trained on
+    assert record["tuning"]["records"] == 1437
+    aside = 1437 - record["records"]
+    assert f"one of 1437 training records, {aside} of which were not trained on but set aside to choose by" in statement
     assert "Papernot and Steinke 2022" in statement
     assert {entry["epsilon"] for entry in record["history"]} == {record["epsilon"]["verified"]}, "no trial by itself"
     code, _, err = assay(*TUNE, "--try", "lr=1", "--out", out)
@@ -120,6 +127,51 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
         code, _, err = assay(command, out)
         assert code == 2
         assert "a model that assay tune chose" in err
+
+
+def test_delta_is_held_against_all_records_that_a_choice_protects(assay, tmp_path):
+    delta = 1 / 1400  # below one over the number of records that are trained on
+    words = (*TUNE, "--try", "lr=2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--delta", delta)
+    code, _, err = assay(*words, "--out", tmp_path / "tuned")
+    assert code == 0, err
+    assert "is not below 1/1437" in " ".join(err.split())
+    assert "is not below 1/1437" in (tmp_path / "tuned" / "statement.md").read_text()
+
+
+def test_a_choice_from_secure_numbers_draws_nothing_from_elsewhere(assay, tmp_path, monkeypatch):
+    def elsewhere(*_):
+        raise AssertionError("a stream of another source")
+
+    monkeypatch.setattr("assay.privacy.rng.OsSeeded.stream", elsewhere)
+    monkeypatch.setattr("assay.tuning.drawn_trials", lambda *_: 1)
+    words = (*TUNE, "--try", "lr=2", "--trials", 3, "--epsilon", 3, "--secure-rng", "--out", tmp_path / "tuned")
+    code, _, err = assay(*words)
+    assert code == 0, err
+    assert (
+        "Random numbers: cryptographically secure generator (SHAKE-256)"
+        in (tmp_path / "tuned/statement.md").read_text()
+    )
+
+
+def test_every_seed_that_is_taken_makes_seeds_for_all_trials(assay, tmp_path):
+    words = (*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 2**64 - 1)
+    weights = []
+    for name in ("one", "two"):
+        code, _, err = assay(*words, "--out", tmp_path / name)
+        assert code == 0, err
+        weights.append(load_file(tmp_path / name / "model.safetensors"))
+    assert all(weights[0][name].equal(weights[1][name]) for name in weights[0])
+
+
+def test_full_batches_of_a_trial_are_all_that_it_trains_on(assay, tmp_path):
+    words = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 4, "--clip", 0.1)
+    out = tmp_path / "tuned"
+    code, _, err = assay(*words, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert record["records"] < 1437
+    assert record["sampling"] == {"kind": "full", "rate": 1.0, "expected_batch_size": record["records"]}
+    assert record["steps"] == 4
 
 
 def test_what_is_released_before_a_trial_is_part_of_its_cost(assay, tmp_path):

@@ -47,6 +47,24 @@ def test_calibrated_batch_size_is_the_largest_that_fits():
     assert plan.epsilon() <= 1.0 < larger.epsilon()
 
 
+def test_calibrated_batch_size_is_at_most_a_band():
+    banded = {"records": 1000, "noise_multiplier": 50.0, "delta": 1e-5, "noise_schedule": "banded:bands=4"}
+    assert Plan.calibrated(epsilon=8.0, epochs=3, **banded).batch_size == 250
+    plan = Plan.calibrated(epsilon=1.0, steps=400, **banded | {"noise_multiplier": 5.0})
+    larger = Plan(batch_size=plan.batch_size + 1, steps=400, **banded | {"noise_multiplier": 5.0})
+    assert plan.epsilon() <= 1.0 < larger.epsilon()
+
+
+def test_calibration_knows_that_a_full_batch_is_all_records():
+    full = {"records": 1000, "delta": 1e-5, "sampling": "full"}
+    plan = Plan.calibrated(epsilon=1.0, epochs=3, **full)
+    assert (plan.batch_size, plan.steps) == (1000, 3)
+    assert 0.99 <= plan.epsilon() <= 1
+    assert Plan.calibrated(epsilon=1.0, noise_multiplier=20.0, **full).batch_size == 1000
+    with pytest.raises(ConfigError, match="no batch size to find"):
+        Plan.calibrated(epsilon=1.0, noise_multiplier=20.0, epochs=3, **full)
+
+
 def test_epsilon_grows_with_steps_and_falls_with_noise():
     plan = Plan(**BASE, steps=200, noise_multiplier=1.0)
     spent = [plan.epsilon(steps=n) for n in (1, 10, 100, 200)]
@@ -88,6 +106,8 @@ def test_round_trip_through_json():
         ({"delta": 1.5}, "delta"),
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
+        ({"noise_multiplier": 1e-320}, "noise_multiplier"),  # its square is 0
+        ({"noise_schedule": "decay:last=1e-200"}, "noise_multiplier"),
         ({"steps": 0}, "steps"),
         ({"steps": 2.5}, "steps"),
         ({"records": 0}, "records"),

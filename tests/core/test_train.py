@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
+from assay import Adjacency, AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
 from assay.errors import UnsupportedModelError
 from assay.grads.clip import AdaptiveQuantile, Flat
+from assay.privacy.statement import render
 from assay.result import InterruptedRunError
 
 
@@ -150,6 +151,31 @@ def test_the_statement_tells_what_an_officer_asks(records, plan, model):
     assert "not private" not in text
 
 
+@pytest.mark.parametrize(
+    ("settings", "said", "not_said"),
+    [
+        ({}, "within 1 % of the exact one of what is charged. Cross-check by Rényi divergences", "not known"),
+        ({"delta": 1e-30}, "Accountant: Rényi divergences (dp_accounting): an upper bound", "Cross-check"),
+        (
+            {"sampling": "without-replacement", "adjacency": Adjacency.REPLACE_ONE},
+            "how close it is to the exact one is not known",
+            "within 1 %",
+        ),
+        ({"noise_schedule": "banded:bands=2"}, "how much exactly is not known", "within 1 % of the exact one."),
+        ({"sampling": "full", "batch_size": 120}, "exact for what is charged", "within 1 %"),
+        ({"adjacency": Adjacency.REPLACE_ONE}, "within 1 % of the exact one of what is charged", "Cross-check"),
+    ],
+)
+def test_the_statement_says_which_bound_epsilon_is(records, plan, model, settings, said, not_said):
+    of_run = replace(plan, steps=2, **settings)
+    result = fit(model, records, plan=of_run)
+    assert said in result.statement
+    assert not_said not in result.statement
+    record = json.loads(json.dumps(result.record))
+    del record["epsilon"]["bound"]  # as records had it before
+    assert "Rényi divergences (dp_accounting): an upper bound" in render(record, of_run, "")
+
+
 def test_a_fixed_seed_is_marked_as_not_private(records, plan, model):
     result = fit(model, records, plan=plan, training=Training(seed=5))
     assert "Reproducible, not private" in result.statement
@@ -181,6 +207,8 @@ def test_adaptive_clipping_survives_a_cut(tmp_path, records):
         fit(make_model(), records, plan=plan, training=training, out=tmp_path / "cut", watch=cut_off_after(8))
     again = resume(make_model(), records, tmp_path / "cut")
     assert torch.equal(weights(whole.model), weights(again.model))
+    assert "by at most the bound in force at that step, which begins at 9 and follows" in again.statement
+    assert "a step's sum by at most 9" not in again.statement
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -281,7 +281,7 @@ def test_the_sound_stage_scales_by_the_share_of_relevance(tmp_path):
     assert result.epsilon <= 60.0
     assert (tmp_path / "run/relevance.png").read_bytes().startswith(b"\x89PNG")
     statement = (tmp_path / "run/statement.md").read_text()
-    assert "| relevance | one record, there or not | – |" in statement
+    assert "| relevance | one whole record | – |" in statement
     assert "trained on the private records by DP-SGD, 24 steps" in statement
 
 

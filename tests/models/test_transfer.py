@@ -1,5 +1,6 @@
 """Starting from a checkpoint, and training the last layers only."""
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from assay.grads.clip import Flat
 from assay.grads.layers import layer_path, trainable_layers
 from assay.models import build, compat
 from assay.models.transfer import load_weights, located, train_only
+from assay.stage import scale_inputs, shift_inputs
 
 SHAPE = (1, 8, 8)
 
@@ -43,6 +45,19 @@ def test_other_models_and_files_with_code_are_refused(tmp_path):
     for name in ("code.pt", "empty.pt", "missing.pt", "missing.safetensors"):
         with pytest.raises((DataError, OSError)):
             load_weights(build("lenet5", input_shape=SHAPE, classes=10), tmp_path / name)
+
+
+@pytest.mark.parametrize("adapt", [shift_inputs, scale_inputs])
+def test_what_a_checkpoint_was_trained_to_do_to_its_inputs_comes_with_it(tmp_path, adapt):
+    public = build("lenet5", input_shape=SHAPE, classes=10).eval()
+    adapt(public, torch.linspace(-1, 3, 64).view(SHAPE))
+    save_file(public.state_dict(), tmp_path / "public.safetensors")
+    x = torch.randn(3, *SHAPE)
+    for mine in (build("lenet5", input_shape=SHAPE, classes=10), copy.deepcopy(public)):
+        assert load_weights(mine.eval(), tmp_path / "public.safetensors") == []
+        assert torch.equal(mine(x), public(x))
+    other = build("lenet5", input_shape=SHAPE, classes=7)
+    assert load_weights(other, tmp_path / "public.safetensors") == ["head.fc3.weight", "head.fc3.bias"]
 
 
 def test_only_the_last_layers_are_trained():

@@ -8,17 +8,19 @@ import torch
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import ConfigError, Plan, Training, fit, methods
+from assay import Adjacency, ConfigError, Plan, Training, fit, methods
 from assay.cli.inputs import of_run
 from assay.data.records import Records
 from assay.perturb.mean import Centered, Mean
+from assay.privacy.accounting import epsilon, gaussian_epsilon
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
-from assay.stage import adapt_as, released
+from assay.stage import adapt_as, released, scale_inputs
 
 
 def plan(**settings) -> Plan:
@@ -76,6 +78,21 @@ def test_it_is_part_of_the_plan_and_charged_first(tmp_path):
     assert "the mean of the inputs (each cut to norm the root of their number of coordinates)" in result.statement
 
 
+def test_replacing_a_record_moves_the_sum_twice_as_far_and_costs_that():
+    far = 100 * torch.ones(1, 4)
+    here, there = (mean_of(torch.cat([torch.zeros(7, 4), one]), noise=1e-3, bound=1.0) for one in (far, -far))
+    assert float((here - there).norm()) == pytest.approx(2 / 100, rel=1e-5)
+    replaced = plan(adjacency=Adjacency.REPLACE_ONE, records=100)
+    assert epsilon(replaced.stage_event, 1e-5, replaced.adjacency) == pytest.approx(
+        gaussian_epsilon(15.0, 1e-5), rel=1e-9
+    )
+    x = TensorDataset(torch.randn(100, 4), torch.randint(0, 2, (100,)))
+    result = fit(nn.Linear(4, 2), x, plan=replaced, training=Training(seed=1))
+    assert result.record["parts"][0]["verified"] == pytest.approx(gaussian_epsilon(15.0, 1e-5), rel=1e-9)
+    assert "| mean of the inputs | one whole record | – |" in result.statement
+    assert "as they would be with another in place of one record" in result.statement
+
+
 def test_a_crash_after_the_release_does_not_make_another_one(tmp_path):
     p = plan()
     stage, directory = p.stage, RunDirectory.create(tmp_path / "run", {})
@@ -111,6 +128,10 @@ def test_refusals():
             plan(**settings)
     with pytest.raises(ConfigError, match="center"):
         plan(method=methods.get("afrrs"))
+    scaled = nn.Linear(4, 2)
+    scale_inputs(scaled, torch.ones(4))
+    with pytest.raises(ConfigError, match="input_scale"):
+        fit(scaled, TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.int64)), plan=plan())
     words = TensorDataset(torch.zeros(200, 4, dtype=torch.int64), torch.zeros(200, dtype=torch.int64))
     with pytest.raises(ConfigError, match="floating-point"):
         fit(nn.Sequential(nn.Embedding(2, 2), nn.Flatten(), nn.Linear(8, 2)), words, plan=plan())
@@ -128,3 +149,21 @@ def test_from_the_command_line(assay, tmp_path):
     assert bundle.input_shape == (1, 8, 8)
     code, _, err = assay("attack", out, "--attack", "loss")
     assert code == 0, err
+
+
+def test_a_run_from_centred_weights_goes_on_with_their_mean_or_takes_its_own(assay, tmp_path):
+    words = ("train", "--data", "digits", "--model", "linear-head", "--epochs", 2, "--clip", 0.1, "--seed", 0)
+    assert assay(*words, "--center", "mean:noise=30", "--out", tmp_path / "first")[0] == 0
+    start = tmp_path / "first" / "model.safetensors"
+    for name, more in {"kept": (), "own": ("--center", "mean:noise=40")}.items():
+        code, _, err = assay(*words, *more, "--init", start, "--out", tmp_path / name)
+        assert code == 0, err
+        code, _, err = assay("attack", tmp_path / name, "--attack", "loss")
+        assert code == 0, err
+    first, kept, own = (load_file(tmp_path / n / "model.safetensors")["input_shift"] for n in ("first", "kept", "own"))
+    assert torch.equal(kept, first)
+    assert not torch.equal(own, first)
+    code, _, err = assay(*words, "--method", "afrrs", "--init", start, "--out", tmp_path / "refused")
+    assert code == 2
+    assert "input_shift" in err
+    assert not (tmp_path / "refused").exists()

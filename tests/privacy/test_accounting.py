@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from assay.errors import AssayError, ConfigError
 from assay.privacy import accounting
-from assay.privacy.accounting import Adjacency, UnaccountableError, delta_for, epsilon, rdp_epsilon
+from assay.privacy.accounting import Adjacency, Bound, UnaccountableError, delta_for, epsilon, rdp_epsilon
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
 GAUSSIAN, LAPLACE = dp_event.GaussianDpEvent(1.0), dp_event.LaplaceDpEvent(1.0)
@@ -135,6 +135,35 @@ def test_tiny_deltas_fall_back_on_renyi_divergences() -> None:
     found = epsilon(event, 1e-30, ADD)
     assert epsilon(event, 1e-9, ADD) < found < math.inf
     assert found == accounting.rdp_epsilon(event, 1e-30, ADD)
+
+
+def fixed_size(steps: int) -> dp_event.DpEvent:
+    return dp_event.SelfComposedDpEvent(dp_event.SampledWithoutReplacementDpEvent(100, 10, GAUSSIAN), steps)
+
+
+@pytest.mark.parametrize(
+    ("event", "delta", "adjacency", "expected"),
+    [
+        (GAUSSIAN, 1e-5, ADD, Bound.EXACT),
+        (dp_event.NoOpDpEvent(), 1e-5, ADD, Bound.EXACT),
+        (sampled(0.01, 1.0, 100), 1e-5, ADD, Bound.PLD),
+        (sampled(0.01, 1.0, 100), 1e-5, REPLACE, Bound.PLD),
+        (sampled(256 / 60_000, 1.0, 10_000), 1e-5, ADD, Bound.PLD),
+        (sampled(256 / 60_000, 1.0, 10_000), 3e-11, ADD, Bound.LOOSE_PLD),  # two thirds of δ go to rounding
+        (sampled(256 / 60_000, 1.0, 10_000), 1e-11, ADD, Bound.RENYI),  # all of it
+        (fixed_size(20), 1e-5, REPLACE, Bound.LOOSE_PLD),  # no exact pair is known
+        (dp_event.ZCDpEvent(0.1), 1e-5, ADD, Bound.RENYI),
+        (dp_event.ComposedDpEvent([LAPLACE, dp_event.LaplaceDpEvent(2.0)]), 0.0, ADD, Bound.SUM),
+        (dp_event.NonPrivateDpEvent(), 1e-5, ADD, Bound.NONE),
+        (GAUSSIAN, 0.0, ADD, Bound.NONE),
+    ],
+)
+def test_an_epsilon_says_which_bound_it_is(
+    event: dp_event.DpEvent, delta: float, adjacency: Adjacency, expected: Bound
+) -> None:
+    assert accounting.bound(event, delta, adjacency) is expected
+    if expected is Bound.RENYI:
+        assert epsilon(event, delta, adjacency) == pytest.approx(rdp_epsilon(event, delta, adjacency), rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,9 @@ def test_joint_keeps_side_by_side_what_it_cannot_merge() -> None:
     assert merged == dp_event.ComposedDpEvent([dp_event.GaussianDpEvent(pytest.approx(2**-0.5)), laplace, laplace])
 
 
-@pytest.mark.parametrize("bare", [dp_event.NonPrivateDpEvent(), dp_event.GaussianDpEvent(0.0)])
+@pytest.mark.parametrize(
+    "bare", [dp_event.NonPrivateDpEvent(), dp_event.GaussianDpEvent(0.0), dp_event.GaussianDpEvent(1e-320)]
+)
 def test_one_release_without_noise_leaves_no_privacy(bare: dp_event.DpEvent) -> None:
     merged = events.joint([dp_event.GaussianDpEvent(1.0), bare])
     assert merged in (dp_event.NonPrivateDpEvent(), dp_event.GaussianDpEvent(0.0))

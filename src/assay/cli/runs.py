@@ -97,7 +97,9 @@ def train(
     epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 15,
     batch_size: Annotated[
         float | None,
-        typer.Option(help="Expected batch size. (default: 1024, or an eighth of the records if that is less)"),
+        typer.Option(
+            help="Expected batch size. (default: 1024, or an eighth of the records if that is less; all with --sampling full)"
+        ),
     ] = None,
     noise_multiplier: options.Noise = None,
     clip: options.Clip = None,
@@ -261,7 +263,7 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
         epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         delta=o.delta,
         epochs=o.epochs,
-        batch_size=min(_DEFAULT_BATCH, max(1, records // 8)) if o.batch_size is None else o.batch_size,
+        batch_size=_default_batch(o.sampling, records) if o.batch_size is None else o.batch_size,
         noise_multiplier=o.noise_multiplier,
         clip=rule,
         micro_batch=o.micro_batch,
@@ -288,6 +290,10 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
         "tuning": tuning,
     }
     return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
+
+
+def _default_batch(sampling: str, records: int) -> int:
+    return records if sampling == "full" else min(_DEFAULT_BATCH, max(1, records // 8))
 
 
 def resume(

@@ -13,13 +13,14 @@ from rich.console import Console
 
 from assay import presets, tuning
 from assay.cli import options, passing
+from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE, Prepared
 from assay.cli.show import end
 from assay.data.records import Records
 from assay.errors import ConfigError, check_above_zero
 from assay.files import replace_text
+from assay.plan import Plan
 from assay.privacy.ledger import Ledger
-from assay.privacy.rng import source
 from assay.privacy.statement import render
 from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
@@ -131,32 +132,42 @@ def _all_made(
     return made
 
 
+def _on_split(plan: Plan, split: tuning.Split) -> Plan:
+    """The plan for the records that trials train on; a full batch is all of those."""
+    records = len(split.train)
+    return replace(plan, records=records, batch_size=records if plan.sampling == "full" else plan.batch_size)
+
+
 def _on_private(
     settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, mean: float, seed: int | None
 ) -> Result:
-    randomness = source(seed, secure=False)
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
     made = _all_made(shared, settings, seed, more)
     first = made[0]
+    randomness = first.training.randomness()
     bundles = {id(one.bundle): one.bundle for one in made}
     splits = {key: tuning.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
     parts = [splits[id(one.bundle)] for one in made]
     split = parts[0]
-    calibrated = tuning.calibrated(replace(first.plan, records=len(split.train)), epsilon, split.score_noise, mean)
+    calibrated = tuning.calibrated(_on_split(first.plan, split), epsilon, split.score_noise, mean)
     plans = [
-        replace(one.plan, records=len(split.train), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
+        replace(_on_split(one.plan, split), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
         for one in made
     ]
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
             raise ConfigError("try", setting, "settings whose trials all cost the same")
-    chosen_by = {
+    chosen_by: dict[str, Any] = {
         "from": "assay tune",
         "tried": len(settings),
-        "on": f"a tenth of the training records, scored with noise, in a secret number of trials (Poisson, mean {mean:g})",
+        "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
+        f"in a secret number of trials (Poisson, mean {mean:g})",
+        "records": len(split.train) + len(split.validation),
+        "score_noise": split.score_noise,
         "charged": True,
         "start": first.names["tuning"],
     }
+    note_delta(calibrated.delta, chosen_by["records"])
     names = {**first.names, "tuning": chosen_by}
     plan = replace(calibrated, epsilon_limit=epsilon)
     spec = {"plan": plan.to_json(), "training": training_json(first.training), "names": names}
@@ -167,7 +178,7 @@ def _on_private(
     ledger.close()
 
     def run(which: int, trial: int) -> Result:
-        own = None if seed is None else (seed << 16) + trial
+        own = None if seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
         one = _made(shared, settings[which], own, more, made[which])
         return fit(
             one.network,

@@ -17,19 +17,22 @@ from assay.data.locate import places
 from assay.errors import ConfigError, DataError
 from assay.grads.layers import layer_path, trainable_layers
 from assay.models.torchvision import adopted, is_torchvision
+from assay.stage import adapt_as
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Take what the checkpoint (safetensors, or a torch state dict without code) has for the model; returns what it has not.
 
     Parameters of the last layer may differ in shape (another number of classes) and then begin anew; anything else that is
-    missing or of another shape is refused. torchvision's ResNet-18 is a checkpoint of `resnet18`, whose stem and normalisation become
+    missing or of another shape is refused. What the checkpoint's model did to its inputs first (`assay.stage`: subtract their mean, scale
+    them), the model does from now on: the weights were trained so. torchvision's ResNet-18 is a checkpoint of `resnet18`, whose stem and normalisation become
     that network's (`assay.models.torchvision`).
     """
     found = _read(path)
     foreign = is_torchvision(found) and not is_torchvision(model.state_dict())
     if foreign:
         found = adopted(model, found)
+    adapt_as(model, {name: t for name, t in found.items() if name not in model.state_dict()})
     own = dict(model.state_dict())
     head = trainable_layers(model)[-1]
     fresh = [n for n, t in own.items() if n not in found or found[n].shape != t.shape]

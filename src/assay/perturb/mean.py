@@ -23,7 +23,7 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.privacy.rng import Randomness
-from assay.stage import Loss, Part, Released, shift_inputs
+from assay.stage import WHOLE, Loss, Part, Released, check_inputs, shift_inputs
 from assay.types import Bounded
 
 _TOGETHER = 1000  # records in memory at once
@@ -57,8 +57,8 @@ def parse(text: str) -> Mean:
 
 @dataclass(frozen=True)
 class Centered:
-    """The stage (`assay.stage`). Adding or removing one record moves the sum by at most the bound; what it is divided by, the number
-    of records of the plan, is a constant.
+    """The stage (`assay.stage`). Adding or removing one record moves the sum by at most the bound, replacing one by twice that, which
+    the accountant knows; what it is divided by, the number of records of the plan, is a constant.
     """
 
     how: Mean
@@ -80,10 +80,11 @@ class Centered:
 
     def parts(self) -> Sequence[Part]:
         """The mean alone: the steps are the run's own."""
-        return [Part(name="mean of the inputs", unit="one record, there or not", claimed=None, event=self.event())]
+        return [Part(name="mean of the inputs", unit=WHOLE, claimed=None, event=self.event())]
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:  # noqa: ARG002
-        """Refuse inputs that have no mean."""
+        """Refuse inputs that have no mean, or that the model scales."""
+        check_inputs(model, "input_shift")
         first = records.gather(torch.tensor([0]))[0]
         if not (isinstance(first, Tensor) and first.is_floating_point()):
             raise ConfigError(

@@ -38,11 +38,10 @@ from assay.perturb.regions import Regions, segment
 from assay.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE, private_relevance, published_relevance
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import Randomness, Within
-from assay.stage import Loss, Part, Released, scale_inputs
+from assay.stage import WHOLE, Loss, Part, Released, check_inputs, scale_inputs
 
 OBJECTIVES = ("step", "record")
 _PICTURE = "relevance.png"
-_PRESENCE = "one record, there or not"
 _FEATURES = "the features of one record, whatever they are (local: also against whoever sees the noisy records)"
 _LABEL = "the label of one record, whatever it is (local)"
 
@@ -77,7 +76,7 @@ class Segmentation:
         event = self.event()
         return Part(
             name="relevance",
-            unit=_PRESENCE,
+            unit=WHOLE,
             claimed=claimed,
             event=event,
             reason=PUBLISHED_IS_NOT_PRIVATE if isinstance(event, NonPrivateDpEvent) else "",
@@ -135,8 +134,9 @@ class ScaledByRelevance:
         """The relevance; the paper has no word for it."""
         return (self.segmentation.part(None),)
 
-    def check(self, model: nn.Module, records: Records, data: str | None) -> None:  # noqa: ARG002
-        """The network that explains must not be public and private at once; records are tensors."""
+    def check(self, model: nn.Module, records: Records, data: str | None) -> None:
+        """The network that explains must not be public and private at once; records are tensors, which the model does not shift."""
+        check_inputs(model, "input_scale")
         self.segmentation.check(records, data)
 
     def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:

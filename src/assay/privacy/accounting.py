@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -49,6 +49,23 @@ class Adjacency(StrEnum):
     REPLACE_ONE = "replace-one"
 
 
+class Bound(StrEnum):
+    """Where an ε comes from, and with it how close it is to the exact ε of the event; an upper bound in any case."""
+
+    EXACT = "exact"
+    """A closed form."""
+    PLD = "PLD"
+    """Privacy loss distributions: within 1 % of the exact ε."""
+    LOOSE_PLD = "loose PLD"
+    """The same, where a step itself is only bounded, or the grid or rounding end before 1 %."""
+    RENYI = "Rényi"
+    """Rényi divergences."""
+    SUM = "sum"
+    """The ε at δ = 0 of all releases, added up."""
+    NONE = "none"
+    """No finite one: something leaves without noise, or all of the above are infinite."""
+
+
 class UnaccountableError(AssayError):
     """No sound bound is known here for this event under this adjacency."""
 
@@ -56,6 +73,7 @@ class UnaccountableError(AssayError):
 # Rounding in the Fourier transforms that compose T steps: masses were seen to be wrong by at most 4e-16 T
 # in all (T up to 200,000). Five times that is taken off δ, so that rounding cannot lower ε.
 _ROUNDING = 2e-15
+_ROUNDING_SHARE = 0.01  # of δ: with more taken off, ε may be more than 1 % too large
 _CUT = 1e-4  # share of δ given up to losses beyond the grid
 _CUT_OF_DELTA = 1e-12  # the same where δ is the answer
 _SEARCHED = 1e-12  # how closely dp_accounting's root finder places the ε of a Gaussian
@@ -66,7 +84,7 @@ _LEAST_NOISE, _MOST_NOISE, _LEAST_RATE = 1e-3, 1e9, 1e-15
 
 
 def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
-    """Return the verified ε of the event at δ: never below the true one, and within 1 % of it.
+    """Return the verified ε of the event at δ: never below the true one, and within 1 % of it as a rule (`bound` says where).
 
     `math.inf` where something leaves without noise; 0 where δ alone covers the whole event. Gaussians
     without sampling are exact (Balle and Wang 2018). All else is composed from privacy loss distributions
@@ -77,6 +95,12 @@ def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     return epsilon_curve(event, [delta], adjacency)[0][1]
 
 
+def bound(event: DpEvent, delta: float, adjacency: Adjacency) -> Bound:
+    """Return which bound the ε of `epsilon` is."""
+    _check_delta(delta)
+    return _epsilons(_terms(event, adjacency), (delta,), (1,))[0][0][1]
+
+
 def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency) -> list[tuple[float, float]]:
     """Return (δ, ε) for each δ; ε as of `epsilon`, from one and the same privacy loss distribution."""
     for delta in deltas:
@@ -84,7 +108,7 @@ def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency)
     terms = _terms(event, adjacency)
     if not deltas:
         return []
-    return list(zip(deltas, _epsilons(terms, tuple(deltas), (1,))[0], strict=True))
+    return [(delta, eps) for delta, (eps, _) in zip(deltas, _epsilons(terms, tuple(deltas), (1,))[0], strict=True)]
 
 
 def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Sequence[int]) -> list[float]:
@@ -97,7 +121,7 @@ def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Seq
             raise ConfigError("counts", count, "whole numbers ≥ 0")
     taken = tuple(sorted(count for count in spent if count))
     if taken:
-        bounds = [row[0] for row in _epsilons(terms, (delta,), taken)]
+        bounds = [row[0][0] for row in _epsilons(terms, (delta,), taken)]
         # More steps cost no less, so a bound for more steps is one for fewer: the curve cannot dip.
         spent |= zip(taken, np.minimum.accumulate(bounds[::-1])[::-1].tolist(), strict=True)
     return [spent[count] for count in counts]
@@ -178,27 +202,55 @@ def _check_delta(delta: float) -> None:
         raise ConfigError("delta", delta, "a number from 0 to below 1, usually below one over the number of records")
 
 
+_Found = tuple[float, Bound]
+
+
 @functools.lru_cache(maxsize=1024)
-def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, ...]) -> tuple[tuple[float, ...], ...]:
-    """ε at each δ (columns) of the terms repeated so many times (rows)."""
+def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, ...]) -> tuple[tuple[_Found, ...], ...]:
+    """ε at each δ (columns) of the terms repeated so many times (rows), and which bound it is."""
     if not terms:
-        return ((0.0 if terms == () else math.inf,) * len(deltas),) * len(times)
+        return (((0.0, Bound.EXACT) if terms == () else (math.inf, Bound.NONE),) * len(deltas),) * len(times)
     only = terms[0][0]
     if len(terms) == 1 and isinstance(only, Gaussian):
-        return tuple(tuple(gaussian_epsilon(only.multiplier * n**-0.5, d) for d in deltas) for n in times)
+        return tuple(
+            tuple(_least({Bound.EXACT: gaussian_epsilon(only.multiplier * n**-0.5, d)}) for d in deltas) for n in times
+        )
     totals = [tuple((term, count * n) for term, count in terms) for n in times]
     if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
-        return tuple(tuple(_rdp_epsilon(total, d - _ROUNDING * _steps(total)) for d in deltas) for total in totals)
-    bounds, settled = refined(
+        return tuple(
+            tuple(_least({Bound.RENYI: _rdp_epsilon(total, d - _ROUNDING * _steps(total))}) for d in deltas)
+            for total in totals
+        )
+    composed, settled = refined(
         terms,
         times,
         _CUT * min(delta or 1.0 for delta in deltas),
         lambda losses, steps: [epsilon_at(losses, delta - _ROUNDING * steps) for delta in deltas],
     )
-    if not settled or np.isinf(bounds).any():
-        bounds = np.minimum(bounds, [[_rdp_epsilon(total, delta) for delta in deltas] for total in totals])
-    bounds = np.minimum(bounds, [[sum(term.pure * count for term, count in total)] for total in totals])
-    return tuple(map(tuple, bounds.tolist()))
+    composed = np.broadcast_to(composed, (len(times), len(deltas)))
+    fall_back = not settled or bool(np.isinf(composed).any())
+    tight = settled and not any(isinstance(term, WithoutReplacement) for term, _ in terms)
+
+    def found(total: Terms, delta: float, eps: float) -> _Found:
+        precise = tight and _ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
+        return _least(
+            {
+                Bound.PLD if precise else Bound.LOOSE_PLD: eps,
+                Bound.RENYI: _rdp_epsilon(total, delta) if fall_back else math.inf,
+                Bound.SUM: sum(term.pure * count for term, count in total),
+            }
+        )
+
+    return tuple(
+        tuple(found(total, delta, eps) for delta, eps in zip(deltas, row, strict=True))
+        for total, row in zip(totals, composed.tolist(), strict=True)
+    )
+
+
+def _least(bounds: Mapping[Bound, float]) -> _Found:
+    """The least of these, the first of equals."""
+    kind = min(bounds, key=bounds.__getitem__)
+    return bounds[kind], kind if bounds[kind] < math.inf else Bound.NONE
 
 
 def _steps(terms: Terms) -> int:

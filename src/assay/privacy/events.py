@@ -37,8 +37,10 @@ def joint(events: Sequence[DpEvent]) -> DpEvent:
         if isinstance(event, dp_event.NonPrivateDpEvent):
             return event
         if isinstance(event, dp_event.GaussianDpEvent):
-            # noise beyond any that is accounted for is taken for less, whose square is still a number
-            precision += count / min(event.noise_multiplier, 1e150) ** 2 if event.noise_multiplier else math.inf
+            # noise beyond any that is accounted for is taken for less, whose square is still a number; noise whose square is no
+            # number above 0, for none
+            square = min(event.noise_multiplier, 1e150) ** 2
+            precision += count / square if square else math.inf
         else:
             others.append(event if count == 1 else dp_event.SelfComposedDpEvent(event, count))
     if precision:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay.figures import at_least, at_most
-from assay.privacy.accounting import Adjacency
+from assay.grads.clip import AdaptiveQuantile
+from assay.privacy.accounting import Adjacency, Bound
 
 if TYPE_CHECKING:
     from assay.plan import Plan
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 _ADJACENCY = {
     Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
     Adjacency.REPLACE_ONE: "two data sets are neighbours if they have the same number of records and differ in exactly one",
+}
+
+_OTHERWISE = {
+    Adjacency.ADD_OR_REMOVE_ONE: "without {}",
+    Adjacency.REPLACE_ONE: "with another in place of {}",
 }
 
 _VARIANTS = {
@@ -53,16 +59,16 @@ def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str
 
 def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
     """The statement of a finished run, in Markdown."""
-    eps = record["epsilon"]
+    adjacency = Adjacency(record["epsilon"]["adjacency"])
     lines = [
         *head(record, randomness),
         *_parts(record),
         *audit_line(record),
         "## What is protected",
         "",
-        f"- Unit of privacy: {record['unit']}, one of {record['records']} training records. Somebody with several records is protected less.",
-        f"- Adjacency: {eps['adjacency']}: {_ADJACENCY[Adjacency(eps['adjacency'])]}.",
-        f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be without {record['unit']}.",
+        f"- Unit of privacy: {record['unit']}, one of {_at_stake(record)} training records{_set_aside(record)}. Somebody with several records is protected less.",
+        f"- Adjacency: {adjacency}: {_ADJACENCY[adjacency]}.",
+        f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be {_OTHERWISE[adjacency].format(record['unit'])}.",
         "",
         "## How ε was obtained",
         "",
@@ -80,7 +86,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
         + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
         + ".",
-        _accountant(record),
+        _accountant(record, plan),
         f"- Random numbers: {randomness}.",
         "",
         *curve_table(record),
@@ -117,7 +123,7 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
             f"> **Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed.",
             "",
         ]
-    units = record["federated"]["clients"] if record["unit"] == "one client" else record["records"]
+    units = record["federated"]["clients"] if record["unit"] == "one client" else _at_stake(record)
     if (said := large_delta(record["epsilon"]["delta"], units)) is not None:
         lines += [f"> **δ is too large.** {said}.", ""]
     parts = record.get("parts") or []
@@ -131,6 +137,17 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
     if record["status"] == "budget-spent":
         lines += ["> The budget ended this run before its planned last step.", ""]
     return lines
+
+
+def _at_stake(record: Mapping[str, Any]) -> int:
+    """How many records ε protects: those that were trained on and, of a choice that was charged, those it was made by."""
+    count: int = (record.get("tuning") or {}).get("records", record["records"])
+    return count
+
+
+def _set_aside(record: Mapping[str, Any]) -> str:
+    aside = _at_stake(record) - record["records"]
+    return f", {aside} of which were not trained on but set aside to choose by" if aside else ""
 
 
 def large_delta(delta: float, units: int) -> str | None:
@@ -167,16 +184,33 @@ def _schedule(plan: Plan) -> list[str]:
     ]
 
 
-def _accountant(record: Mapping[str, Any]) -> str:
+_BOUNDS: Mapping[str | None, str] = {
+    Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
+    Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one "
+    "of what is charged",
+    Bound.LOOSE_PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound; how close it is to "
+    "the exact one is not known",
+    Bound.RENYI: "Rényi divergences (dp_accounting): an upper bound, where no better one could be computed",
+    Bound.SUM: "the sum of the ε of the single releases, an upper bound",
+    Bound.NONE: "no finite ε was found",
+    None: "privacy loss distributions or, where those end, Rényi divergences (dp_accounting): an upper bound",  # records of earlier versions
+}
+
+
+def _accountant(record: Mapping[str, Any], plan: Plan) -> str:
     eps = record["epsilon"]
-    if eps["accountant"] == "PLD":
-        how = "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one"
-    else:
+    kind = eps.get("bound")
+    if eps["accountant"] == "Rényi":
         how = "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022; dp_accounting): an upper bound"
-    return (
-        f"- Accountant: {how}. Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}. "
-        f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}."
-    )
+    else:
+        how = _BOUNDS[kind]
+        if kind in (Bound.EXACT, Bound.PLD) and (plan.sampling == "shuffle" or len(plan.schedule.strategy) > 1):
+            how += "; batches drawn so cost no more than that, and how much exactly is not known"
+    said = [f"- Accountant: {how}."]
+    if kind != Bound.RENYI and eps["rdp"] != "inf":  # inf: no Rényi bound is at hand
+        said.append(f"Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.")
+    said.append(f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.")
+    return " ".join(said)
 
 
 def tuning_line(record: Mapping[str, Any]) -> list[str]:
@@ -247,5 +281,10 @@ def _bound(record: Mapping[str, Any], plan: Plan) -> str:
         return "- Gradients are not clipped."
     if math.isinf(plan.clip.l2):
         return f"- Gradients are assumed to have norm at most {plan.clip.bound:g}; nothing is clipped, so nothing bounds what one record moves."
+    if isinstance(plan.clip, AdaptiveQuantile):
+        return (
+            f"- Each record's gradient is bounded ({record['clip']}); one record moves a step's sum by at most the bound in force at that step, "
+            f"which begins at {plan.chain().l2:g} and follows a quantile of the gradients' norms, by counts released with noise."
+        )
     averaged = f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else ""
     return f"- Each record's gradient is bounded ({record['clip']}{averaged}); one record moves a step's sum by at most {plan.chain().l2:g}."

@@ -15,8 +15,8 @@ import torch
 
 from assay import denoise, encode, methods
 from assay.plan import Plan
+from assay.privacy.accounting import bound, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.privacy.accounting import epsilon as epsilon_of
-from assay.privacy.accounting import epsilon_curve, gdp_mu, rdp_epsilon
 from assay.privacy.ledger import Ledger
 from assay.stage import rows
 
@@ -62,6 +62,7 @@ def epsilon_facts(
         "delta": plan.delta,
         "adjacency": plan.adjacency.value,
         "accountant": accountant,
+        "bound": bound(event, plan.delta, plan.adjacency).value,
         "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
         "gdp_mu": number(gdp_mu(verified, plan.delta)),
         "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
