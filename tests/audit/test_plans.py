@@ -109,3 +109,36 @@ def test_a_record_replaced_in_a_micro_batch_is_not_counted_twice():
     found = audit_plan(made, randomness=Seeded(4), releases=1500, confidence=1 - 1e-6)
     assert 0.5 * truth < found.audit.epsilon <= truth
     assert found.verdict is Verdict.CONSISTENT
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "full", "without-replacement"])
+@pytest.mark.parametrize("steps", [3, 50])
+def test_what_a_step_shows_is_composed_from_below(sampling, steps):
+    """With the very noise of the plan, an audit may show no more than the plan costs; where the plan's ε is exact, nearly that."""
+    plan = Plan(
+        records=1000,
+        batch_size=1000 if sampling == "full" else 100,
+        steps=steps,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        sampling=sampling,
+        adjacency=Adjacency.REPLACE_ONE if sampling == "without-replacement" else Adjacency.ADD_OR_REMOVE_ONE,
+    )
+    shown = composed(plan, 1.0)
+    assert 0 < shown <= plan.epsilon()
+    if sampling in ("poisson", "full"):
+        assert shown > 0.98 * plan.epsilon()
+
+
+def test_shuffled_epochs_show_what_the_sum_of_an_epoch_shows():
+    """The noise of ten batches for one use of the record: exact for who adds up, and so a bound from below for who can do better."""
+    plan = Plan(records=1000, batch_size=100, steps=50, noise_multiplier=1.0, delta=1e-5, sampling="shuffle")
+    assert composed(plan, 1.0) == pytest.approx(gaussian_epsilon(math.sqrt(10 / 5), 1e-5) / 1.01, rel=1e-6)
+
+
+def test_bands_show_their_first_step_alone():
+    plan = Plan(
+        records=1000, batch_size=100, steps=50, noise_multiplier=1.0, delta=1e-5, noise_schedule="banded:bands=4"
+    )
+    once = Plan(records=1000, batch_size=100, steps=1, noise_multiplier=1.0, delta=1e-5)
+    assert composed(plan, 1.0) == pytest.approx(composed(once, 1.0))

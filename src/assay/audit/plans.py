@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay.audit.local import ReleasesRecords, audit_records
 from assay.audit.result import Audit, Verdict, verdict
@@ -19,10 +19,10 @@ from assay.audit.specimen import Specimen
 from assay.errors import ConfigError
 from assay.federated.plan import FederatedPlan
 from assay.plan import Plan
-from assay.privacy.accounting import Adjacency, epsilon
+from assay.privacy.accounting import Adjacency, Bound, bound, epsilon
 from assay.privacy.rng import OsSeeded, Randomness
 
-ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
+_ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,5 +124,11 @@ def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     # The accountant doubles what a step shows where a record is replaced. A canary in a micro-batch has turned its clipped average
     # around, which is all that a replacement can do.
     doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
-    event = plan.sampler.compose(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
-    return epsilon(event, plan.delta, plan.adjacency) / ABOVE
+    event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
+    return shown_by(event, plan.delta, plan.adjacency)
+
+
+def shown_by(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """No more than the ε of this event; 0 where the accountant does not know how far it is above that."""
+    known = bound(event, delta, adjacency) in (Bound.EXACT, Bound.PLD)
+    return epsilon(event, delta, adjacency) / _ABOVE if known else 0.0

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.audit import bounds
-from assay.audit.plans import ABOVE, PlanAudit, side_by_side
+from assay.audit.plans import PlanAudit, shown_by, side_by_side
 from assay.audit.result import Audit
 from assay.audit.single_step import (
     BARE,
@@ -38,7 +38,6 @@ from assay.federated.exchange import Work
 from assay.federated.layout import Layout
 from assay.federated.plan import FederatedPlan
 from assay.federated.wire import Message
-from assay.privacy.accounting import epsilon
 from assay.privacy.rng import OsSeeded, Randomness
 
 _LAYOUT = Layout({"weight": (3, 4), "bias": (3,)})
@@ -86,7 +85,7 @@ def composed(plan: FederatedPlan, mu: float) -> float:
         event = plan.sampler.compose(GaussianDpEvent(1 / mu), plan.rounds)
     else:  # multipliers are relative to one client's bound, and a client that is replaced moves twice that
         event = SelfComposedDpEvent(GaussianDpEvent(2 / mu), plan.turns)
-    return epsilon(event, plan.delta, plan.adjacency) / ABOVE
+    return shown_by(event, plan.delta, plan.adjacency)
 
 
 def _audit_round(plan: FederatedPlan, confidence: float, fresh: int, randomness: Randomness) -> StepAudit:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from dp_accounting.dp_event import (
     DpEvent,
+    GaussianDpEvent,
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
@@ -58,6 +59,12 @@ class Sampler(Protocol):
         """What `steps` consecutive steps from the start of this randomness cost, each releasing `event` on its batch."""
         ...
 
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
+        """What they show of a record beside others that contribute nothing, so that they cannot cost less: for an audit, where `compose`
+        is a bound from above.
+        """
+        ...
+
     def describe(self) -> str:
         """A sentence for the privacy statement."""
         ...
@@ -93,6 +100,10 @@ class Poisson:
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """Poisson-subsampled, once a step."""
         return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, event), steps)
+
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
+        """Just that."""
+        return self.compose(event, steps)
 
     def describe(self) -> str:
         """For the statement."""
@@ -145,6 +156,10 @@ class Cyclic:
         """Poisson-subsampled among the members, once for every turn of a group: that of the first group, which has the most."""
         return SelfComposedDpEvent(PoissonSampledDpEvent(self.member_rate, event), math.ceil(steps / self.bands))
 
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:  # noqa: ARG002
+        """The first step: whose turn it is, nobody knows of a record, and what that hides of later ones is not known here."""
+        return PoissonSampledDpEvent(self.rate, event)
+
     def describe(self) -> str:
         """For the statement."""
         return (
@@ -192,6 +207,10 @@ class WithoutReplacement:
         return SelfComposedDpEvent(
             SampledWithoutReplacementDpEvent(self.records, int(self.expected_size), event), steps
         )
+
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
+        """A record is in each batch with probability b/N, whatever the other batches are."""
+        return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, event), steps)
 
     def describe(self) -> str:
         """For the statement."""
@@ -241,6 +260,13 @@ class Shuffled:
         """One release an epoch begun (parallel composition over the batches of an epoch)."""
         return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
 
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
+        """The sum over all releases of an epoch, which has the record once and the noise of every batch; of less than an epoch the first step."""
+        epochs = steps // self.epoch_steps
+        if not epochs:
+            return PoissonSampledDpEvent(self.rate, event)
+        return SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier * math.sqrt(self.epoch_steps)), epochs)
+
     def describe(self) -> str:
         """For the statement."""
         return f"shuffled epochs of {self.epoch_steps} batches, each record in one of them; no amplification by sampling is claimed"
@@ -275,6 +301,10 @@ class FullBatch:
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """One release a step."""
         return SelfComposedDpEvent(event, steps)
+
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
+        """Just that."""
+        return self.compose(event, steps)
 
     def describe(self) -> str:
         """For the statement."""
