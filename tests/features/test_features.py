@@ -159,10 +159,13 @@ def test_a_text_and_its_features_are_the_same():
     ("text", "said"),
     [
         ("wavelets", "scatter:J=2,L=8,norm=group"),
-        ("scatter:J=0", "1 or above"),
+        ("scatter:J=0", "from 1 to 10"),
+        ("scatter:J=1000000", "from 1 to 10"),
+        ("scatter:L=1000000", "from 1 to 64"),
         ("scatter:J=two", "a whole number"),
         ("scatter:norm=batch", "one of group, none"),
-        ("efficientnet-lite0:size=8", "32 or above"),
+        ("efficientnet-lite0:size=8", "from 32 to 1024"),
+        ("efficientnet-lite0:size=10000000", "from 32 to 1024"),
         ("scatter+scatter", "one of deskew, mirror, opponent"),
         ("deskew", "one of scatter"),
     ],
@@ -177,6 +180,8 @@ def test_records_that_are_no_pictures_are_refused():
     for shape in ((105,), (1, 2, 2)):
         with pytest.raises(ConfigError, match="pictures"):
             features.parse("scatter").check(shape)
+    with pytest.raises(ConfigError, match=r"features = 'scatter:J=9' is not accepted: .* at least 512×512"):
+        features.parse("deskew+scatter:J=9").check((1, 28, 28))
 
 
 def test_computed_once_and_found_by_what_they_are_made_of(own_cache):
