@@ -49,6 +49,24 @@ def load(
     return replace(bundle, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, notes=notes)
 
 
+def check_features(features: str | None, model: str, augment: str | None) -> None:
+    """Refuse a model without the features that it is made for, and views of what is no picture any more."""
+    computed = None if features is None else features_room.parse(features).name
+    needed = next((info.features for info in models_room.available() if info.name == model), None)
+    if needed not in (None, computed):
+        raise ConfigError(
+            "model",
+            model,
+            f"--features {needed} beside it, which it is made for; one linear layer on anything else is linear-head",
+        )
+    if augment is not None and features is not None:
+        raise ConfigError(
+            "augment",
+            augment,
+            f"no features beside it: views are made of pictures, and features ({features}) are computed before",
+        )
+
+
 def _tell(line: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
 

@@ -27,6 +27,11 @@ from assay.features.scatter import Scatter
 class Features(Protocol):
     """A map of records to features, each record by itself. A frozen dataclass whose fields are its settings."""
 
+    @property
+    def name(self) -> str:
+        """What it is known by, without settings and preparations."""
+        ...
+
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse records of a shape that it cannot take, and packages that are missing."""
         ...
@@ -77,6 +82,10 @@ class Prepared:
 
     first: Preparation
     then: Features
+
+    @property
+    def name(self) -> str:
+        return self.then.name
 
     def check(self, shape: tuple[int, ...]) -> None:
         self.first.check(shape)
