@@ -337,7 +337,10 @@ def _computed_until(x, last):
     [(None, 2), (3, 2), (1, 4)],  # of five pieces, three were done
     ids=["nothing damaged", "what was not done", "the second piece"],
 )
-def test_what_was_computed_before_a_stop_is_not_computed_again(own_cache, damaged, computed_again):
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_was_computed_before_a_stop_is_not_computed_again(own_cache, monkeypatch, damaged, computed_again, ahead):
+    if not ahead:
+        monkeypatch.delattr(os, "posix_fallocate")
     x, calls = torch.rand(1100, 4), []
     _computed_until(x, 3)
     (part,) = own_cache.iterdir()

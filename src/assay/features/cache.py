@@ -72,11 +72,10 @@ def _made(path: Path, extract: Callable[[Tensor], Tensor], x: Tensor, progress: 
             waits = "note: another process is computing these features; waiting for it"
             file = claim.enter_context(claimed(part, lambda: tell(waits)))
             done = 0
-            claim.callback(
-                lambda: None if done else part.unlink(missing_ok=True)
-            )  # there is nothing in it to go on with
+            # a file without a piece is nothing to go on with
+            claim.callback(lambda: None if done else part.unlink(missing_ok=True))
             if path.exists():
-                found = _found(path, len(x))  # since then
+                found = _found(path, len(x))  # by now: another process may have made it
                 if found is not None:
                     return found
                 tell(f"note: {path} is damaged, or of an earlier version of Assay: it is computed anew")

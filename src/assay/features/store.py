@@ -58,6 +58,7 @@ class Store:
         """Make it an empty file for records of this shape, which has all the room that it will need."""
         self._shape = (self._records, *shape)
         self._file.truncate(0)
+        self._file.truncate(self.size)
         take_room(self._file, self.size)
         self._put(0, memoryview(_header(self._shape)))
 
