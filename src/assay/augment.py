@@ -64,6 +64,7 @@ class ShiftFlip:
         return [torch.where(mirrored, moved.flip(3), moved), *(_repeated(t, self.views) for t in rest)]
 
 
+_MOST_VIEWS = 1000  # a record's views are in memory together
 KINDS: dict[str, type[Shift] | type[ShiftFlip]] = {"shift": Shift, "shift-flip": ShiftFlip}
 
 
@@ -79,16 +80,25 @@ def describe(augment: Augmentation) -> str:
 
 
 def _check(views: int, pixels: int) -> None:
-    if views < 1:
-        raise ConfigError("augment views", views, "a whole number, 1 or above")
+    if not 1 <= views <= _MOST_VIEWS:
+        raise ConfigError("augment views", views, f"a whole number from 1 to {_MOST_VIEWS}")
     if pixels < 0:
         raise ConfigError("augment pixels", pixels, "a whole number, 0 or above")
 
 
-def check(record: Tensor) -> None:
-    """Refuse records that are no pictures."""
-    if record.dim() != 3:
-        raise ConfigError("augment", f"records of shape {tuple(record.shape)}", "pictures (channels, height, width)")
+def check(text: str, shape: tuple[int, ...]) -> None:
+    """Refuse views of records of this shape, if they are no pictures, or would be moved out of sight."""
+    pixels = spec.parse("augment", text, KINDS).pixels
+    if len(shape) != 3:
+        raise ConfigError("augment", text, f"pictures (channels, height, width); these records have shape {shape}")
+    height, width = shape[1:]
+    most = min(height, width) // 2
+    if pixels > most:
+        raise ConfigError(
+            "augment",
+            text,
+            f"a shift by {most} pixels at most, half the side of these pictures of {height}×{width}; this is one by {pixels}",
+        )
 
 
 def _repeated(t: Tensor, views: int) -> Tensor:

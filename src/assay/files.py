@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -94,6 +96,47 @@ def lock(file: IO[Any]) -> bool:
     except OSError:
         return True
     return True
+
+
+@contextlib.contextmanager
+def claimed(path: Path, waits: Callable[[], object]) -> Iterator[IO[bytes]]:
+    """The file of this name, made if it is not there, open for one process at a time and unbuffered; `waits` is called if another has it.
+
+    Whoever has it may rename or remove it: who waited for it then gets a new one.
+    """
+    told = False
+    while True:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
+            while not lock(file):
+                if not told:
+                    waits()
+                told = True
+                time.sleep(0.1)
+            if _is_called(file, path):
+                yield file
+                return
+
+
+def _is_called(file: IO[Any], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What an `OSError` says where a disk is full, a quota used up, or a file too large for its file system."""
+
+
+def take_room(file: IO[bytes], size: int) -> None:
+    """Have the disk keep room for so many bytes of an open file, where it can: too little is found out now and not while writing."""
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except AttributeError:  # a system that has no such call
+        return
+    except OSError as error:
+        if error.errno in NO_ROOM:
+            raise
 
 
 def sync_folder(folder: Path) -> None:

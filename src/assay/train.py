@@ -142,7 +142,7 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
         raise ConfigError(
             "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
         )
-    augment.check(Records(train).gather(torch.tensor([0]))[0][0])
+    augment.check(text, tuple(Records(train).gather(torch.tensor([0]))[0].shape[1:]))
 
 
 class _Run:

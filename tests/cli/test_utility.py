@@ -47,6 +47,43 @@ def test_a_run_on_features_says_so_and_resumes_on_them(assay, tmp_path):
     assert record["result"]["test_accuracy"] > 0.5
 
 
+@needs_kymatio
+def test_a_cache_that_cannot_be_used_is_named_and_how_to_use_another(assay, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    words = ("--features", "scatter:J=1,L=4", "--model", "scatter-linear")
+    code, _, err = assay(*DIGITS, *words, "--out", tmp_path / "run")
+    assert code == 1
+    assert "error: features cannot be kept in /proc/nowhere/assay/features" in err
+    assert "Set XDG_CACHE_HOME to a folder that can be written to" in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "scatter-linear"), "model = 'scatter-linear' is not accepted: --features scatter beside it"),
+        (("--model", "scatter-cnn"), "model = 'scatter-cnn' is not accepted: --features scatter beside it"),
+        (
+            ("--model", "scatter-linear", "--features", "efficientnet-lite0"),
+            "one linear layer on anything else is linear-head",
+        ),
+        (
+            ("--model", "scatter-cnn", "--features", "deskew+scatter:J=1", "--augment", "shift:pixels=1"),
+            "augment = 'shift:pixels=1' is not accepted: no features beside it: views are made of pictures",
+        ),
+        (("--augment", "shift:views=100000000"), "augment views = 100000000 is not accepted: a whole number from 1 to"),
+        (("--augment", "shift:pixels=100"), "a shift by 4 pixels at most, half the side of these pictures of 8×8"),
+    ],
+)
+def test_what_does_not_go_with_these_records_is_refused_and_nothing_written(assay, tmp_path, words, said):
+    for more in ((), ("--dry-run",)):
+        code, _, err = assay(*DIGITS, *words, *more, "--out", tmp_path / "run")
+        assert code == 2
+        assert said in err
+    assert not (tmp_path / "run").exists()
+    assert not (tmp_path / "cache").exists()
+
+
 def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     code, out, err = assay(
         "train", "--data", "digits", "--preset", "best", "--epochs", 3, "--seed", 0, "--out", tmp_path / "run"

@@ -1,6 +1,7 @@
 """Views of records: what they are, that a step averages them before clipping, and that runs with them resume."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,12 +110,15 @@ def test_a_seeded_run_repeats_itself_and_says_what_it_did(network, pictures):
     assert "mean over random views of it (shift:views=2,pixels=1)" in first.statement
 
 
-def test_refused_before_anything_is_written(network, records, tmp_path):
+def test_refused_before_anything_is_written(network, records, pictures, tmp_path):
     plan = Plan(records=120, batch_size=20, steps=2, noise_multiplier=1.0, delta=1e-3)
-    with pytest.raises(ConfigError, match="pictures"):
+    with pytest.raises(ConfigError, match="augment = 'shift' is not accepted: pictures"):
         fit(nn.Linear(4, 3), records, plan=plan, training=Training(augment="shift"), out=tmp_path / "run")
+    shifts, of_pictures = Training(augment="shift:pixels=4"), replace(plan, records=60)
+    with pytest.raises(ConfigError, match="a shift by 3 pixels at most, half the side of these pictures of 6×6"):
+        fit(network, pictures, plan=of_pictures, training=shifts, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    for text in ("turn", "shift:views=0", "shift:pixels=-1", "shift:by=2"):
+    for text in ("turn", "shift:views=0", "shift:views=1001", "shift:pixels=-1", "shift:by=2"):
         with pytest.raises(ConfigError):
             Training(augment=text)
 

@@ -1,5 +1,9 @@
 """Features: record by record, computed once, and named in the record and the statement."""
 
+import os
+import resource
+import threading
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import numpy as np
@@ -8,8 +12,8 @@ import torch
 
 from assay import features
 from assay.data import load
-from assay.errors import ConfigError
-from assay.features import cache
+from assay.errors import ConfigError, DataError
+from assay.features import cache, progress
 from assay.features.deskew import Deskew
 from assay.features.opponent import Opponent
 
@@ -155,10 +159,13 @@ def test_a_text_and_its_features_are_the_same():
     ("text", "said"),
     [
         ("wavelets", "scatter:J=2,L=8,norm=group"),
-        ("scatter:J=0", "1 or above"),
+        ("scatter:J=0", "from 1 to 10"),
+        ("scatter:J=1000000", "from 1 to 10"),
+        ("scatter:L=1000000", "from 1 to 64"),
         ("scatter:J=two", "a whole number"),
         ("scatter:norm=batch", "one of group, none"),
-        ("efficientnet-lite0:size=8", "32 or above"),
+        ("efficientnet-lite0:size=8", "from 32 to 1024"),
+        ("efficientnet-lite0:size=10000000", "from 32 to 1024"),
         ("scatter+scatter", "one of deskew, mirror, opponent"),
         ("deskew", "one of scatter"),
     ],
@@ -173,6 +180,8 @@ def test_records_that_are_no_pictures_are_refused():
     for shape in ((105,), (1, 2, 2)):
         with pytest.raises(ConfigError, match="pictures"):
             features.parse("scatter").check(shape)
+    with pytest.raises(ConfigError, match=r"features = 'scatter:J=9' is not accepted: .* at least 512×512"):
+        features.parse("deskew+scatter:J=9").check((1, 28, 28))
 
 
 def test_computed_once_and_found_by_what_they_are_made_of(own_cache):
@@ -209,6 +218,185 @@ def test_an_interrupted_computation_leaves_nothing(own_cache):
     with pytest.raises(RuntimeError):
         cache.computed(fails, torch.rand(3, 2), "s", "1")
     assert list(own_cache.iterdir()) == []
+
+
+def _doubled(x):
+    return 2 * x
+
+
+def _cut(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _empty(path):
+    os.truncate(path, 0)
+
+
+def _random(path):
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+
+
+def _not_a_number(path):
+    values = np.load(path, mmap_mode="r+")
+    values[299, 3] = np.nan
+    values.flush()
+
+
+def _one_bit(path):
+    content = bytearray(path.read_bytes())
+    content[700] ^= 1
+    path.write_bytes(content)
+
+
+def _fewer_records(path):
+    np.save(path, np.load(path)[:200])
+
+
+def _earlier_version(path):
+    np.save(path, np.load(path))
+
+
+def _of_other_records(path):
+    cache.computed(_doubled, torch.zeros(300, 4), "double", "1")
+    next(other for other in path.parent.iterdir() if other != path).replace(path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_cut, _empty, _random, _not_a_number, _one_bit, _fewer_records, _earlier_version, _of_other_records],
+)
+def test_a_damaged_file_is_computed_anew_and_that_is_said(own_cache, damage):
+    x, told = torch.rand(300, 4), []
+    cache.computed(_doubled, x, "double", "1")
+    (path,) = own_cache.iterdir()
+    whole = path.read_bytes()
+    damage(path)
+    assert torch.equal(cache.computed(_doubled, x, "double", "1", tell=told.append), 2 * x)
+    assert [line.startswith(f"note: {path} is damaged") for line in told] == [True]
+    assert list(own_cache.iterdir()) == [path]
+    assert path.read_bytes() == whole
+
+
+@contextmanager
+def _files_of_at_most(size):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_where_there_is_no_room_an_error_says_so_and_nothing_is_left(own_cache, monkeypatch, ahead):
+    calls = []
+
+    def counted(x):
+        calls.append(len(x))
+        return 2 * x
+
+    if not ahead:  # a system that cannot take room before it is needed
+        monkeypatch.delattr(os, "posix_fallocate")
+    with _files_of_at_most(10_000), pytest.raises(DataError, match="Make room there") as caught:
+        cache.computed(counted, torch.rand(2000, 4), "double", "1")
+    assert str(own_cache) in str(caught.value)
+    assert "XDG_CACHE_HOME" in str(caught.value)
+    assert list(own_cache.iterdir()) == []
+    assert len(calls) == 1, "nothing is computed that cannot be kept"
+
+
+@pytest.mark.parametrize("place", ["file", "file/below", "/proc/nowhere"])
+def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, place):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+    with pytest.raises(DataError, match="Set XDG_CACHE_HOME to a folder that can be written to") as caught:
+        cache.computed(_doubled, torch.rand(3, 2), "double", "1")
+    assert str(tmp_path / place / "assay" / "features") in str(caught.value)
+
+
+class _Stopped(BaseException):
+    """As by a signal."""
+
+
+def _computed_until(x, last):
+    """The first pieces, and then the end."""
+    calls = []
+
+    def extract(part):
+        if len(calls) == last:
+            raise _Stopped
+        calls.append(len(part))
+        return 2 * part
+
+    with pytest.raises(_Stopped):
+        cache.computed(extract, x, "double", "1")
+
+
+@pytest.mark.parametrize(
+    ("damaged", "computed_again"),
+    [(None, 2), (3, 2), (1, 4)],  # of five pieces, three were done
+    ids=["nothing damaged", "what was not done", "the second piece"],
+)
+@pytest.mark.parametrize("ahead", [True, False])
+def test_what_was_computed_before_a_stop_is_not_computed_again(own_cache, monkeypatch, damaged, computed_again, ahead):
+    if not ahead:
+        monkeypatch.delattr(os, "posix_fallocate")
+    x, calls = torch.rand(1100, 4), []
+    _computed_until(x, 3)
+    (part,) = own_cache.iterdir()
+    if damaged is not None:
+        with part.open("r+b") as file:
+            file.seek(128 + damaged * 250 * 4 * 4 + 5)
+            file.write(b"damage")
+
+    def counted(x):
+        calls.append(len(x))
+        return 2 * x
+
+    assert torch.equal(cache.computed(counted, x, "double", "1"), 2 * x)
+    assert len(calls) == computed_again
+    (path,) = own_cache.iterdir()
+    assert path.suffix == ".npy"
+    assert torch.equal(cache.computed(counted, x, "double", "1"), 2 * x)
+    assert len(calls) == computed_again, "it proves itself as one that was made at once does"
+
+
+def test_two_at_the_same_time_compute_once():
+    x, calls, told, found = torch.rand(600, 4), [], [], []
+    begun, waited = threading.Event(), threading.Event()
+
+    def slow(x):
+        calls.append(len(x))
+        begun.set()
+        assert waited.wait(60)
+        return 2 * x
+
+    def note(line):
+        told.append(line)
+        waited.set()
+
+    def compute():
+        found.append(cache.computed(slow, x, "double", "1", tell=note))
+
+    both = [threading.Thread(target=compute) for _ in range(2)]
+    both[0].start()
+    assert begun.wait(60)
+    both[1].start()
+    for thread in both:
+        thread.join(60)
+    assert [torch.equal(one, 2 * x) for one in found] == [True, True]
+    assert len(calls) == 3
+    assert told == ["note: another process is computing these features; waiting for it"]
+
+
+def test_only_what_takes_long_says_how_far_it_is(monkeypatch):
+    x, told = torch.rand(600, 4), []
+    cache.computed(_doubled, x, "double", "1", what="doubles", tell=told.append)
+    assert told == []
+    monkeypatch.setattr(progress, "_FIRST", 0.0)
+    monkeypatch.setattr(progress, "_EVERY", 0.0)
+    cache.computed(_doubled, x, "double", "2", what="doubles", tell=told.append)
+    assert told == [f"doubles: {done} of 600, about 0 s left" for done in (250, 500)]
 
 
 @needs_kymatio

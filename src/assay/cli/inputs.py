@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
 from assay import data as data_room
 from assay import features as features_room
@@ -36,7 +37,7 @@ def load(
         raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
     if records is not None and records < there:
         bundle = replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
-    bundle = bundle if wanted is None else features_room.of_bundle(wanted, bundle)
+    bundle = bundle if wanted is None else features_room.of_bundle(wanted, bundle, _tell)
     if not validation:
         return bundle
     split = Split.of(bundle, Seeded(0).stream("validation", 0))
@@ -46,6 +47,28 @@ def load(
         "numbers about these records, which ε does not cover."
     )
     return replace(bundle, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, notes=notes)
+
+
+def check_features(features: str | None, model: str, augment: str | None) -> None:
+    """Refuse a model without the features that it is made for, and views of what is no picture any more."""
+    computed = None if features is None else features_room.parse(features).name
+    needed = next((info.features for info in models_room.available() if info.name == model), None)
+    if needed not in (None, computed):
+        raise ConfigError(
+            "model",
+            model,
+            f"--features {needed} beside it, which it is made for; one linear layer on anything else is linear-head",
+        )
+    if augment is not None and features is not None:
+        raise ConfigError(
+            "augment",
+            augment,
+            f"no features beside it: views are made of pictures, and features ({features}) are computed before",
+        )
+
+
+def _tell(line: str) -> None:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
 
 
 def build(

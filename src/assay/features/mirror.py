@@ -18,7 +18,7 @@ class Mirror:
     name: ClassVar[str] = "mirror"
 
     def check(self, shape: tuple[int, ...]) -> None:
-        check_picture(self.name, shape, least=2)
+        check_picture(self, shape, least=2)
 
     def around(self, extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return extract(x).add_(extract(x.flip(-1))).div_(2)

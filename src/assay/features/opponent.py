@@ -25,7 +25,7 @@ class Opponent:
     name: ClassVar[str] = "opponent"
 
     def check(self, shape: tuple[int, ...]) -> None:
-        check_picture(self.name, shape, least=1, channels=3)
+        check_picture(self, shape, least=1, channels=3)
 
     def around(self, extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return extract(torch.einsum("oc,bchw->bohw", _AXES.to(x), x))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from assay import spec
 from assay.errors import ConfigError
 
 
-def check_picture(name: str, shape: tuple[int, ...], *, least: int, channels: int | None = None) -> None:
-    """Refuse what is no picture of at least this side, with so many channels where that matters."""
+def check_picture(part: Any, shape: tuple[int, ...], *, least: int, channels: int | None = None) -> None:
+    """Refuse, for features or a preparation, what is no picture of at least this side, with so many channels where that matters."""
     if len(shape) != 3 or min(shape[1:]) < least or (channels is not None and shape[0] != channels):
         kind = "pictures" if channels is None else f"pictures of {channels} channels"
+        asked = spec.describe(part, {part.name: type(part)})
         raise ConfigError(
-            "features", name, f"a data set of {kind} of at least {least}×{least}; this one has shape {shape}"
+            "features", asked, f"a data set of {kind} of at least {least}×{least}; this one has shape {shape}"
         )
 
 

@@ -24,6 +24,7 @@ from assay.errors import ConfigError
 from assay.features.pictures import check_installed, check_picture
 
 _NORMS = ("group", "none")
+_MOST = {"J": 10, "L": 64}  # pictures of 1024 pixels a side, and more angles than those tell apart
 _TOGETHER = 3  # channels normalised together: Tramèr and Boneh take 27 groups of 81 channels
 _AT_ONCE = 8  # pictures of one channel whose maps stay in a core's cache
 
@@ -43,15 +44,15 @@ class Scatter:
     norm: str = "group"
 
     def __post_init__(self) -> None:
-        for field in ("J", "L"):
-            if getattr(self, field) < 1:
-                raise ConfigError(f"features scatter {field}", getattr(self, field), "a whole number, 1 or above")
+        for field, most in _MOST.items():
+            if not 1 <= getattr(self, field) <= most:
+                raise ConfigError(f"features scatter {field}", getattr(self, field), f"a whole number from 1 to {most}")
         if self.norm not in _NORMS:
             raise ConfigError("features scatter norm", self.norm, "one of " + ", ".join(_NORMS))
 
     def check(self, shape: tuple[int, ...]) -> None:
         check_installed(self.name, ["kymatio"])
-        check_picture(self.name, shape, least=2**self.J)
+        check_picture(self, shape, least=2**self.J)
 
     def made_with(self) -> str:
         return f"filters of kymatio {version('kymatio')}"

@@ -65,11 +65,13 @@ MODELS = (
         name="scatter-linear",
         summary="one linear layer on scattering features, starting at zero",
         make=linear_head,
+        features="scatter",
     ),
     ModelInfo(
         name="scatter-cnn",
         summary="Tramèr and Boneh's small CNN on scattering features (tanh)",
         make=scatter_cnn,
         smallest_side=2,
+        features="scatter",
     ),
 )

@@ -14,7 +14,8 @@ class ModelInfo:
 
     `input_rank` is 3 for networks on images (channels, height, width) and None for networks that flatten
     a record of any shape. `smallest_side` is the least height and width the layers can still work on. `channels_last` is
-    how its kernels lie in memory, where a CPU was measured to be faster that way.
+    how its kernels lie in memory, where a CPU was measured to be faster that way. `features` names those (`assay.features`) that it is made
+    for; on anything else it would be another model than its name says.
     """
 
     name: str
@@ -23,6 +24,7 @@ class ModelInfo:
     input_rank: int | None = 3
     smallest_side: int = 1
     channels_last: bool = False
+    features: str | None = None
 
     @property
     def accepts(self) -> str:
