@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from assay import fit
 from assay.cli.inputs import load, of_run
 
-needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
 DIGITS = ("train", "--data", "digits", "--epochs", 2)
 
 
@@ -20,7 +19,6 @@ def own_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@needs_kymatio
 def test_a_run_on_features_says_so_and_resumes_on_them(assay, tmp_path):
     out = tmp_path / "run"
     words = (
@@ -47,7 +45,6 @@ def test_a_run_on_features_says_so_and_resumes_on_them(assay, tmp_path):
     assert record["result"]["test_accuracy"] > 0.5
 
 
-@needs_kymatio
 def test_a_cache_that_cannot_be_used_is_named_and_how_to_use_another(assay, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
     words = ("--features", "scatter:J=1,L=4", "--model", "scatter-linear")

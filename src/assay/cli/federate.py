@@ -133,6 +133,7 @@ def federate(
         keep_models=keep_models,
     )
     divided = partition.parse(division)
+    check_features(None, model, None)
     bundle = load(data, data_dir, records)
     network = build(model, circulant, bundle, seed)
     labels = bundle.train_y.numpy()

@@ -25,5 +25,5 @@ def check_installed(name: str, packages: list[str]) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ConfigError(
-            "features", name, f"the packages of `pip install assay-dp[utility]` ({', '.join(missing)} missing)"
+            "features", name, f"the packages of `pip install 'assay-dp[utility]'` ({', '.join(missing)} missing)"
         )

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay.errors import ConfigError
-from assay.features.pictures import check_installed, check_picture
+from assay.features.pictures import check_picture
 
 _NORMS = ("group", "none")
 _MOST = {"J": 10, "L": 64}  # pictures of 1024 pixels a side, and more angles than those tell apart
@@ -51,7 +51,6 @@ class Scatter:
             raise ConfigError("features scatter norm", self.norm, "one of " + ", ".join(_NORMS))
 
     def check(self, shape: tuple[int, ...]) -> None:
-        check_installed(self.name, ["kymatio"])
         check_picture(self, shape, least=2**self.J)
 
     def made_with(self) -> str:
