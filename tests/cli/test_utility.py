@@ -58,8 +58,18 @@ def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     assert record["tuning"]["from"] == "preset best"
     assert record["tuning"]["charged"] is False
     assert record["epsilon"]["verified"] <= 1
-    assert "Settings: preset best; " in (tmp_path / "run" / "statement.md").read_text()
-    assert "settings       preset best; chosen without looking at these records: large batches" in out
+    assert record["tuning"]["changed"] == ["epochs"]
+    assert (
+        "Settings: preset best, with epochs changed; the preset itself: " in (tmp_path / "run/statement.md").read_text()
+    )
+    assert "settings       preset best, with epochs changed; the preset itself: " in out
+
+
+def test_the_same_value_written_differently_is_no_change_to_a_preset(assay, tmp_path):
+    words = ("train", "--data", "digits", "--preset", "best", "--epochs", 2, "--model", "linear-head", "--seed", 0)
+    code, _, err = assay(*words, "--clip", 0.1, "--batch-size", 512.0, "--lr", 3, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert json.loads((tmp_path / "run/record.json").read_text())["tuning"]["changed"] == ["epochs", "lr"]
 
 
 def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,7 @@ from torch import nn
 
 from assay import denoise as denoise_room
 from assay import encode as encode_room
+from assay import features as features_room
 from assay import methods as methods_room
 from assay import presets
 from assay.cli import federate, options
@@ -31,6 +32,7 @@ from assay.figures import at_most
 from assay.grads import clip as clipping
 from assay.models.transfer import located
 from assay.optim import Optimizer
+from assay.perturb.mean import parse as parse_center
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
@@ -215,16 +217,33 @@ class Prepared:
 
 
 def prepare(*, context: typer.Context, like: Prepared | None = None, **settings: Any) -> Prepared:
-    """What the options of `assay train` ask for; what was typed goes before what a preset says. Records that `like` has are not loaded
-    again.
+    """What the options of `assay train` ask for; what was typed goes before what a preset says, and the run's names tell where the two
+    differ. Records that `like` has are not loaded again.
     """
-    tuning = None
-    if settings["preset"] is not None:
-        found = presets.of(settings)
-        given = context.get_parameter_source
-        typed = {name for name in context.params if getattr(given(name), "name", "") == "COMMANDLINE"}
-        settings |= {name: value for name, value in found.settings.items() if name not in typed}
-        tuning = found.origin
+    if settings["preset"] is None:
+        return _prepared(settings, None, like)
+    preset = presets.of(settings)
+    given = context.get_parameter_source
+    typed = {name for name in context.params if getattr(given(name), "name", "") == "COMMANDLINE"}
+    filled = {name: value for name, value in preset.settings.items() if name not in typed}
+    changed = [name for name in preset.settings if name in typed and _differ(name, settings[name], preset)]
+    return _prepared(settings | filled, preset.origin(changed), like)
+
+
+_READ: Mapping[str, Callable[[str], object]] = {
+    "clip": clipping.parse,
+    "features": features_room.parse,
+    "center": parse_center,
+}
+
+
+def _differ(name: str, typed: Any, preset: presets.Preset) -> bool:
+    """Whether it is another value than the preset's, and not the same one written differently."""
+    said, read = preset.settings[name], _READ.get(name)
+    return bool(typed != said if read is None else read(typed) != read(said))
+
+
+def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, like: Prepared | None) -> Prepared:
     o = SimpleNamespace(**settings)
     chosen = options.method(o.method, o.variant, o.noise_form, o.groups, o.option)
     name = o.optimizer or chosen.optimizer

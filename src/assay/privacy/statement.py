@@ -189,9 +189,12 @@ def choices(tuning: Mapping[str, Any] | None) -> list[str]:
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    last = f"{tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+    found = f"{tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
     if not tuning["tried"]:
-        last = f"{tuning['from']}; chosen without looking at these records: {tuning['on']}"
+        found = f"chosen without looking at these records: {tuning['on']}"
+    last = f"{tuning['from']}; {found}"
+    if changed := tuning.get("changed"):  # not in records of earlier versions
+        last = f"{tuning['from']}, with {', '.join(changed)} changed; the preset itself: {found}"
     return [*choices(tuning.get("start")), last]
 
 

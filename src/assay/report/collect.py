@@ -25,6 +25,7 @@ from assay.runs import checkpoint
 from assay.runs.attacked import read_attacks
 from assay.runs.directory import RunDirectory
 from assay.studies.directory import Study
+from assay.studies.summary import tried
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
@@ -200,6 +201,7 @@ def _finished(directory: RunDirectory, name: str) -> Finished:
         number(record["epsilon"].get(key))
     if number(record["epsilon"]["verified"]) is None or not 0 < float(record["epsilon"]["delta"]) < 1:
         raise ValueError("epsilon in record.json")
+    tried(record.get("tuning"))  # has the form it should have
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (

@@ -12,6 +12,7 @@ from typing import Any
 
 from assay.figures import at_least, at_most
 from assay.report.collect import Finished, number
+from assay.studies.summary import tried
 
 _ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of it
 _SLACK = 1.01  # a verified ε is within 1 % of the exact one: below that nothing is said about a claim
@@ -90,6 +91,11 @@ class Group:
         counts = [finite((run.record.get("federated") or {}).get(f"bytes_{way}")) for run in self.runs]
         known = [count for count in counts if count is not None]
         return round(statistics.mean(known) / 1e6, 3) if known else None
+
+    @property
+    def tried(self) -> str:
+        """How the settings were found, in a column; of runs that found the same ones differently, each way."""
+        return " or ".join(dict.fromkeys(tried(run.record.get("tuning")) for run in self.runs))
 
     @property
     def above(self) -> bool:

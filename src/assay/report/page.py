@@ -150,6 +150,7 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         return None
     more = _differing(groups)
     sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
+    tuned = any(run.record.get("tuning") for group in groups for run in group.runs)
     heads = [
         ("method", False),
         ("ε asked for", True),
@@ -162,9 +163,10 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         ("model", False),
         *((name, False) for name in more),
         *((f"MB {way}", True) for way in sent),
+        *([("settings tried", False)] if tuned else []),
         ("seeds", True),
     ]
-    rows = [_headline_row(group, more, sent) for group in groups]
+    rows = [_headline_row(group, more, sent, tuned=tuned) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
     caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
     words = tag(
@@ -190,7 +192,9 @@ def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
     return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
 
 
-def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str]) -> Html:
+def _headline_row(
+    group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str], *, tuned: bool
+) -> Html:
     said = verdict(group)
     mean, spread = group.mean, group.deviation
     text = None if mean is None else f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
@@ -216,6 +220,7 @@ def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]], sent
         tag("td", group.model, class_="text"),
         [tag("td", value(group), class_="setting") for value in more.values()],
         [num(group.sent(way)) for way in sent],
+        tag("td", group.tried, class_="text") if tuned else None,
         num(len(group.runs)),
         data_method=group.method,
         data_data=group.data,
