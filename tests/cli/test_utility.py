@@ -72,6 +72,23 @@ def test_the_same_value_written_differently_is_no_change_to_a_preset(assay, tmp_
     assert json.loads((tmp_path / "run/record.json").read_text())["tuning"]["changed"] == ["epochs", "lr"]
 
 
+@pytest.mark.parametrize(
+    ("words", "value", "option"),
+    [
+        (("--optimizer", "adam"), "momentum = 0.9", "--momentum"),
+        (("--method", "gredp"), "clip = 'flat:0.1'", "--clip"),
+        (("--records", 500), "batch_size = 512", "--batch-size"),
+    ],
+)
+def test_a_value_that_a_preset_filled_in_is_refused_as_the_presets(assay, tmp_path, words, value, option):
+    code, _, err = assay("train", "--data", "digits", "--preset", "best", *words, "--out", tmp_path / "run")
+    assert code == 2
+    assert f"{value} is not accepted" in err
+    assert f"the value is that of preset best, and {option} typed beside it goes before it" in err
+    code, _, err = assay("train", "--data", "digits", "--batch-size", 0, "--preset", "best", "--out", tmp_path / "run")
+    assert (code, "preset" in err) == (2, False), "that value was typed"
+
+
 def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
     words = ("train", "--data", "digits", "--dry-run", "--json", "--out", tmp_path / "run", "--preset")
     steps = [json.loads(assay(*words, "best", "--epsilon", epsilon)[1])["steps"] for epsilon in (0.5, 1, 2, 3, 8)]

@@ -26,7 +26,7 @@ from assay.data import DataBundle, catalog
 from assay.distributed import limits
 from assay.distributed.launch import check_alone
 from assay.distributed.world import world
-from assay.errors import BudgetSpentError
+from assay.errors import BudgetSpentError, ConfigError
 from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
 from assay.grads import clip as clipping
@@ -227,7 +227,16 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
     typed = {name for name in context.params if getattr(given(name), "name", "") == "COMMANDLINE"}
     filled = {name: value for name, value in preset.settings.items() if name not in typed}
     changed = [name for name in preset.settings if name in typed and _differ(name, settings[name], preset)]
-    return _prepared(settings | filled, preset.origin(changed), like)
+    try:
+        return _prepared(settings | filled, preset.origin(changed), like)
+    except ConfigError as error:
+        if error.field not in filled:
+            raise
+        option = f"--{error.field.replace('_', '-')}"
+        said = (
+            f"{error.accepted}; the value is that of preset {preset.name}, and {option} typed beside it goes before it"
+        )
+        raise ConfigError(error.field, error.value, said) from error
 
 
 _READ: Mapping[str, Callable[[str], object]] = {
