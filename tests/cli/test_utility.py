@@ -263,6 +263,37 @@ def test_validation_leaves_the_test_records_alone(assay, tmp_path):
     assert rows <= {tuple(row) for row in everything.train_x.flatten(1).tolist()}
 
 
+def test_what_was_measured_on_validation_records_is_called_so_wherever_it_is_read(assay, tmp_path):
+    words = ("--data", "digits", "--model", "logistic", "--epochs", 2, "--validation")
+    code, out, err = assay("train", *words, "--seed", 0, "--out", tmp_path / "run")
+    assert code == 0, err
+    accuracy = json.loads((tmp_path / "run/record.json").read_text())["result"]["test_accuracy"]
+    assert f"validation accuracy {accuracy:.2%}" in out
+    assert f"validation accuracy {accuracy:.2%}" in err
+    statement = (tmp_path / "run/statement.md").read_text()
+    assert "Not protected: the validation records. Validation accuracy" in statement
+    assert assay("report", tmp_path / "run", "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "validation accuracy" in page
+    for text in (out, err, statement, page):
+        assert "test accuracy" not in text.lower()
+    code, out, err = assay("compare", "--methods", "dpsgd", "--seeds", 1, *words, "--out", tmp_path / "study")
+    assert code == 0, err
+    assert "validation accuracy (%)" in out
+    assert "seed 0: validation accuracy " in err
+    assert assay(*DIGITS, "--model", "logistic", "--seed", 0, "--out", tmp_path / "study/plain")[0] == 0
+    assert assay("report", tmp_path / "study", "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    for words in (
+        "accuracy on",
+        "validation records",
+        "test records",
+        "Validation accuracy while",
+        "Test accuracy while",
+    ):
+        assert words in page
+
+
 def test_settings_of_another_batch_size(assay, tmp_path):
     """κ = 200/50: 0.9⁴ and lr/(1 - β) times 4, in the record beside what was typed."""
     out = tmp_path / "run"

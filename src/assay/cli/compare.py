@@ -207,7 +207,8 @@ def _print(study: Study, as_json: bool) -> None:
     table = Table(*study.grid.axes, box=None, pad_edge=False)
     found_by = columns.tried(runs)
     titles = [column.title for column in found_by]
-    for heading in ("accuracy (%)", "ε claimed", "ε verified", "ε audited", *titles, "seeds"):
+    accuracy = "validation accuracy (%)" if study.grid.shared.get("validation") else "accuracy (%)"
+    for heading in (accuracy, "ε claimed", "ε verified", "ε audited", *titles, "seeds"):
         table.add_column(heading, justify="right")
     for cell in found:
         table.add_row(

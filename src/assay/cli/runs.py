@@ -36,6 +36,7 @@ from assay.perturb.mean import parse as parse_center
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
+from assay.privacy.statement import scored
 from assay.result import Progress
 from assay.runs import checkpoint, logs
 from assay.runs.directory import RunDirectory
@@ -188,7 +189,8 @@ def train(
         return
     if ranks.leader:
         note_delta(made.plan.delta, made.plan.records)
-    with progress(made.plan.epsilon_limit, ranks) as shown, logs.logging(log, out) as logged:
+    on = scored(made.names)
+    with progress(made.plan.epsilon_limit, ranks, scored=on) as shown, logs.logging(log, out, on) as logged:
         result = fit(
             made.network,
             made.bundle.train,
@@ -341,7 +343,9 @@ def resume(
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
-    with progress(spec["plan"]["epsilon_limit"], ranks) as shown, logs.logging(spec["names"].get("log"), run) as logged:
+    names, limit = spec["names"], spec["plan"]["epsilon_limit"]
+    on = scored(names)
+    with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 

@@ -33,6 +33,13 @@ def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
     return at_least(float(value)) if lower_bound else at_most(float(value))
 
 
+def scored(facts: Mapping[str, Any]) -> str:
+    """Which records the accuracies of a run are of, by its record or its names: `test`, or `validation` where training records were set
+    aside for it.
+    """
+    return "validation" if facts.get("validation_of") else "test"
+
+
 def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str]:
     """How every statement begins: what was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
@@ -91,7 +98,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         + "the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
         " (released with noise of their own; their share is part of ε).",
         "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
-        "- Not protected: the test records. Test accuracy and loss are computed from them without noise.",
+        f"- Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are computed from them without noise.",
         *([f"- Data: {record['notes']}"] if record["notes"] else []),
         "",
         "## What is assumed",

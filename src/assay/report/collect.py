@@ -21,6 +21,7 @@ from assay.errors import AssayError, ConfigError
 from assay.files import is_part
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
+from assay.privacy.statement import scored
 from assay.runs import checkpoint
 from assay.runs.attacked import read_attacks
 from assay.runs.directory import RunDirectory
@@ -69,6 +70,7 @@ class Unfinished:
     delta: float | None
     history: tuple[Mapping[str, Any], ...]
     changed: str
+    scored: str
     trouble: str = ""
 
 
@@ -251,6 +253,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         delta=delta,
         history=tuple(history),
         changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        scored=scored(names),
         trouble="; ".join(trouble),
     )
 

@@ -108,7 +108,7 @@ def _one_run(group: Group) -> Html:
             if math.isinf(group.audited)
             else f"≥ {at_least(group.audited)}",
         ),
-        ("test accuracy", "–" if found is None else f"{found:.2%}"),
+        (f"{group.scored} accuracy", "–" if found is None else f"{found:.2%}"),
         ("δ", f"{group.delta:g}"),
     ]
     return tag(
@@ -151,13 +151,15 @@ def _headline(groups: Sequence[Group]) -> Html | None:
     more = _differing(groups)
     sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
     tuned = any(run.record.get("tuning") for group in groups for run in group.runs)
+    validated = all(group.scored == "validation" for group in groups)
+    accuracy_head = "validation accuracy (%)" if validated else "accuracy (%)"
     heads = [
         ("method", False),
         ("ε asked for", True),
         ("ε claimed", True),
         ("ε verified", True),
         ("ε audited", True),
-        ("accuracy (%)", True),
+        (accuracy_head, True),
         ("verdict", False),
         ("data", False),
         ("model", False),
@@ -188,6 +190,7 @@ def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
         "setting": lambda group: group.setting,
         "unit of privacy": lambda group: group.unit,
         "δ": lambda group: f"{group.delta:g}",
+        "accuracy on": lambda group: f"{group.scored} records",
     }
     return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
 
@@ -228,15 +231,16 @@ def _headline_row(
 
 
 def _panels(groups: Sequence[Group], styles: Mapping[str, int]) -> Html | None:
-    panels: dict[tuple[str, str], list[Group]] = {}
+    panels: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups:
-        panels.setdefault((group.data, group.model), []).append(group)
-    made = [_panel(data, model, members, styles) for (data, model), members in panels.items()]
+        panels.setdefault((group.data, group.model, group.scored), []).append(group)
+    made = [_panel(*about, members, styles) for about, members in panels.items()]
     return section("charts", "Charts", made) if made else None
 
 
-def _panel(data: str, model: str, groups: Sequence[Group], styles: Mapping[str, int]) -> Html:
-    name = f"{data}, {model}"
+def _panel(data: str, model: str, scored: str, groups: Sequence[Group], styles: Mapping[str, int]) -> Html:
+    name = f"{data}, {model}" + ("" if scored == "test" else f", on {scored} records")
+    accuracies, axis = f"{scored.capitalize()} accuracy while training", curves.accuracy_axis(scored)
     final = curves.against_epsilon(groups, styles)
     history = curves.over_time(groups, styles, "test_accuracy")
     spent = curves.over_time(groups, styles, "epsilon")
@@ -244,12 +248,12 @@ def _panel(data: str, model: str, groups: Sequence[Group], styles: Mapping[str, 
     unbounded = sum(any(curves.infinite_epsilon(run.record.get("history") or []) for run in g.runs) for g in groups)
     figures = [
         figure(
-            plot(f"Accuracy against verified ε: {name}", final, curves.EPSILON, curves.ACCURACY),
+            plot(f"Accuracy against verified ε: {name}", final, curves.EPSILON, axis),
             "Accuracy against verified ε; bars are ± one standard deviation over seeds, hollow marks published variants.",
         ),
         figure(
-            plot(f"Test accuracy while training: {name}", history, time, curves.ACCURACY),
-            "Test accuracy while training, mean over seeds.",
+            plot(f"{accuracies}: {name}", history, time, axis),
+            f"{accuracies}, mean over seeds.",
         ),
         figure(
             plot(f"Privacy spent while training: {name}", spent, time, curves.SPENT),
