@@ -294,3 +294,31 @@ def test_a_run_that_the_budget_ended_claims_for_the_steps_it_took(assay, tmp_pat
     assert record["status"] == "budget-spent"
     # Rényi accounting of as many steps: above the tight bound, and by no more than a fifth
     assert 1 <= record["epsilon"]["claimed"] / record["epsilon"]["verified"] < 1.25
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "tune", "federate", "audit"])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_and_cuts_nothing_off(assay, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = assay(command, "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= columns
+    assert "…" not in out
+    assert "\\[" not in out, "an escape"
+    if command == "train":
+        for whole in ("decay:levels=4,last=0.5", "banded:bands=4,momentum=0.9", "[default: lenet5]"):
+            assert whole in out
+        assert "best, or scratch" in " ".join(out.split())
+
+
+def test_the_list_of_commands_has_whole_sentences(assay, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = assay("--help")
+    assert "Train a model privately and write its record and its privacy statement." in " ".join(out.split())
+    assert "..." not in out.partition("Commands:")[2]
+
+
+def test_a_value_that_is_no_number_is_named_with_its_option(assay, tmp_path):
+    code, _, err = assay(*TRAIN, "--lr", "fast", "--out", tmp_path / "a")
+    assert code == 2
+    assert "Invalid value for '--lr': 'fast' is not a valid float" in err

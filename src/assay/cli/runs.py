@@ -169,7 +169,9 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Settings that do well on the data set: best. What is typed beside it goes before it."),
+        typer.Option(
+            help="Settings that do well on the data set: best, or scratch (where the data set has it). What is typed beside it goes before it."
+        ),
     ] = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
