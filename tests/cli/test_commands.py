@@ -49,6 +49,17 @@ def test_calibrate_finds_the_noise(assay):
     assert facts["steps"] == 2344
 
 
+def test_a_released_mean_is_part_of_what_is_calibrated_and_spent(assay):
+    run = ("--records", 60000, "--batch-size", 512, "--epochs", 20, "--json")
+    plain = json.loads(assay("calibrate", *run, "--epsilon", 1)[1])
+    centered = json.loads(assay("calibrate", *run, "--epsilon", 1, "--center", "mean:noise=10")[1])
+    assert centered["noise_multiplier"] > plain["noise_multiplier"]
+    noise = ("--noise-multiplier", centered["noise_multiplier"])
+    spent = json.loads(assay("epsilon", *run, *noise, "--center", "mean:noise=10")[1])
+    assert spent["verified"] == centered["verified"] <= 1
+    assert json.loads(assay("epsilon", *run, *noise)[1])["verified"] < spent["verified"]
+
+
 def test_calibrate_in_words(assay):
     code, out, _ = assay(
         "calibrate", "--records", 60000, "--batch-size", 512, "--noise-multiplier", 1.5, "--epsilon", 1

@@ -105,12 +105,7 @@ def train(
     noise_multiplier: options.Noise = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
-    center: Annotated[
-        str | None,
-        typer.Option(
-            help="Subtract the mean of the inputs, released with noise before training and part of ε: mean:noise=40."
-        ),
-    ] = None,
+    center: options.Center = None,
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
