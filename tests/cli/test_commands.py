@@ -333,3 +333,18 @@ def test_a_value_that_is_no_number_is_named_with_its_option(assay, tmp_path):
     code, _, err = assay(*TRAIN, "--lr", "fast", "--out", tmp_path / "a")
     assert code == 2
     assert "Invalid value for '--lr': 'fast' is not a valid float" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--center", "mean:noise=0.3", "--epsilon", 3), "center = 'mean:noise=0.3' is not accepted: more noise"),
+        (("--epochs", 1e18), "epochs = 1e+18 is not accepted: at most"),
+        (("--epochs", 1e308), "epochs = 1e+308 is not accepted: at most"),
+        (("--clip", "automatic"), "flat, per-layer, auto, adaptive"),
+    ],
+)
+def test_what_is_refused_is_what_was_typed(assay, tmp_path, words, told):
+    code, _, err = assay(*TRAIN, *words, "--dry-run", "--out", tmp_path / "a")
+    assert code == 2
+    assert told in err
