@@ -45,6 +45,24 @@ def test_a_run_on_features_says_so_and_resumes_on_them(assay, tmp_path):
     assert record["result"]["test_accuracy"] > 0.5
 
 
+@needs_kymatio
+def test_a_dry_run_computes_no_features_and_still_checks_them(assay, tmp_path, monkeypatch):
+    def refused(*_):
+        raise AssertionError("features of all records")
+
+    monkeypatch.setattr("assay.features.cache.computed", refused)
+    words = ("train", "--data", "digits", "--epochs", 2, "--dry-run", "--out", tmp_path / "run")
+    plain = json.loads(assay(*words, "--validation", "--json")[1])
+    features = (*words, "--features", "scatter:J=1,L=4")
+    code, out, err = assay(*features, "--model", "scatter-linear", "--validation", "--json")
+    assert code == 0, err
+    assert json.loads(out) == plain, "the plan does not depend on them"
+    code, _, err = assay(*features, "--model", "model3")
+    assert code == 2
+    assert "model3 takes images" in err
+    assert assay(*words, "--features", "scatter:J=9")[0] == 2
+
+
 def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     code, out, err = assay(
         "train", "--data", "digits", "--preset", "best", "--epochs", 3, "--seed", 0, "--out", tmp_path / "run"

@@ -278,8 +278,11 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
     logs.check(o.log)
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
-    source = (o.data, o.data_dir, o.records, o.features, o.validation)
-    bundle = like.bundle if like is not None and like.source == source else load(*source[:-1], validation=o.validation)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, o.dry_run)
+    if like is not None and like.source == source:
+        bundle = like.bundle
+    else:
+        bundle = load(*source[:4], validation=o.validation, rehearsal=o.dry_run)
     init = None if o.init is None else located(o.init, o.data_dir)
     network = build(o.model, o.circulant, bundle, o.seed, init, o.train_layers)
     records = len(bundle.train_x)
