@@ -32,6 +32,7 @@ from assay.stage import Stage, event_of
 from assay.types import Denoiser
 
 _LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+MOST_STEPS = 2**53  # whole numbers are exact up to here, and events count no further
 
 
 def _whole(name: str, value: object, least: int) -> None:
@@ -76,6 +77,8 @@ class Plan:
     def __post_init__(self) -> None:
         _whole("records", self.records, 1)
         _whole("steps", self.steps, 1)
+        if self.steps > MOST_STEPS:
+            raise ConfigError("steps", self.steps, f"at most {MOST_STEPS}")
         _whole("micro_batch", self.micro_batch, 1)
         if not 0 < self.delta < 1:
             raise ConfigError(
@@ -299,6 +302,7 @@ class Plan:
             start = replace(
                 start, epsilon_limit=None if published else epsilon, epsilon_claimed=epsilon if published else None
             )
+            start._check_center(epsilon)
             return start if count is not None else replace(start, steps=steps_for(epochs, start.sampler))
 
         if batch_size is None:
@@ -325,6 +329,18 @@ class Plan:
             template,
             noise_multiplier=smallest_noise(lambda z: replace(template, noise_multiplier=z).targeted(), epsilon),
         )
+
+    def _check_center(self, allowed: float) -> None:
+        """Refuse a mean that alone costs more than is allowed: no noise of the steps makes up for it."""
+        if self.center is None or self.method.variant == "published":
+            return
+        alone = epsilon(self.stage_event, self.delta, self.adjacency)
+        if alone > allowed:
+            raise ConfigError(
+                "center",
+                self.center,
+                f"more noise: what it releases before training costs ε = {alone:.4g} by itself, and {allowed:g} is allowed in all",
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Everything that is needed to make the plan again."""
@@ -364,4 +380,9 @@ def steps_for(epochs: float | None, sampler: Sampler) -> int:
     """Steps in this many epochs, at least one."""
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError("epochs", epochs, "a number above 0")
-    return max(1, round(epochs / sampler.rate))
+    steps = epochs / sampler.rate
+    if steps > MOST_STEPS:
+        raise ConfigError(
+            "epochs", epochs, f"at most {MOST_STEPS * sampler.rate:g} with such batches: {MOST_STEPS} steps"
+        )
+    return max(1, round(steps))

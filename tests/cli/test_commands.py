@@ -49,6 +49,17 @@ def test_calibrate_finds_the_noise(assay):
     assert facts["steps"] == 2344
 
 
+def test_a_released_mean_is_part_of_what_is_calibrated_and_spent(assay):
+    run = ("--records", 60000, "--batch-size", 512, "--epochs", 20, "--json")
+    plain = json.loads(assay("calibrate", *run, "--epsilon", 1)[1])
+    centered = json.loads(assay("calibrate", *run, "--epsilon", 1, "--center", "mean:noise=10")[1])
+    assert centered["noise_multiplier"] > plain["noise_multiplier"]
+    noise = ("--noise-multiplier", centered["noise_multiplier"])
+    spent = json.loads(assay("epsilon", *run, *noise, "--center", "mean:noise=10")[1])
+    assert spent["verified"] == centered["verified"] <= 1
+    assert json.loads(assay("epsilon", *run, *noise)[1])["verified"] < spent["verified"]
+
+
 def test_calibrate_in_words(assay):
     code, out, _ = assay(
         "calibrate", "--records", 60000, "--batch-size", 512, "--noise-multiplier", 1.5, "--epsilon", 1
@@ -295,3 +306,46 @@ def test_a_run_that_the_budget_ended_claims_for_the_steps_it_took(assay, tmp_pat
     assert record["status"] == "budget-spent"
     # Rényi accounting of as many steps: above the tight bound, and by no more than a fifth
     assert 1 <= record["epsilon"]["claimed"] / record["epsilon"]["verified"] < 1.25
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "tune", "federate", "audit"])
+@pytest.mark.parametrize("columns", [80, 120])
+def test_help_fits_and_cuts_nothing_off(assay, monkeypatch, command, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = assay(command, "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= columns
+    assert "…" not in out
+    assert "\\[" not in out, "an escape"
+    if command == "train":
+        for whole in ("decay:levels=4,last=0.5", "banded:bands=4,momentum=0.9", "[default: lenet5]"):
+            assert whole in out
+        assert "best, or scratch" in " ".join(out.split())
+
+
+def test_the_list_of_commands_has_whole_sentences(assay, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    _, out, _ = assay("--help")
+    assert "Train a model privately and write its record and its privacy statement." in " ".join(out.split())
+    assert "..." not in out.partition("Commands:")[2]
+
+
+def test_a_value_that_is_no_number_is_named_with_its_option(assay, tmp_path):
+    code, _, err = assay(*TRAIN, "--lr", "fast", "--out", tmp_path / "a")
+    assert code == 2
+    assert "Invalid value for '--lr': 'fast' is not a valid float" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--center", "mean:noise=0.3", "--epsilon", 3), "center = 'mean:noise=0.3' is not accepted: more noise"),
+        (("--epochs", 1e18), "epochs = 1e+18 is not accepted: at most"),
+        (("--epochs", 1e308), "epochs = 1e+308 is not accepted: at most"),
+        (("--clip", "automatic"), "flat, per-layer, auto, adaptive"),
+    ],
+)
+def test_what_is_refused_is_what_was_typed(assay, tmp_path, words, told):
+    code, _, err = assay(*TRAIN, *words, "--dry-run", "--out", tmp_path / "a")
+    assert code == 2
+    assert told in err

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
+from assay import presets
 from assay.cli.study_progress import Bars
 from assay.studies import results, tables
 from assay.studies.directory import Study
@@ -77,6 +78,23 @@ def test_finished_runs_are_never_repeated_and_other_settings_refused(assay, fini
     assert code == 2
     assert "train.epochs was 2.0 and now is 3.0" in err
     assert files(study) == before
+
+
+def test_beside_results_of_a_preset_stands_how_it_was_found(assay, tmp_path):
+    words = ("--methods", "dpsgd", "--seeds", 1, "--data", "digits", "--preset", "best", "--epochs", 1)
+    assert assay("compare", *words, "--out", tmp_path / "s")[0] == 0
+    code, out, _ = assay("compare", *words, "--out", tmp_path / "s")  # gone on with
+    assert code == 0
+    found = presets.get("best", "digits", 1.0)
+    said = f"{found.tried}, {'charged' if found.charged else 'not charged'}; epochs changed"
+    assert "settings tried" in out
+    assert said in out
+    cell = json.loads(assay("compare", *words, "--out", tmp_path / "s", "--json")[1])["cells"][0]
+    assert cell["tuning"] == found.origin(["epochs"])
+    assert assay("report", tmp_path / "s", "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "settings tried" in page
+    assert said in page
 
 
 @pytest.mark.parametrize(

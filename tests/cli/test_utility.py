@@ -1,7 +1,6 @@
 """What makes private models better, as a user types it: features, augmentation, averages, presets, tuning, transfer."""
 
 import json
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -81,6 +80,23 @@ def test_what_does_not_go_with_these_records_is_refused_and_nothing_written(assa
     assert not (tmp_path / "cache").exists()
 
 
+def test_a_dry_run_computes_no_features_and_still_checks_them(assay, tmp_path, monkeypatch):
+    def refused(*_):
+        raise AssertionError("features of all records")
+
+    monkeypatch.setattr("assay.features.cache.computed", refused)
+    words = ("train", "--data", "digits", "--epochs", 2, "--dry-run", "--out", tmp_path / "run")
+    plain = json.loads(assay(*words, "--validation", "--json")[1])
+    features = (*words, "--features", "scatter:J=1,L=4")
+    code, out, err = assay(*features, "--model", "scatter-linear", "--validation", "--json")
+    assert code == 0, err
+    assert json.loads(out) == plain, "the plan does not depend on them"
+    code, _, err = assay(*features, "--model", "model3")
+    assert code == 2
+    assert "model3 takes images" in err
+    assert assay(*words, "--features", "scatter:J=9")[0] == 2
+
+
 def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     code, out, err = assay(
         "train", "--data", "digits", "--preset", "best", "--epochs", 3, "--seed", 0, "--out", tmp_path / "run"
@@ -94,8 +110,35 @@ def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     assert record["tuning"]["from"] == "preset best"
     assert record["tuning"]["charged"] is False
     assert record["epsilon"]["verified"] <= 1
-    assert "Settings: preset best; " in (tmp_path / "run" / "statement.md").read_text()
-    assert "settings       preset best; chosen without looking at these records: large batches" in out
+    assert record["tuning"]["changed"] == ["epochs"]
+    assert (
+        "Settings: preset best, with epochs changed; the preset itself: " in (tmp_path / "run/statement.md").read_text()
+    )
+    assert "settings       preset best, with epochs changed; the preset itself: " in out
+
+
+def test_the_same_value_written_differently_is_no_change_to_a_preset(assay, tmp_path):
+    words = ("train", "--data", "digits", "--preset", "best", "--epochs", 2, "--model", "linear-head", "--seed", 0)
+    code, _, err = assay(*words, "--clip", 0.1, "--batch-size", 512.0, "--lr", 3, "--out", tmp_path / "run")
+    assert code == 0, err
+    assert json.loads((tmp_path / "run/record.json").read_text())["tuning"]["changed"] == ["epochs", "lr"]
+
+
+@pytest.mark.parametrize(
+    ("words", "value", "option"),
+    [
+        (("--optimizer", "adam"), "momentum = 0.9", "--momentum"),
+        (("--method", "gredp"), "clip = 'flat:0.1'", "--clip"),
+        (("--records", 500), "batch_size = 512", "--batch-size"),
+    ],
+)
+def test_a_value_that_a_preset_filled_in_is_refused_as_the_presets(assay, tmp_path, words, value, option):
+    code, _, err = assay("train", "--data", "digits", "--preset", "best", *words, "--out", tmp_path / "run")
+    assert code == 2
+    assert f"{value} is not accepted" in err
+    assert f"the value is that of preset best, and {option} typed beside it goes before it" in err
+    code, _, err = assay("train", "--data", "digits", "--batch-size", 0, "--preset", "best", "--out", tmp_path / "run")
+    assert (code, "preset" in err) == (2, False), "that value was typed"
 
 
 def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
@@ -343,6 +386,37 @@ def test_validation_leaves_the_test_records_alone(assay, tmp_path):
     rows = {tuple(row) for row in bundle.test_x.flatten(1).tolist()}
     assert not rows & {tuple(row) for row in bundle.train_x.flatten(1).tolist()}
     assert rows <= {tuple(row) for row in everything.train_x.flatten(1).tolist()}
+
+
+def test_what_was_measured_on_validation_records_is_called_so_wherever_it_is_read(assay, tmp_path):
+    words = ("--data", "digits", "--model", "logistic", "--epochs", 2, "--validation")
+    code, out, err = assay("train", *words, "--seed", 0, "--out", tmp_path / "run")
+    assert code == 0, err
+    accuracy = json.loads((tmp_path / "run/record.json").read_text())["result"]["test_accuracy"]
+    assert f"validation accuracy {accuracy:.2%}" in out
+    assert f"validation accuracy {accuracy:.2%}" in err
+    statement = (tmp_path / "run/statement.md").read_text()
+    assert "Not protected: the validation records. Validation accuracy" in statement
+    assert assay("report", tmp_path / "run", "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "validation accuracy" in page
+    for text in (out, err, statement, page):
+        assert "test accuracy" not in text.lower()
+    code, out, err = assay("compare", "--methods", "dpsgd", "--seeds", 1, *words, "--out", tmp_path / "study")
+    assert code == 0, err
+    assert "validation accuracy (%)" in out
+    assert "seed 0: validation accuracy " in err
+    assert assay(*DIGITS, "--model", "logistic", "--seed", 0, "--out", tmp_path / "study/plain")[0] == 0
+    assert assay("report", tmp_path / "study", "--out", tmp_path / "page.html")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    for words in (
+        "accuracy on",
+        "validation records",
+        "test records",
+        "Validation accuracy while",
+        "Test accuracy while",
+    ):
+        assert words in page
 
 
 def test_settings_of_another_batch_size(assay, tmp_path):

@@ -309,3 +309,13 @@ def test_beside_a_result_of_a_preset_stands_how_many_settings_were_tried():
     )
     other = tables.read(EXPERIMENTS, "dp-lssgd/table2")
     assert "settings tried" not in results.rows(other, results.read(other)), "nobody says how those were found"
+
+
+def test_how_settings_were_found_in_a_column():
+    preset = {"from": "preset best", "tried": 80, "on": "a tenth", "charged": False}
+    assert summary.tried(None) == "–"
+    assert summary.tried(preset) == "80, not charged", "records from before changes were kept"
+    changed = {**preset, "changed": ["lr", "model"]}
+    assert summary.tried(changed) == "80, not charged; lr, model changed"
+    chosen = {"from": "assay tune", "tried": 2, "on": "others", "charged": True, "start": changed}
+    assert summary.tried(chosen) == "80, not charged; lr, model changed; then 2, charged"

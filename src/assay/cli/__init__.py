@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import typer
+import typer.core
 from rich.console import Console
 from rich.markup import escape
 from safetensors import SafetensorError
@@ -14,12 +16,28 @@ from assay.distributed.launch import check_alone
 from assay.distributed.world import LeaderError
 from assay.errors import AssayError
 
+# Help is plain text, wrapped: boxes cut off long words, and an option's syntax (decay:levels=4,last=0.5) is one. Without this, typer
+# escapes [default: ...] for boxes that are not there.
+typer.core.HAS_RICH = False
+
+
+class _Commands(typer.core.TyperGroup):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """The first sentence of each command, whole."""
+        whole = [(name, command.get_short_help_str(limit=1000)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl(whole)
+
+
 app = typer.Typer(
     name="assay",
+    cls=_Commands,
     help="Differentially private training whose ε is true: claimed, verified and audited side by side.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"max_content_width": 120},
 )
 
 

@@ -19,7 +19,7 @@ from assay.cli.study_progress import listening
 from assay.errors import ConfigError, check_above_zero
 from assay.federated import methods as federated_methods
 from assay.runs.record import number
-from assay.studies import running, summary
+from assay.studies import columns, running, summary
 from assay.studies.directory import Study
 from assay.studies.grid import Grid
 
@@ -185,7 +185,8 @@ def _epsilon_axis(text: str) -> dict[str, dict[str, Any]]:
 
 
 def _print(study: Study, as_json: bool) -> None:
-    found = summary.cells(summary.measured(study), list(study.grid.cells()))
+    runs = summary.measured(study)
+    found = summary.cells(runs, list(study.grid.cells()))
     planned = len(study.grid.seeds)
     if as_json:
         rows: list[dict[str, Any]] = [
@@ -195,6 +196,7 @@ def _print(study: Study, as_json: bool) -> None:
                 "claimed": number(cell.claimed),
                 "verified": number(cell.verified),
                 "audited": number(cell.audited),
+                "tuning": cell.tuning,
                 "finished": len(cell.runs),
                 "planned": planned,
             }
@@ -203,7 +205,10 @@ def _print(study: Study, as_json: bool) -> None:
         print_json({"study": str(study.path), "title": study.grid.title, "cells": rows})
         return
     table = Table(*study.grid.axes, box=None, pad_edge=False)
-    for heading in ("accuracy (%)", "ε claimed", "ε verified", "ε audited", "seeds"):
+    found_by = columns.tried(runs)
+    titles = [column.title for column in found_by]
+    accuracy = "validation accuracy (%)" if study.grid.shared.get("validation") else "accuracy (%)"
+    for heading in (accuracy, "ε claimed", "ε verified", "ε audited", *titles, "seeds"):
         table.add_column(heading, justify="right")
     for cell in found:
         table.add_row(
@@ -212,6 +217,7 @@ def _print(study: Study, as_json: bool) -> None:
             summary.epsilon(cell.claimed),
             summary.epsilon(cell.verified),
             summary.epsilon(cell.audited, lower_bound=True),
+            *(column.text(cell) for column in found_by),
             f"{len(cell.runs)} of {planned}",
         )
     console = Console(highlight=False)

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from assay import models as models_room
 from assay.cli import options
-from assay.cli.inputs import build, check_ceiling, load, of_run
+from assay.cli.inputs import build, check_ceiling, check_features, load, of_run
 from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
 from assay.data import catalog

@@ -24,11 +24,18 @@ from assay.tuning import Split
 
 
 def load(
-    data: str, data_dir: Path | None, records: int | None, features: str | None = None, *, validation: bool = False
+    data: str,
+    data_dir: Path | None,
+    records: int | None,
+    features: str | None = None,
+    *,
+    validation: bool = False,
+    rehearsal: bool = False,
 ) -> DataBundle:
     """The data set, or its first training records; with features in place of the records where any are asked for.
 
-    With `validation`, a tenth of the training records stands in for the test records, the same at every call.
+    With `validation`, a tenth of the training records stands in for the test records, the same at every call. In a `rehearsal`, which
+    trains nothing, features are those of the first record, over and over: their shape and the number of records are as they will be.
     """
     wanted = None if features is None else features_room.parse(features)
     bundle = data_room.load(data, data_dir)
@@ -37,9 +44,14 @@ def load(
         raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
     if records is not None and records < there:
         bundle = replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
-    bundle = bundle if wanted is None else features_room.of_bundle(wanted, bundle, _tell)
-    if not validation:
-        return bundle
+    if wanted is not None and not rehearsal:
+        bundle = features_room.of_bundle(wanted, bundle, _tell)
+    if validation:
+        bundle = _validated(bundle)
+    return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
+
+
+def _validated(bundle: DataBundle) -> DataBundle:
     split = Split.of(bundle, Seeded(0).stream("validation", 0))
     (train_x, train_y), (test_x, test_y) = split.train.tensors, split.validation.tensors
     notes = (
@@ -69,6 +81,14 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
 
 def _tell(line: str) -> None:
     Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
+
+
+def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBundle:
+    features.check(bundle.input_shape)
+    with torch.no_grad():
+        one = features.extract(bundle.train_x[:1]).float()
+    train_x, test_x = (one.expand(len(x), *one.shape[1:]) for x in (bundle.train_x, bundle.test_x))  # no copies
+    return replace(bundle, train_x=train_x, test_x=test_x)
 
 
 def build(

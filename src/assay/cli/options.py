@@ -35,6 +35,12 @@ MicroBatch = Annotated[
     int,
     typer.Option("--micro-batch", help="Records averaged before clipping; above 1 a record counts for 2C."),
 ]
+Center = Annotated[
+    str | None,
+    typer.Option(
+        help="Subtract the mean of the inputs, released with noise before training and part of ε: mean:noise=40."
+    ),
+]
 Workers = Annotated[
     int | None, typer.Option(min=1, help="Runs at a time, one thread each. (default: as many as there are cores)")
 ]

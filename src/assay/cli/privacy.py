@@ -40,6 +40,7 @@ def epsilon(
     option: options.Setting = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
+    center: options.Center = None,
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
@@ -63,6 +64,7 @@ def epsilon(
         method=chosen,
         clip=clipping.parse(clip or chosen.clip),
         micro_batch=micro_batch,
+        center=center,
         noise_schedule=noise_schedule,
     )
     report_plan(plan, json)
@@ -83,6 +85,7 @@ def calibrate(
     option: options.Setting = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
+    center: options.Center = None,
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
@@ -104,6 +107,7 @@ def calibrate(
         method=chosen,
         clip=clipping.parse(clip or chosen.clip),
         micro_batch=micro_batch,
+        center=center,
         noise_schedule=noise_schedule,
     )
     report_plan(plan, json)

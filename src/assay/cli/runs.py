@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ from torch import nn
 from assay import augment as augment_room
 from assay import denoise as denoise_room
 from assay import encode as encode_room
+from assay import features as features_room
 from assay import methods as methods_room
 from assay import presets
 from assay.cli import federate, options
@@ -26,15 +27,17 @@ from assay.data import DataBundle, catalog
 from assay.distributed import limits
 from assay.distributed.launch import check_alone
 from assay.distributed.world import world
-from assay.errors import BudgetSpentError
+from assay.errors import BudgetSpentError, ConfigError
 from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
 from assay.grads import clip as clipping
 from assay.models.transfer import located
 from assay.optim import Optimizer
+from assay.perturb.mean import parse as parse_center
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
+from assay.privacy.statement import scored
 from assay.result import Progress
 from assay.runs import checkpoint, logs
 from assay.runs.directory import RunDirectory
@@ -105,12 +108,7 @@ def train(
     noise_multiplier: options.Noise = None,
     clip: options.Clip = None,
     micro_batch: options.MicroBatch = 1,
-    center: Annotated[
-        str | None,
-        typer.Option(
-            help="Subtract the mean of the inputs, released with noise before training and part of ε: mean:noise=40."
-        ),
-    ] = None,
+    center: options.Center = None,
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
@@ -169,7 +167,9 @@ def train(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="Settings that do well on the data set: best. What is typed beside it goes before it."),
+        typer.Option(
+            help="Settings that do well on the data set: best, or scratch (where the data set has it). What is typed beside it goes before it."
+        ),
     ] = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -189,7 +189,8 @@ def train(
         return
     if ranks.leader:
         note_delta(made.plan.delta, made.plan.records)
-    with progress(made.plan.epsilon_limit, ranks) as shown, logs.logging(log, out) as logged:
+    on = scored(made.names)
+    with progress(made.plan.epsilon_limit, ranks, scored=on) as shown, logs.logging(log, out, on) as logged:
         result = fit(
             made.network,
             made.bundle.train,
@@ -218,16 +219,42 @@ class Prepared:
 
 
 def prepare(*, context: typer.Context, like: Prepared | None = None, **settings: Any) -> Prepared:
-    """What the options of `assay train` ask for; what was typed goes before what a preset says. Records that `like` has are not loaded
-    again.
+    """What the options of `assay train` ask for; what was typed goes before what a preset says, and the run's names tell where the two
+    differ. Records that `like` has are not loaded again.
     """
-    tuning = None
-    if settings["preset"] is not None:
-        found = presets.of(settings)
-        given = context.get_parameter_source
-        typed = {name for name in context.params if getattr(given(name), "name", "") == "COMMANDLINE"}
-        settings |= {name: value for name, value in found.settings.items() if name not in typed}
-        tuning = found.origin
+    if settings["preset"] is None:
+        return _prepared(settings, None, like)
+    preset = presets.of(settings)
+    given = context.get_parameter_source
+    typed = {name for name in context.params if getattr(given(name), "name", "") == "COMMANDLINE"}
+    filled = {name: value for name, value in preset.settings.items() if name not in typed}
+    changed = [name for name in preset.settings if name in typed and _differ(name, settings[name], preset)]
+    try:
+        return _prepared(settings | filled, preset.origin(changed), like)
+    except ConfigError as error:
+        if error.field not in filled:
+            raise
+        option = f"--{error.field.replace('_', '-')}"
+        said = (
+            f"{error.accepted}; the value is that of preset {preset.name}, and {option} typed beside it goes before it"
+        )
+        raise ConfigError(error.field, error.value, said) from error
+
+
+_READ: Mapping[str, Callable[[str], object]] = {
+    "clip": clipping.parse,
+    "features": features_room.parse,
+    "center": parse_center,
+}
+
+
+def _differ(name: str, typed: Any, preset: presets.Preset) -> bool:
+    """Whether it is another value than the preset's, and not the same one written differently."""
+    said, read = preset.settings[name], _READ.get(name)
+    return bool(typed != said if read is None else read(typed) != read(said))
+
+
+def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, like: Prepared | None) -> Prepared:
     o = SimpleNamespace(**settings)
     chosen = options.method(o.method, o.variant, o.noise_form, o.groups, o.option)
     name = o.optimizer or chosen.optimizer
@@ -255,8 +282,11 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
     check_features(o.features, o.model, o.augment)
     rule = clipping.parse(o.clip or chosen.clip)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
-    source = (o.data, o.data_dir, o.records, o.features, o.validation)
-    bundle = like.bundle if like is not None and like.source == source else load(*source[:-1], validation=o.validation)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, o.dry_run)
+    if like is not None and like.source == source:
+        bundle = like.bundle
+    else:
+        bundle = load(*source[:4], validation=o.validation, rehearsal=o.dry_run)
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
@@ -323,7 +353,9 @@ def resume(
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
-    with progress(spec["plan"]["epsilon_limit"], ranks) as shown, logs.logging(spec["names"].get("log"), run) as logged:
+    names, limit = spec["names"], spec["plan"]["epsilon_limit"]
+    on = scored(names)
+    with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
 from assay.figures import at_most
-from assay.privacy.statement import choices, shown
+from assay.privacy.statement import choices, scored, shown
 from assay.result import Progress, Result
 
 
@@ -26,14 +26,18 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(allowed: float | None, ranks: World = ALONE) -> Iterator[Callable[[Progress], None]]:
-    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks."""
+def progress(
+    allowed: float | None, ranks: World = ALONE, *, scored: str = "test"
+) -> Iterator[Callable[[Progress], None]]:
+    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks. `scored` says
+    which records accuracies are of (`assay.privacy.statement.scored`).
+    """
     console = Console(stderr=True)
     if not ranks.leader:
         yield lambda _: None
         return
     if not console.is_terminal:
-        yield lambda now: _line(console, now, allowed) if now.epoch_end else None
+        yield lambda now: _line(console, now, allowed, scored) if now.epoch_end else None
         return
     columns = (
         TextColumn("step"),
@@ -46,25 +50,30 @@ def progress(allowed: float | None, ranks: World = ALONE) -> Iterator[Callable[[
         task = bar.add_task("train", total=None, facts="")
 
         def update(now: Progress) -> None:
-            bar.update(task, total=now.steps, completed=now.step, facts=_facts(now, allowed))
+            bar.update(task, total=now.steps, completed=now.step, facts=_facts(now, allowed, scored))
 
         yield update
 
 
-def _facts(now: Progress, allowed: float | None) -> str:
+def _facts(now: Progress, allowed: float | None, scored: str) -> str:
     parts = [f"epoch {now.epoch:.1f}"]
     if now.loss is not None:
         parts.append(f"loss {now.loss:.3f}")
     if now.accuracy is not None:
-        parts.append(f"accuracy {now.accuracy:.2%}")
+        parts.append(f"{called(scored)} {now.accuracy:.2%}")
     if now.epsilon is not None:
         spent = "∞" if math.isinf(now.epsilon) else at_most(now.epsilon)
         parts.append(f"ε {spent}" + (f" of {allowed:g}" if allowed is not None else ""))
     return "  ".join(parts)
 
 
-def _line(console: Console, now: Progress, allowed: float | None) -> None:
-    console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed)}", highlight=False, soft_wrap=True)
+def called(scored: str) -> str:
+    """What an accuracy is called where there is little room: that on test records is meant where nothing is said."""
+    return "accuracy" if scored == "test" else f"{scored} accuracy"
+
+
+def _line(console: Console, now: Progress, allowed: float | None, scored: str) -> None:
+    console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed, scored)}", highlight=False, soft_wrap=True)
 
 
 def outcome(result: Result) -> None:
@@ -76,7 +85,7 @@ def outcome(result: Result) -> None:
     if eps["target"]:
         asked[eps["target_is"]] = f" ({'allowed' if eps['target_is'] == 'verified' else 'asked for'} {eps['target']:g})"
     rows = {
-        "test accuracy": None if accuracy is None else f"{accuracy:.2%}",
+        f"{scored(record)} accuracy": None if accuracy is None else f"{accuracy:.2%}",
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
@@ -90,7 +99,7 @@ def outcome(result: Result) -> None:
     console = Console(soft_wrap=True, highlight=False)  # paths stay whole, however narrow the terminal
     for name, value in rows.items():
         if value is not None:
-            console.print(f"{name:<15}{value}", markup=False)
+            console.print(f"{name:<14} {value}", markup=False)
 
 
 def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World = ALONE) -> None:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from assay.privacy.statement import shown
+from assay.cli.show import called
+from assay.privacy.statement import scored, shown
 from assay.studies.directory import Study
 from assay.studies.grid import Run
 from assay.studies.running import Listener
@@ -102,6 +103,6 @@ def _taken(study: Study, run: Run, source: str) -> str:
 def _told(study: Study, run: Run) -> str:
     record = study.of(run).read_record()
     accuracy = record["result"]["test_accuracy"]
-    found = "" if accuracy is None else f"accuracy {accuracy:.2%}, "
+    found = "" if accuracy is None else f"{called(scored(record))} {accuracy:.2%}, "
     spent = ", the budget ended it early" if record["status"] == "budget-spent" else ""
     return f"{found}ε verified {shown(record['epsilon']['verified'])}{spent}"

@@ -7,7 +7,7 @@ release, and a statement must say whether that was paid for. What a user types g
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
@@ -27,10 +27,15 @@ class Preset:
     on: str
     charged: bool
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """For the record."""
-        return {"from": f"preset {self.name}", "tried": self.tried, "on": self.on, "charged": self.charged}
+    def origin(self, changed: Iterable[str] = ()) -> dict[str, Any]:
+        """For the record; `changed` are the options for which something else was typed than the preset says."""
+        return {
+            "from": f"preset {self.name}",
+            "changed": list(changed),
+            "tried": self.tried,
+            "on": self.on,
+            "charged": self.charged,
+        }
 
 
 def of(asked: Mapping[str, Any]) -> Preset:

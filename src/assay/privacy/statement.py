@@ -39,6 +39,13 @@ def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
     return at_least(float(value)) if lower_bound else at_most(float(value))
 
 
+def scored(facts: Mapping[str, Any]) -> str:
+    """Which records the accuracies of a run are of, by its record or its names: `test`, or `validation` where training records were set
+    aside for it.
+    """
+    return "validation" if facts.get("validation_of") else "test"
+
+
 def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str]:
     """How every statement begins: what was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
@@ -97,7 +104,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         + "the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
         " (released with noise of their own; their share is part of ε).",
         "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
-        "- Not protected: the test records. Test accuracy and loss are computed from them without noise.",
+        f"- Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are computed from them without noise.",
         *([f"- Data: {record['notes']}"] if record["notes"] else []),
         "",
         "## What is assumed",
@@ -223,9 +230,12 @@ def choices(tuning: Mapping[str, Any] | None) -> list[str]:
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    last = f"{tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+    found = f"{tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
     if not tuning["tried"]:
-        last = f"{tuning['from']}; chosen without looking at these records: {tuning['on']}"
+        found = f"chosen without looking at these records: {tuning['on']}"
+    last = f"{tuning['from']}; {found}"
+    if changed := tuning.get("changed"):  # not in records of earlier versions
+        last = f"{tuning['from']}, with {', '.join(changed)} changed; the preset itself: {found}"
     return [*choices(tuning.get("start")), last]
 
 

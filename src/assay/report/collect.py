@@ -21,10 +21,12 @@ from assay.errors import AssayError, ConfigError
 from assay.files import is_part
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
+from assay.privacy.statement import scored
 from assay.runs import checkpoint
 from assay.runs.attacked import read_attacks
 from assay.runs.directory import RunDirectory
 from assay.studies.directory import Study
+from assay.studies.summary import tried
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
@@ -68,6 +70,7 @@ class Unfinished:
     delta: float | None
     history: tuple[Mapping[str, Any], ...]
     changed: str
+    scored: str
     trouble: str = ""
 
 
@@ -200,6 +203,7 @@ def _finished(directory: RunDirectory, name: str) -> Finished:
         number(record["epsilon"].get(key))
     if number(record["epsilon"]["verified"]) is None or not 0 < float(record["epsilon"]["delta"]) < 1:
         raise ValueError("epsilon in record.json")
+    tried(record.get("tuning"))  # has the form it should have
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
@@ -249,6 +253,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         delta=delta,
         history=tuple(history),
         changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        scored=scored(names),
         trouble="; ".join(trouble),
     )
 

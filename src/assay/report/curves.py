@@ -14,10 +14,13 @@ from assay.report.groups import Group, finite
 
 _MOST_MARKS = 3000  # in one chart; more would make a page slow and a chart unreadable
 
-ACCURACY = Axis(label="test accuracy", percent=True)
 EPSILON = Axis(label="verified ε", log=True)
 SPENT = Axis(label="verified ε so far", from_zero=True)
-LOSS = Axis(label="test loss")
+
+
+def accuracy_axis(scored: str) -> Axis:
+    """Of accuracies on these records: `test` or `validation`."""
+    return Axis(label=f"{scored} accuracy", percent=True)
 
 
 def against_epsilon(groups: Sequence[Group], styles: Mapping[str, int]) -> list[Series]:

@@ -11,7 +11,9 @@ from enum import StrEnum
 from typing import Any
 
 from assay.figures import at_least, at_most
+from assay.privacy.statement import scored
 from assay.report.collect import Finished, number
+from assay.studies.summary import tried
 
 _ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of it
 _SLACK = 1.01  # a verified ε is within 1 % of the exact one: below that nothing is said about a claim
@@ -71,6 +73,11 @@ class Group:
         return f"{self.label} on {self.data}{target}" + (f", {self.setting}" if self.setting else "")
 
     @property
+    def scored(self) -> str:
+        """Which records accuracies are of: `test` or `validation`."""
+        return scored(self.runs[0].record)
+
+    @property
     def accuracies(self) -> list[float]:
         """Of the seeds that have one."""
         return [found for run in self.runs if (found := accuracy(run)) is not None]
@@ -92,6 +99,11 @@ class Group:
         return round(statistics.mean(known) / 1e6, 3) if known else None
 
     @property
+    def tried(self) -> str:
+        """How the settings were found, in a column; of runs that found the same ones differently, each way."""
+        return " or ".join(dict.fromkeys(tried(run.record.get("tuning")) for run in self.runs))
+
+    @property
     def above(self) -> bool:
         """Whether an audit of any seed shows more than that seed has spent."""
         pairs = [
@@ -106,7 +118,7 @@ class Group:
 
 
 def accuracy(run: Finished) -> float | None:
-    """The test accuracy of a run."""
+    """The accuracy of a run, on test records unless it was scored on others."""
     return finite(run.record.get("result", {}).get("test_accuracy"))
 
 
@@ -117,6 +129,9 @@ def finite(value: object) -> float | None:
     except ValueError:
         return None
     return found if found is not None and math.isfinite(found) else None
+
+
+_SHOWN = ("target", "accuracy on")  # what a table shows in columns of their own
 
 
 def grouped(runs: Sequence[Finished]) -> list[Group]:
@@ -130,7 +145,9 @@ def grouped(runs: Sequence[Finished]) -> list[Group]:
         mine = all_settings[key]
         same = [other for other in all_settings.values() if _kin(other) == _kin(mine)]
         differing = [name for name in mine if any(other.get(name) != mine[name] for other in same)]
-        groups.append(_group(key, members, ", ".join(f"{name} {mine[name]}" for name in differing if name != "target")))
+        groups.append(
+            _group(key, members, ", ".join(f"{name} {mine[name]}" for name in differing if name not in _SHOWN))
+        )
     return groups
 
 
@@ -184,7 +201,7 @@ def _settings(run: Finished) -> dict[str, Any]:
         "sampling",
     )
     settings = {name: record.get(name) for name in kept}
-    settings["circulant"] = _circulant(run)
+    settings |= {"circulant": _circulant(run), "accuracy on": scored(record)}
     target = eps.get("target")
     settings |= {
         "target": target,

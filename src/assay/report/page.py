@@ -108,7 +108,7 @@ def _one_run(group: Group) -> Html:
             if math.isinf(group.audited)
             else f"≥ {at_least(group.audited)}",
         ),
-        ("test accuracy", "–" if found is None else f"{found:.2%}"),
+        (f"{group.scored} accuracy", "–" if found is None else f"{found:.2%}"),
         ("δ", f"{group.delta:g}"),
     ]
     return tag(
@@ -150,21 +150,25 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         return None
     more = _differing(groups)
     sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
+    tuned = any(run.record.get("tuning") for group in groups for run in group.runs)
+    validated = all(group.scored == "validation" for group in groups)
+    accuracy_head = "validation accuracy (%)" if validated else "accuracy (%)"
     heads = [
         ("method", False),
         ("ε asked for", True),
         ("ε claimed", True),
         ("ε verified", True),
         ("ε audited", True),
-        ("accuracy (%)", True),
+        (accuracy_head, True),
         ("verdict", False),
         ("data", False),
         ("model", False),
         *((name, False) for name in more),
         *((f"MB {way}", True) for way in sent),
+        *([("settings tried", False)] if tuned else []),
         ("seeds", True),
     ]
-    rows = [_headline_row(group, more, sent) for group in groups]
+    rows = [_headline_row(group, more, sent, tuned=tuned) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
     caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
     words = tag(
@@ -186,11 +190,14 @@ def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
         "setting": lambda group: group.setting,
         "unit of privacy": lambda group: group.unit,
         "δ": lambda group: f"{group.delta:g}",
+        "accuracy on": lambda group: f"{group.scored} records",
     }
     return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
 
 
-def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str]) -> Html:
+def _headline_row(
+    group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str], *, tuned: bool
+) -> Html:
     said = verdict(group)
     mean, spread = group.mean, group.deviation
     text = None if mean is None else f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
@@ -216,6 +223,7 @@ def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]], sent
         tag("td", group.model, class_="text"),
         [tag("td", value(group), class_="setting") for value in more.values()],
         [num(group.sent(way)) for way in sent],
+        tag("td", group.tried, class_="text") if tuned else None,
         num(len(group.runs)),
         data_method=group.method,
         data_data=group.data,
@@ -223,15 +231,16 @@ def _headline_row(group: Group, more: Mapping[str, Callable[[Group], str]], sent
 
 
 def _panels(groups: Sequence[Group], styles: Mapping[str, int]) -> Html | None:
-    panels: dict[tuple[str, str], list[Group]] = {}
+    panels: dict[tuple[str, str, str], list[Group]] = {}
     for group in groups:
-        panels.setdefault((group.data, group.model), []).append(group)
-    made = [_panel(data, model, members, styles) for (data, model), members in panels.items()]
+        panels.setdefault((group.data, group.model, group.scored), []).append(group)
+    made = [_panel(*about, members, styles) for about, members in panels.items()]
     return section("charts", "Charts", made) if made else None
 
 
-def _panel(data: str, model: str, groups: Sequence[Group], styles: Mapping[str, int]) -> Html:
-    name = f"{data}, {model}"
+def _panel(data: str, model: str, scored: str, groups: Sequence[Group], styles: Mapping[str, int]) -> Html:
+    name = f"{data}, {model}" + ("" if scored == "test" else f", on {scored} records")
+    accuracies, axis = f"{scored.capitalize()} accuracy while training", curves.accuracy_axis(scored)
     final = curves.against_epsilon(groups, styles)
     history = curves.over_time(groups, styles, "test_accuracy")
     spent = curves.over_time(groups, styles, "epsilon")
@@ -239,12 +248,12 @@ def _panel(data: str, model: str, groups: Sequence[Group], styles: Mapping[str, 
     unbounded = sum(any(curves.infinite_epsilon(run.record.get("history") or []) for run in g.runs) for g in groups)
     figures = [
         figure(
-            plot(f"Accuracy against verified ε: {name}", final, curves.EPSILON, curves.ACCURACY),
+            plot(f"Accuracy against verified ε: {name}", final, curves.EPSILON, axis),
             "Accuracy against verified ε; bars are ± one standard deviation over seeds, hollow marks published variants.",
         ),
         figure(
-            plot(f"Test accuracy while training: {name}", history, time, curves.ACCURACY),
-            "Test accuracy while training, mean over seeds.",
+            plot(f"{accuracies}: {name}", history, time, axis),
+            f"{accuracies}, mean over seeds.",
         ),
         figure(
             plot(f"Privacy spent while training: {name}", spent, time, curves.SPENT),

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from assay.errors import AssayError, ConfigError
 from assay.report.charts import Axis, Point, Series, legend, plot
-from assay.report.curves import ACCURACY
+from assay.report.curves import accuracy_axis
 from assay.report.groups import Tone
 from assay.report.html import Html, join, tag
 from assay.report.page import filled
@@ -164,6 +164,7 @@ def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:
         panels.setdefault(tuple(cell.labels[i] for i in rest), []).append(cell)
     styles = {label: i for i, label in enumerate(asked.grid.axes[how.series])}
     made, shown = [], []
+    y = accuracy_axis("validation" if asked.grid.shared.get("validation") else "test")
     for labels, members in panels.items():
         lines = _lines(asked, how, members, styles)
         name = ", ".join(labels)
@@ -173,7 +174,7 @@ def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:
             caption.append("Bars are ± one standard deviation over seeds.")
         if any(line.hollow for line in lines):
             caption.append("Hollow marks are the paper's.")
-        chart = plot(f"Accuracy against {how.x}: {name or asked.title}", lines, x, ACCURACY)
+        chart = plot(f"Accuracy against {how.x}: {name or asked.title}", lines, x, y)
         made.append(figure(chart, " ".join(caption)))
         shown += lines
     return tag("div", legend(shown), tag("div", made, class_="figures")) if shown else None

@@ -9,7 +9,7 @@ from typing import Any
 
 from assay.figures import at_least, at_most
 from assay.report import curves
-from assay.report.charts import plot
+from assay.report.charts import Axis, plot
 from assay.report.groups import Tone
 from assay.report.html import Child, Html, join, tag
 
@@ -90,14 +90,14 @@ def figure(chart: Html | None, caption: str) -> Html | None:
     return tag("figure", tag("div", chart, class_="scroll"), tag("figcaption", caption))
 
 
-def curves_of(name: str, history: Sequence[Mapping[str, Any]], *, marks: bool = True) -> list[Html | None]:
-    """What happened while one run trained."""
+def curves_of(name: str, history: Sequence[Mapping[str, Any]], scored: str, *, marks: bool = True) -> list[Html | None]:
+    """What happened while one run trained, scored on `test` or `validation` records."""
     time = curves.time_axis([history])
     return [
         figure(plot(f"{words} of {name}", curves.of_history(history, what, name, marks=marks), time, axis), words)
         for what, words, axis in (
-            ("test_accuracy", "Test accuracy", curves.ACCURACY),
-            ("test_loss", "Test loss", curves.LOSS),
+            ("test_accuracy", f"{scored.capitalize()} accuracy", curves.accuracy_axis(scored)),
+            ("test_loss", f"{scored.capitalize()} loss", Axis(label=f"{scored} loss")),
             ("epsilon", "Verified ε spent", curves.SPENT),
         )
     ]

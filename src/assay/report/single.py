@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.attacks.evaluation import NOT_PRIVATE
 from assay.figures import at_most
+from assay.privacy.statement import scored
 from assay.report import statement
 from assay.report.collect import Finished
 from assay.report.groups import accuracy, finite
@@ -81,9 +83,9 @@ def runs_section(runs: Sequence[Finished]) -> Html | None:
 
 def _run(run: Finished, opened: bool, *, marks: bool) -> Html:
     record = run.record
-    found, spent = accuracy(run), float(record["epsilon"]["verified"])
+    found, spent, on = accuracy(run), float(record["epsilon"]["verified"]), scored(record)
     facts = [
-        "" if found is None else f"{found:.2%}",
+        "" if found is None else f"{found:.2%}" + ("" if on == "test" else f" ({on})"),
         f"ε {'∞' if math.isinf(spent) else at_most(spent)}",
         "" if record.get("status", "done") == "done" else str(record["status"]),
     ]
@@ -98,10 +100,10 @@ def _run(run: Finished, opened: bool, *, marks: bool) -> Html:
         "details",
         head,
         tag("p", run.trouble, class_="trouble") if run.trouble else None,
-        tag("div", curves_of(run.name, history, marks=marks) if len(history) > 1 else None, class_="figures small"),
+        tag("div", curves_of(run.name, history, on, marks=marks) if len(history) > 1 else None, class_="figures small"),
         _pictures(run),
         tag("div", statement.render(run.statement), class_="statement"),
-        _history(history),
+        _history(history, on),
         id=ident(run.name),
         open=opened,
         class_="run",
@@ -128,12 +130,13 @@ def _pictures(run: Finished) -> Html | None:
     )
 
 
-def _history(history: Sequence[Mapping[str, Any]]) -> Html | None:
-    """Every value of the history as a table, fields that this version does not know included."""
+def _history(history: Sequence[Mapping[str, Any]], on: str) -> Html | None:
+    """Every value of the history as a table, fields that this version does not know included; `test_...` are those on `on` records."""
     if not history:
         return None
     columns = list(dict.fromkeys(key for entry in history for key in entry))
-    head = tag("tr", [tag("th", str(key).replace("_", " "), scope="col", class_="num") for key in columns])
+    names = [re.sub("^test_", f"{on}_", str(key)).replace("_", " ") for key in columns]
+    head = tag("tr", [tag("th", name, scope="col", class_="num") for name in names])
     rows = [tag("tr", [tag("td", _cell(key, entry.get(key)), class_="num") for key in columns]) for entry in history]
     inner = tag("table", tag("caption", "History"), tag("thead", head), tag("tbody", rows))
     return tag(

@@ -38,6 +38,7 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
     for entry in entries:
         last = entry.history[-1] if entry.history else {}
         part = entry.charged / entry.planned if entry.charged is not None and entry.planned else None
+        aside = "" if entry.scored == "test" else f" ({entry.scored})"
         latest = finite(last.get("test_accuracy"))
         steps = "not known" if entry.charged is None else f"{entry.charged} of {entry.planned}"
         bar = None if part is None else tag("progress", max=1, value=min(1.0, part), aria_label=f"{part:.0%}")
@@ -49,7 +50,7 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
                 tag("td", f"{entry.data}, {entry.model}"),
                 tag("td", steps, " ", bar, class_="num", data_value="" if part is None else part),
                 epsilon(entry.epsilon),
-                num(latest, None if latest is None else f"{100 * latest:.2f}"),
+                num(latest, None if latest is None else f"{100 * latest:.2f}" + aside),
                 tag("td", entry.changed, tag("div", entry.trouble, class_="trouble") if entry.trouble else None),
                 data_method=entry.method,
                 data_data=entry.data,
@@ -72,7 +73,7 @@ def _going(entry: Unfinished) -> Html:
     return tag(
         "details",
         tag("summary", tag("span", path_name(entry.name), class_="run-name"), tag("span", "so far", class_="hint")),
-        tag("div", curves_of(entry.name, entry.history), class_="figures small"),
+        tag("div", curves_of(entry.name, entry.history, entry.scored), class_="figures small"),
         id=ident(entry.name),
         class_="going",
         data_method=entry.method,

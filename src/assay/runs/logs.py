@@ -1,7 +1,7 @@
 """`--log tensorboard`: what a run may show anyway, as event files in its directory.
 
-Logged is what `Progress` holds at the end of an epoch, and nothing else: the released training loss, accuracy on the test records,
-the verified ε. Files are written record by record and flushed, and their names do not tell the name of the machine.
+Logged is what `Progress` holds at the end of an epoch, and nothing else: the released training loss, accuracy on the test (or
+validation) records, the verified ε. Files are written record by record and flushed, and their names do not tell the name of the machine.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ def check(name: str | None) -> None:
 
 
 @contextmanager
-def logging(name: str | None, directory: Path) -> Iterator[Callable[[Progress], None]]:
-    """A watcher that writes event files into the run's directory; without a name one that does nothing."""
+def logging(name: str | None, directory: Path, scored: str = "test") -> Iterator[Callable[[Progress], None]]:
+    """A watcher that writes event files into the run's directory; without a name one that does nothing. `scored` says which records
+    accuracies are of.
+    """
     check(name)
     if name is None:
         yield lambda _: None
         return
-    log = _TensorBoard(directory)
+    log = _TensorBoard(directory, scored)
     try:
         yield log.watch
     finally:
@@ -47,14 +49,18 @@ def logging(name: str | None, directory: Path) -> Iterator[Callable[[Progress], 
 
 
 class _TensorBoard:
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, scored: str) -> None:
+        self.directory, self.scored = directory, scored
         self.file: Any = None
 
     def watch(self, now: Progress) -> None:
         if not now.epoch_end:
             return
-        values = {"loss/train (released)": now.loss, "accuracy/test": now.accuracy, "epsilon/verified": now.epsilon}
+        values = {
+            "loss/train (released)": now.loss,
+            f"accuracy/{self.scored}": now.accuracy,
+            "epsilon/verified": now.epsilon,
+        }
         shown = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
         self._write(now.step, shown)
 

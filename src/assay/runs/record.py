@@ -95,6 +95,7 @@ def finished_record(
         "features": names.get("features"),
         "unit": names.get("unit", "one record"),
         "records": plan.records,
+        "validation_of": names.get("validation_of"),
         "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(min(steps, plan.steps))),
         "parts": []
         if plan.stage is None

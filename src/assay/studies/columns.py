@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from assay import presets
 from assay.studies import summary
@@ -28,14 +29,13 @@ def columns(table: Table, runs: Sequence[Measured]) -> list[Column]:
     """Ours beside the paper's, ε by claim and by ledger, and where there are any: ε by attack, what clients and server sent each other, how presets were chosen."""
     audited = any(run.audited is not None for run in runs)
     federated = table.grid.command == "federate"
-    chosen = any("preset" in (run.settings or {}) for run in runs)
     return [
         *_measured(table),
         _epsilon("ε claimed", lambda cell: cell.claimed),
         _epsilon("ε verified", lambda cell: cell.verified),
         *([_epsilon("ε audited", lambda cell: cell.audited, lower_bound=True)] if audited else []),
         *([_sent("up"), _sent("down")] if federated else []),
-        *([_tried()] if chosen else []),
+        *tried(runs),
         Column("seeds", lambda cell: len(cell.runs), lambda cell: str(len(cell.runs))),
     ]
 
@@ -80,18 +80,24 @@ def _sent(way: str) -> Column:
     return Column(f"MB {way}", lambda cell: cell.sent(way), text)
 
 
-def _tried() -> Column:
-    """How many settings the preset of a cell was chosen from, and whether ε has that choice in it."""
+def tried(runs: Sequence[Measured]) -> list[Column]:
+    """How many settings those of a cell were chosen from, whether ε has that choice in it, and what was changed; no column where nothing
+    is known of any run. What results from before it was kept do not say is what the preset says now.
+    """
 
-    def origin(cell: Cell) -> presets.Preset | None:
+    def origin(cell: Cell) -> Mapping[str, Any] | None:
         named = [run.settings for run in cell.runs if run.settings is not None and "preset" in run.settings]
-        return presets.of(named[0]) if named else None
+        return cell.tuning or (presets.of(named[0]).origin() if named else None)
 
-    def text(cell: Cell) -> str:
-        found = origin(cell)
-        return "–" if found is None else f"{found.tried}, {'charged' if found.charged else 'not charged'}"
-
-    return Column("settings tried", lambda cell: None if (found := origin(cell)) is None else found.tried, text)
+    if not any(run.tuning is not None or "preset" in (run.settings or {}) for run in runs):
+        return []
+    return [
+        Column(
+            "settings tried",
+            lambda cell: None if (found := origin(cell)) is None else found["tried"],
+            lambda cell: summary.tried(origin(cell)),
+        )
+    ]
 
 
 def number_in(text: str) -> float | None:

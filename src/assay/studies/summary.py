@@ -40,6 +40,8 @@ class Measured:
     """Between clients and server, where there are clients."""
     settings: Settings | None = None
     """What the run was asked for, and what its preset stood for; None in results from before that was kept."""
+    tuning: Mapping[str, Any] | None = None
+    """How its settings were found, as its record has it."""
 
     @classmethod
     def of_run(cls, run: Run, directory: RunDirectory) -> Measured:
@@ -67,6 +69,7 @@ class Measured:
             ],
             bytes_up=record.get("federated", {}).get("bytes_up"),
             bytes_down=record.get("federated", {}).get("bytes_down"),
+            tuning=record.get("tuning"),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -120,6 +123,11 @@ class Cell:
         """ε by attack."""
         return min((run.audited for run in self.runs if run.audited is not None), default=None)
 
+    @property
+    def tuning(self) -> Mapping[str, Any] | None:
+        """How the settings were found, which is the same for all seeds: a preset that has changed is another setting."""
+        return next((run.tuning for run in self.runs if run.tuning is not None), None)
+
     def sent(self, way: str) -> float | None:
         """Megabytes of a whole run, `up` or `down`, mean over seeds."""
         counts = [count for run in self.runs if (count := getattr(run, f"bytes_{way}")) is not None]
@@ -150,6 +158,15 @@ def epsilon(value: float | None, *, lower_bound: bool = False) -> str:
         return "–"
     text = shown(number(value), lower_bound=lower_bound).removesuffix(" (no privacy)")
     return f"≥ {text}" if lower_bound and text != "∞" else text
+
+
+def tried(tuning: Mapping[str, Any] | None) -> str:
+    """How settings were found, in a column: how many were tried, whether ε has that in it, and what of a preset was changed."""
+    if tuning is None:
+        return "–"
+    before = f"{tried(tuning['start'])}; then " if tuning.get("start") else ""
+    changed = f"; {', '.join(tuning['changed'])} changed" if tuning.get("changed") else ""
+    return f"{before}{tuning['tried']}, {'charged' if tuning['charged'] else 'not charged'}{changed}"
 
 
 def _float(value: float | str | None) -> float | None:
