@@ -20,7 +20,7 @@ $(VENV)/.peers: $(VENV)/.dev
 	touch $@
 
 demo: $(VENV)/.base ## train on the digits that ship with scikit-learn; prints accuracy and ε, writes and names the statement
-	$(BIN)/assay train --data digits --model logistic --epsilon 3 --epochs 40 --batch-size 256 --lr 2 --out $(RUN) --force
+	$(BIN)/assay train --preset best --data digits --epsilon 3 --out $(RUN) --force
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -12,7 +12,7 @@ from assay.federated import methods
 from assay.federated.plan import FederatedPlan
 from assay.privacy.accounting import Adjacency, epsilon
 from assay.privacy.ledger import Ledger
-from assay.privacy.statement import audit_line, curve_table, head, options_line, shown
+from assay.privacy.statement import BOUNDS, audit_line, curve_table, head, options_line, shown
 from assay.runs.record import SCHEMA, epsilon_facts, number
 
 _MOST_CLIENTS = 64  # ε of each client is listed up to so many; each takes a composition of its own
@@ -149,7 +149,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
             else ""
         )
         + ".",
-        f"- Accountant: {_ACCOUNTANT[eps['accountant']]} Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.",
+        f"- Accountant: {_INTEGERS if eps['accountant'] == 'Rényi' else BOUNDS[eps.get('bound')]}. Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.",
         f"- Random numbers: {randomness}.",
         "",
         *curve_table(record),
@@ -190,10 +190,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
     return "\n".join(lines)
 
 
-_ACCOUNTANT = {
-    "PLD": "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one.",
-    "Rényi": "composition of zero-concentrated DP (integer noise is known by its Rényi divergences), an upper bound.",
-}
+_INTEGERS = "composition of zero-concentrated DP (integer noise is known by its Rényi divergences), an upper bound"
 
 
 def _released(plan: FederatedPlan) -> str:

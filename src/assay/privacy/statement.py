@@ -191,7 +191,7 @@ def _schedule(plan: Plan) -> list[str]:
     ]
 
 
-_BOUNDS: Mapping[str | None, str] = {
+BOUNDS: Mapping[str | None, str] = {
     Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
     Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one "
     "of what is charged",
@@ -202,6 +202,7 @@ _BOUNDS: Mapping[str | None, str] = {
     Bound.NONE: "no finite ε was found",
     None: "privacy loss distributions or, where those end, Rényi divergences (dp_accounting): an upper bound",  # records of earlier versions
 }
+"""What a bound is, in words; None for records of earlier versions."""
 
 
 def _accountant(record: Mapping[str, Any], plan: Plan) -> str:
@@ -210,7 +211,7 @@ def _accountant(record: Mapping[str, Any], plan: Plan) -> str:
     if eps["accountant"] == "Rényi":
         how = "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022; dp_accounting): an upper bound"
     else:
-        how = _BOUNDS[kind]
+        how = BOUNDS[kind]
         if kind in (Bound.EXACT, Bound.PLD) and (plan.sampling == "shuffle" or len(plan.schedule.strategy) > 1):
             how += "; batches drawn so cost no more than that, and how much exactly is not known"
     said = [f"- Accountant: {how}."]
