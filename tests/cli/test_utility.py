@@ -273,6 +273,7 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
         (("--try", "lr=1", "--trials", 1), "from 3 to 500"),
         (("--try", "lr=1", "--seed", 1, "--noise-multiplier", 2), "the noise is found"),
         (("--try", "lr=1", "--public", "digits"), "another data set"),
+        (("--try", "lr=1,1e300"), "lr = 1e+300"),
     ],
 )
 def test_tuning_refuses(assay, tmp_path, words, said):
@@ -326,3 +327,7 @@ def test_settings_of_another_batch_size(assay, tmp_path):
     refused = ("--scale-from", 1e-9, "--ema", 0.99, "--out", tmp_path / "none")
     code, _, err = assay("train", "--data", "digits", "--model", "linear-head", "--dry-run", *refused)
     assert (code, "scale_from" in err) == (2, True)
+    for words in (("--scale-from", 1e-300), ("--lr", 1e300)):
+        code, _, err = assay("train", "--data", "digits", "--model", "linear-head", *words, "--out", tmp_path / "none")
+        assert (code, words[0][2:].replace("-", "_") in err) == (2, True)
+        assert not (tmp_path / "none").exists()
