@@ -29,7 +29,7 @@ from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
 from assay.grads import clip as clipping
-from assay.models.transfer import located
+from assay.models.transfer import begin, located
 from assay.optim import Optimizer
 from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
@@ -256,7 +256,8 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
     source = (o.data, o.data_dir, o.records, o.features, o.validation)
     bundle = like.bundle if like is not None and like.source == source else load(*source[:-1], validation=o.validation)
     init = None if o.init is None else located(o.init, o.data_dir)
-    network = build(o.model, o.circulant, bundle, o.seed, init, o.train_layers)
+    network = build(o.model, o.circulant, bundle, o.seed)
+    start = begin(network, init, o.train_layers)
     records = len(bundle.train_x)
     plan = planned(
         records=records,
@@ -278,8 +279,7 @@ def prepare(*, context: typer.Context, like: Prepared | None = None, **settings:
     names = {
         "model": o.model,
         "circulant": o.circulant,
-        "init": None if init is None else str(init),
-        "train_layers": o.train_layers,
+        **start,
         "data": o.data,
         "features": o.features,
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,

@@ -1,16 +1,18 @@
 """Starting from public weights: a checkpoint's parameters, and training only the last layers.
 
 Weights that were trained on public data cost nothing; weights that private records went into cost what that training cost, which
-is not known here. The statement says that the initial weights are taken as public.
+is not known here. The statement names the file and its SHA-256, and says that it is taken as public.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 import pickletools
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -21,6 +23,28 @@ from assay.errors import ConfigError, DataError
 from assay.grads.layers import layer_path, trainable_layers
 from assay.models.torchvision import adopted, is_torchvision
 from assay.stage import adapt_as
+
+
+def begin(model: nn.Module, init: Path | None, layers: str, sha256: str | None = None) -> dict[str, Any]:
+    """Give the model the weights it begins with (`load_weights`) and train only `layers` of it (`train_only`); returns what a run's names
+    say of that.
+
+    The SHA-256 in it is that of the bytes that were loaded. `sha256` is that of the file which a run began with: another content is refused.
+    """
+    digest, anew = None, []
+    if init is not None:
+        content = _content(init)
+        digest = hashlib.sha256(content).hexdigest()
+        if sha256 is not None and digest != sha256:
+            raise _refused(init, f"the file that the run began with, SHA-256 {sha256}; this one's is {digest}")
+        anew = _taken(model, init, content)
+    train_only(model, layers)
+    return {
+        "init": None if init is None else str(init),
+        "init_sha256": digest,
+        "init_anew": anew,
+        "train_layers": layers,
+    }
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
