@@ -20,11 +20,16 @@ SCHEDULES: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda step, steps: 0.5 * (1.0 + math.cos(math.pi * step / steps)),
     "inverse": lambda step, _: 1.0 / (step + 1),
 }
+_FLOAT32 = torch.finfo(torch.float32)
+_LARGEST = _FLOAT32.max / 16  # torch's optimizers take these as float32, and Adam's first step ten times lr
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer, its learning rate and how that changes: `schedule` maps a step's number to a factor."""
+    """An optimizer, its learning rate and how that changes: `schedule` maps a step's number to a factor.
+
+    Numbers that a torch optimizer could not take as float32 are refused here, not at the first step, which is charged by then.
+    """
 
     name: str = "sgd"
     lr: float = 0.1
@@ -38,14 +43,18 @@ class Optimizer:
             raise ConfigError("optimizer", self.name, "one of " + ", ".join(OPTIMIZERS))
         if self.schedule not in SCHEDULES:
             raise ConfigError("schedule", self.schedule, "one of " + ", ".join(SCHEDULES))
-        if not (math.isfinite(self.lr) and self.lr > 0):
-            raise ConfigError("lr", self.lr, "a finite number above 0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError("momentum", self.momentum, "a number from 0 to below 1")
+        if not _FLOAT32.tiny <= self.lr <= _LARGEST:
+            raise ConfigError(
+                "lr", self.lr, f"a number above 0, as float32 holds it: {_FLOAT32.tiny:.1g} to {_LARGEST:.1g}"
+            )
+        if not 0 <= self.momentum <= 1 - _FLOAT32.eps:
+            raise ConfigError("momentum", self.momentum, "a number from 0 to below 1, also as float32")
         if self.momentum and self.name != "sgd":
             raise ConfigError("momentum", self.momentum, "0 with Adam and AdamW, which have their own")
-        if not (math.isfinite(self.weight_decay) and self.weight_decay >= 0):
-            raise ConfigError("weight_decay", self.weight_decay, "a finite number, 0 or above")
+        if not 0 <= self.weight_decay * max(1.0, self.lr) <= _LARGEST:  # AdamW takes their product
+            raise ConfigError(
+                "weight_decay", self.weight_decay, f"a number, 0 or above, itself and times lr at most {_LARGEST:.1g}"
+            )
         if not 0 <= self.warmup < 1:
             raise ConfigError("warmup", self.warmup, "the part of the run to warm up in, from 0 to below 1")
 

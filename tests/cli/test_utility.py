@@ -1,14 +1,18 @@
 """What makes private models better, as a user types it: features, augmentation, averages, presets, tuning, transfer."""
 
+import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from assay import fit
 from assay.cli.inputs import load, of_run
+from assay.models import build
+from assay.privacy.statement import initial_weights
 
 DIGITS = ("train", "--data", "digits", "--epochs", 2)
 
@@ -350,6 +354,7 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
         (("--try", "lr=1", "--trials", 1), "from 3 to 500"),
         (("--try", "lr=1", "--seed", 1, "--noise-multiplier", 2), "the noise is found"),
         (("--try", "lr=1", "--public", "digits"), "another data set"),
+        (("--try", "lr=1,1e300"), "lr = 1e+300"),
     ],
 )
 def test_tuning_refuses(assay, tmp_path, words, said):
@@ -368,6 +373,55 @@ def test_fine_tuning_moves_the_last_layers_only(assay, tmp_path):
     before, after = load_file(start), load_file(tmp_path / "second" / "model.safetensors")
     moved = {name for name in before if not before[name].equal(after[name])}
     assert moved == {"head.fc3.weight", "head.fc3.bias"}
+
+
+def test_where_weights_come_from_is_said_and_held_to(assay, tmp_path):
+    """Record, statement and terminal name the file; a file of that name with another content is no longer it."""
+    start, out = tmp_path / "public.safetensors", tmp_path / "run"
+    save_file(build("lenet5", input_shape=(1, 8, 8), classes=7).state_dict(), start)
+    content = start.read_bytes()
+    digest = hashlib.sha256(content).hexdigest()
+    words = (*DIGITS, "--model", "lenet5", "--seed", 0)
+    code, shown, err = assay(*words, "--init", start, "--train-layers", "last:2", "--out", out)
+    assert code == 0, err
+    said = {
+        "init": str(start),
+        "init_sha256": digest,
+        "init_anew": ["head.fc3.weight", "head.fc3.bias"],
+        "train_layers": "last:2",
+    }
+    assert said.items() <= json.loads((out / "record.json").read_text()).items()
+    assert said.items() <= json.loads((out / "run.json").read_text())["names"].items()
+    line = (
+        f"{start} (SHA-256 {digest}), taken as public: nothing here shows that they are; "
+        "begun anew: head.fc3.weight, head.fc3.bias; trained: the last 2 layers"
+    )
+    assert f"- Initial weights: {line}.\n" in (out / "statement.md").read_text()
+    assert line in shown
+    unfinished = tmp_path / "unfinished"
+    shutil.copytree(out, unfinished, ignore=shutil.ignore_patterns("record.json"))
+    again = (("attack", out, "--attack", "loss"), ("audit", out, "--canaries", 100), ("resume", unfinished))
+    save_file(build("lenet5", input_shape=(1, 8, 8), classes=7).state_dict(), start)
+    other = hashlib.sha256(start.read_bytes()).hexdigest()
+    for command in again:
+        code, _, err = assay(*command)
+        assert (code, digest in err, other in err) == (2, True, True)
+    start.unlink()
+    for command in again:
+        code, _, err = assay(*command)
+        assert (code, str(start) in err, "No such file" in err) == (2, True, True)
+    start.write_bytes(content)
+    code, _, err = assay("resume", unfinished)
+    assert code == 0, err
+    assert (unfinished / "statement.md").read_text() == (out / "statement.md").read_text()
+
+
+def test_a_statement_says_nothing_of_initial_weights_where_there_is_nothing_to_say():
+    assert initial_weights({}) is None  # a record of an earlier version
+    assert initial_weights({"init": None, "init_sha256": None, "init_anew": [], "train_layers": "all"}) is None
+    assert initial_weights({"init": None, "train_layers": "last:1"}) == "the model's own; trained: the last layer"
+    known = "it.pt, taken as public: nothing here shows that they are; trained: all layers"
+    assert initial_weights({"init": "it.pt", "train_layers": "all"}) == known  # begun by an earlier version
 
 
 def test_validation_leaves_the_test_records_alone(assay, tmp_path):
@@ -434,3 +488,7 @@ def test_settings_of_another_batch_size(assay, tmp_path):
     refused = ("--scale-from", 1e-9, "--ema", 0.99, "--out", tmp_path / "none")
     code, _, err = assay("train", "--data", "digits", "--model", "linear-head", "--dry-run", *refused)
     assert (code, "scale_from" in err) == (2, True)
+    for words in (("--scale-from", 1e-300), ("--lr", 1e300)):
+        code, _, err = assay("train", "--data", "digits", "--model", "linear-head", *words, "--out", tmp_path / "none")
+        assert (code, words[0][2:].replace("-", "_") in err) == (2, True)
+        assert not (tmp_path / "none").exists()

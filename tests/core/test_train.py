@@ -15,6 +15,7 @@ from torch.utils.data import TensorDataset
 from assay import Adjacency, AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
 from assay.errors import UnsupportedModelError
 from assay.grads.clip import AdaptiveQuantile, Flat
+from assay.optim import OPTIMIZERS
 from assay.privacy.statement import render
 from assay.result import InterruptedRunError
 
@@ -462,8 +463,10 @@ def test_momentum_that_fades_away_is_none():
 @pytest.mark.parametrize(
     ("settings", "batch", "because"),
     [
-        ({"optimizer": Optimizer(lr=1e300), "scale_from": 1e-100}, 1e3, "lr = inf"),
-        ({"optimizer": Optimizer(lr=1e-300), "scale_from": 1e200}, 1.0, "lr = 0.0"),
+        ({"optimizer": Optimizer(lr=1e30), "scale_from": 1e-300}, 1e3, "lr = inf"),
+        ({"optimizer": Optimizer(lr=1e30), "scale_from": 1e-30}, 1e3, r"e\+62"),
+        ({"optimizer": Optimizer(lr=1e-30), "scale_from": 1e200}, 1.0, "lr = 1e-230"),
+        ({"optimizer": Optimizer(name="adam"), "scale_from": 1e-300}, 1.0, r"lr = 1e\+149"),
         ({"optimizer": Optimizer(momentum=0.9), "scale_from": 1e30}, 1.0, "lr = 0.0"),
         ({"ema": 0.99, "scale_from": 1e-3}, 1e3, "ema = 0.0"),
         ({"ema": 0.99, "scale_from": 1e30}, 1.0, "ema = 1.0"),
@@ -501,10 +504,16 @@ def test_a_run_carried_over_is_the_run_with_those_settings(tmp_path, records, pl
         ({"name": "sdg"}, "optimizer"),
         ({"lr": 0.0}, "lr"),
         ({"lr": math.inf}, "lr"),
+        ({"lr": math.nan}, "lr"),
+        ({"lr": 1e300}, "lr"),
+        ({"lr": 1e-300}, "lr"),
         ({"momentum": 1.0}, "momentum"),
+        ({"momentum": 1 - 1e-12}, "momentum"),
         ({"name": "adam", "momentum": 0.9}, "momentum"),
         ({"schedule": "step"}, "schedule"),
         ({"weight_decay": -1.0}, "weight_decay"),
+        ({"weight_decay": 1e300}, "weight_decay"),
+        ({"name": "adamw", "lr": 1e30, "weight_decay": 1e30}, "weight_decay"),
         ({"warmup": 1.0}, "warmup"),
     ],
 )
@@ -512,3 +521,11 @@ def test_bad_optimizer_settings_are_named(settings, field):
     with pytest.raises(ConfigError) as caught:
         Optimizer(**settings)
     assert caught.value.field == field
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_largest_settings_that_are_accepted_make_a_step(name):
+    model = nn.Linear(2, 2)
+    optimizer = Optimizer(name=name, lr=2e37, weight_decay=1.0).build(model)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()

@@ -1,6 +1,10 @@
 """Starting from a checkpoint, and training the last layers only."""
 
 import copy
+import math
+import pickle
+from argparse import Namespace
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
@@ -36,15 +40,86 @@ def test_weights_come_from_the_file_and_another_head_begins_anew(tmp_path):
     assert all(torch.equal(a, b) for a, b in zip(same.parameters(), public.parameters(), strict=True))
 
 
-def test_other_models_and_files_with_code_are_refused(tmp_path):
-    save_file(build("mlp", input_shape=SHAPE, classes=10).state_dict(), tmp_path / "other.safetensors")
-    with pytest.raises(ConfigError, match="is missing there"):
-        load_weights(build("lenet5", input_shape=SHAPE, classes=10), tmp_path / "other.safetensors")
-    torch.save(nn.Linear(2, 2), tmp_path / "code.pt")
-    (tmp_path / "empty.pt").write_bytes(b"")
-    for name in ("code.pt", "empty.pt", "missing.pt", "missing.safetensors"):
-        with pytest.raises((DataError, OSError)):
-            load_weights(build("lenet5", input_shape=SHAPE, classes=10), tmp_path / name)
+def refusal(path, state=None):
+    """What `load_weights` says about a file, which is `state` if that is given."""
+    if state is not None:
+        torch.save(state, path)
+    with pytest.raises(ConfigError) as caught:
+        load_weights(build("lenet5", input_shape=SHAPE, classes=10), path)
+    assert (caught.value.field, caught.value.value, caught.value.exit_code) == ("init", str(path), 2)
+    assert "weights_only" not in str(caught.value)
+    return caught.value.accepted
+
+
+def test_each_parameter_that_does_not_fit_is_told_with_what_is_wrong_about_it(tmp_path):
+    good = build("lenet5", input_shape=SHAPE, classes=10).state_dict()
+    path, first, second = tmp_path / "it.pt", "features.conv1.weight", "features.conv2.bias"
+    assert refusal(path, {n: t for n, t in good.items() if n != first}).endswith(f"{first} is missing there")
+    assert f"{first} has shape (6, 3, 5, 5) there and (6, 1, 5, 5) in the model" in refusal(
+        path, good | {first: torch.zeros(6, 3, 5, 5)}
+    )
+    assert refusal(path, good | {"extra.weight": torch.zeros(2)}).endswith("extra.weight is too much")
+    assert f"{second} is torch.int64 there and torch.float32" in refusal(path, good | {second: good[second].long()})
+    said = refusal(path, {n: t for n, t in good.items() if n.startswith("head.fc3")})
+    assert said.count("is missing there") == 3
+    assert said.endswith(f"and {len(good) - 2 - 3} more")
+    assert load_weights(build("lenet5", input_shape=SHAPE, classes=10), _saved(path, good)) == []
+    other = good | {"head.fc3.scale": torch.ones(1)}  # the last layer may be another one
+    assert load_weights(build("lenet5", input_shape=SHAPE, classes=10), _saved(path, other)) == []
+
+
+def test_numbers_that_are_not_finite_are_refused(tmp_path):
+    good = build("lenet5", input_shape=SHAPE, classes=10).state_dict()
+    name = "features.conv1.bias"
+    for value in (math.nan, math.inf, 1e300):  # the last one in float32
+        said = refusal(tmp_path / "it.pt", good | {name: torch.full((6,), value, dtype=torch.float64)})
+        assert f"{name} has NaN or infinity" in said
+    assert "input_shift has NaN" in refusal(tmp_path / "it.pt", good | {"input_shift": torch.tensor(math.nan)})
+
+
+def test_weights_are_found_inside_a_training_scripts_checkpoint(tmp_path):
+    good = build("lenet5", input_shape=SHAPE, classes=10).state_dict()
+    parallel = {f"module.{name}": t for name, t in good.items()}
+    for state in (
+        {"state_dict": good},
+        {"model": good, "optimizer": {"lr": 0.1}, "epoch": 3},
+        parallel,
+        {"state_dict": parallel},
+    ):
+        mine = build("lenet5", input_shape=SHAPE, classes=10)
+        assert load_weights(mine, _saved(tmp_path / "it.pt", state)) == []
+        assert all(torch.equal(t, good[name]) for name, t in mine.state_dict().items())
+    own = nn.Sequential(OrderedDict(module=nn.Linear(2, 2), last=nn.Linear(2, 2)))  # names of its own that begin so
+    assert load_weights(own, _saved(tmp_path / "it.pt", own.module.state_dict(prefix="module."))) == [
+        "last.weight",
+        "last.bias",
+    ]
+
+
+def test_files_with_code_and_files_that_are_no_checkpoint_are_refused_in_our_own_words(tmp_path):
+    whole = build("lenet5", input_shape=SHAPE, classes=10).state_dict()
+    for state in (nn.Linear(2, 2), {"state_dict": whole, "args": Namespace(lr=1)}):
+        assert "holds code or other objects and is not loaded" in refusal(tmp_path / "code.pt", state)
+    (tmp_path / "code.pt").write_bytes(pickle.dumps(Namespace(lr=1)))
+    assert "holds code or other objects and is not loaded" in refusal(tmp_path / "code.pt")
+    for name in ("it.pt", "it.safetensors"):
+        save = save_file if name.endswith("safetensors") else torch.save
+        save(whole, tmp_path / name)
+        content = (tmp_path / name).read_bytes()
+        for damaged in (content[:1000], content[:-10], b"<!DOCTYPE html>", b"hello, this is text"):
+            (tmp_path / name).write_bytes(damaged)
+            assert "truncated, damaged or of another kind" in refusal(tmp_path / name)
+        (tmp_path / name).write_bytes(b"")
+        assert "is empty" in refusal(tmp_path / name)
+        (tmp_path / name).unlink()
+        assert "No such file" in refusal(tmp_path / name)
+    for state in ([1, 2], {0: torch.zeros(2)}, {"a": 1}, {"a": torch.eye(2).to_sparse()}):
+        assert "a mapping of names to dense tensors" in refusal(tmp_path / "it.pt", state)
+
+
+def _saved(path, state):
+    torch.save(state, path)
+    return path
 
 
 @pytest.mark.parametrize("adapt", [shift_inputs, scale_inputs])

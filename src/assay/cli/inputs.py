@@ -17,7 +17,7 @@ from assay.data import DataBundle
 from assay.errors import ConfigError
 from assay.methods import Method
 from assay.models.circulant import replace_linear
-from assay.models.transfer import load_weights, train_only
+from assay.models.transfer import begin
 from assay.plan import Plan, steps_for
 from assay.privacy.rng import Seeded
 from assay.tuning import Split
@@ -91,17 +91,8 @@ def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBund
     return replace(bundle, train_x=train_x, test_x=test_x)
 
 
-def build(
-    model: str,
-    circulant: int | None,
-    bundle: DataBundle,
-    seed: int | None,
-    init: Path | None = None,
-    train_layers: str = "all",
-) -> torch.nn.Module:
-    """The model, initialised from the seed, or from the operating system (torch's own default is a constant); then from a
-    checkpoint, if there is one.
-    """
+def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
+    """The model, initialised from the seed, or from the operating system (torch's own default is a constant)."""
     if seed is None:
         torch.seed()
     else:
@@ -109,9 +100,6 @@ def build(
     network = models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
     if circulant is not None:
         replace_linear(network, circulant)
-    if init is not None:
-        load_weights(network, init)
-    train_only(network, train_layers)
     return network
 
 
@@ -144,10 +132,11 @@ def check_not_chosen(spec: Mapping[str, Any]) -> None:
 
 
 def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:
-    """A new model of a run by the names it was asked for."""
-    init = names.get("init")
-    layers = names.get("train_layers", "all")
-    return build(names["model"], names["circulant"], bundle, seed, None if init is None else Path(init), layers)
+    """A new model of a run by the names it was asked for. A checkpoint it began with must be there as it was then."""
+    network = build(names["model"], names["circulant"], bundle, seed)
+    init = None if names.get("init") is None else Path(names["init"])
+    begin(network, init, names.get("train_layers", "all"), names.get("init_sha256"))
+    return network
 
 
 def planned(

@@ -31,7 +31,7 @@ from assay.errors import BudgetSpentError, ConfigError
 from assay.federated.plan import FederatedPlan
 from assay.figures import at_most
 from assay.grads import clip as clipping
-from assay.models.transfer import located
+from assay.models.transfer import begin, located
 from assay.optim import Optimizer
 from assay.perturb.mean import parse as parse_center
 from assay.plan import Plan
@@ -290,7 +290,8 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
-    network = build(o.model, o.circulant, bundle, o.seed, init, o.train_layers)
+    network = build(o.model, o.circulant, bundle, o.seed)
+    start = begin(network, init, o.train_layers)
     records = len(bundle.train_x)
     plan = planned(
         records=records,
@@ -312,8 +313,7 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
     names = {
         "model": o.model,
         "circulant": o.circulant,
-        "init": None if init is None else str(init),
-        "train_layers": o.train_layers,
+        **start,
         "data": o.data,
         "features": o.features,
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,

@@ -16,7 +16,7 @@ from rich.progress import Progress as Bar
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
 from assay.figures import at_most
-from assay.privacy.statement import choices, scored, shown
+from assay.privacy.statement import choices, initial_weights, scored, shown
 from assay.result import Progress, Result
 
 
@@ -90,6 +90,7 @@ def outcome(result: Result) -> None:
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
         "settings": "; then ".join(choices(record.get("tuning"))) or None,
+        "weights": initial_weights(record),
         "note": None if record["seed"] is None else "fixed seed: reproducible, not private",
     }
     if result.directory is not None:

@@ -104,6 +104,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         + "the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
         " (released with noise of their own; their share is part of ε).",
         "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
+        *([f"- Initial weights: {began}."] if (began := initial_weights(record)) else []),
         f"- Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are computed from them without noise.",
         *([f"- Data: {record['notes']}"] if record["notes"] else []),
         "",
@@ -238,6 +239,21 @@ def choices(tuning: Mapping[str, Any] | None) -> list[str]:
     if changed := tuning.get("changed"):  # not in records of earlier versions
         last = f"{tuning['from']}, with {', '.join(changed)} changed; the preset itself: {found}"
     return [*choices(tuning.get("start")), last]
+
+
+def initial_weights(record: Mapping[str, Any]) -> str | None:
+    """What the run began with and which layers were trained, in words; None where the model began as it was made and all of it was."""
+    init, layers = record.get("init"), record.get("train_layers") or "all"  # not in records of earlier versions
+    if init is None and layers == "all":
+        return None
+    count = layers.removeprefix("last:")
+    said = "the model's own"
+    if init is not None:
+        digest = record.get("init_sha256")  # not in runs that an earlier version began
+        said = init + (f" (SHA-256 {digest})" if digest else "") + ", taken as public: nothing here shows that they are"
+    anew = ", ".join(record.get("init_anew") or [])
+    trained = "all layers" if layers == "all" else "the last layer" if count == "1" else f"the last {count} layers"
+    return said + (f"; begun anew: {anew}" if anew else "") + f"; trained: {trained}"
 
 
 def audit_line(record: Mapping[str, Any]) -> list[str]:
