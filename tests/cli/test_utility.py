@@ -264,12 +264,48 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
     assert "nothing of the private records went into the choice" in (out / "statement.md").read_text()
 
 
+def test_on_public_data_all_that_names_neither_data_nor_budget_may_be_tried(assay, tmp_path):
+    digits = load("digits", None, None)
+    np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
+    words = ("tune", "--data", "digits", "--model", "linear-head", "--clip", 0.1, "--epsilon", 3, "--seed", 1)
+    tried = (
+        "--try",
+        "epochs=1,2",
+        "--try",
+        "noise-schedule=constant,decay:levels=2,last=0.5",
+        "--try",
+        "batch-size=90",
+    )
+    out = tmp_path / "tuned"
+    code, _, err = assay(*words, *tried, "--public", tmp_path / "public.npz", "--out", out)
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert record["epsilon"]["verified"] <= 3
+    assert record["sampling"]["expected_batch_size"] == 90
+    assert record["history"][-1]["epoch"] == pytest.approx(2, abs=0.2)
+    code, _, err = assay(
+        *words, "--method", "gredp", "--option", "groups=2", "--try", "option=groups=1,groups=2", "--public", "adult",
+        "--out", tmp_path / "other",
+    )  # fmt: skip
+    assert code == 2
+    assert (
+        "try = 'option=groups=1' is not accepted: option = 'groups=1' is not accepted: key=value, each key once" in err
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--try", "epochs=1,2"), "does not decide ε"),
         (("--try", "colour=1,2"), "does not decide ε"),
         (("--try", "lr"), "OPTION=VALUE"),
+        (("--try", "epochs=1,2"), "augment, circulant, clip, denoise, ema, features"),
+        (("--try", "epochs=1,2"), "with --public also batch-size, center, encode, epochs"),
+        (("--try", "delta=1e-5,1e-6", "--public", "adult"), "neither data nor budget"),
+        (("--try", "shard=true"), "does not decide ε"),
+        (("--try", "lr=1,1.0"), "each value once"),
+        (("--try", "lr=1,a"), "try = 'lr=a' is not accepted: lr = 'a'"),
+        (("--try", "momentum=0.5,2"), "try = 'momentum=2' is not accepted"),
         (("--try", "lr=1", "--trials", 1), "from 3 to 500"),
         (("--try", "lr=1", "--seed", 1, "--noise-multiplier", 2), "the noise is found"),
         (("--try", "lr=1", "--public", "digits"), "another data set"),

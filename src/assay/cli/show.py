@@ -67,6 +67,11 @@ def _line(console: Console, now: Progress, allowed: float | None) -> None:
     console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed)}", highlight=False, soft_wrap=True)
 
 
+def in_words(setting: Mapping[str, str]) -> str:
+    """A setting that `assay tune` tries, as it was typed."""
+    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in setting.items())
+
+
 def outcome(result: Result) -> None:
     """The end of a run: accuracy, the three ε, and where everything is."""
     record = result.record

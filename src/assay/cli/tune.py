@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,9 +17,9 @@ from assay import presets, tuning
 from assay.cli import options, passing
 from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE, Prepared
-from assay.cli.show import end
+from assay.cli.show import end, in_words
 from assay.data.records import Records
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.files import replace_text
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
@@ -40,9 +42,9 @@ _DECIDED = {
     "validation": "nothing: a tenth of the training records is set aside as it is",
     "log": "nothing: trials that were not chosen leave no trace",
 }
+_DATA_AND_BUDGET = {"data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device"}
 _DECIDES_EPSILON = {
-    "method", "variant", "option", "groups", "noise_form", "encode", "data", "records", "delta", "epochs", "batch_size",
-    "micro_batch", "center", "noise_schedule", "sampling", "adjacency", "data_dir", "preset", "device", "secure_rng",
+    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center", "noise_schedule", "sampling",
 }  # fmt: skip
 
 
@@ -77,7 +79,7 @@ def tune(
     """
     check_above_zero("epsilon", epsilon)
     tuning.check_trials(trials)
-    settings = _combinations(tried)
+    settings = _combinations(tried, public is not None)
     shared = passing.settings("train", context.args, decided=_DECIDED)
     if out.exists() and any(out.iterdir()):
         raise ConfigError("out", str(out), "a new directory: what was spent on an earlier choice stays spent")
@@ -88,38 +90,82 @@ def tune(
     end(result, json, left_out="gradients were not finite")
 
 
-def _combinations(tried: list[str]) -> list[dict[str, str]]:
+def _combinations(tried: list[str], public: bool) -> list[dict[str, str]]:
     axes: dict[str, list[str]] = {}
     for text in tried:
         key, equals, values = text.partition("=")
         name = key.replace("-", "_")
         if not equals or not values or name in axes:
             raise ConfigError("try", text, "OPTION=VALUE,VALUE..., each option once")
-        if name not in passing.options("train") or name in _DECIDED or name in _DECIDES_EPSILON:
-            raise ConfigError(
-                "try",
-                text,
-                "an option of `assay train` that does not decide ε (lr, clip, momentum, model, ema, augment, ...)",
-            )
-        axes[name] = _values(values)
+        _check_may_vary(name, text, public)
+        axes[name] = _values(name, values)
+        if len({_taken(name, value) for value in axes[name]}) < len(axes[name]):
+            raise ConfigError("try", text, "each value once")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def _values(text: str) -> list[str]:
-    """Values between commas; a part with = belongs to the value before it (shift:views=4,pixels=2)."""
+def _taken(name: str, value: str) -> Any:
+    with _tried({name: value}):
+        return passing.value("train", name, value)
+
+
+def _check_may_vary(name: str, text: str, public: bool) -> None:
+    """Refuse an option that trials must have in common: on private records what decides ε, in any case data and budget."""
+    free = {
+        known for known, option in passing.options("train").items() if not option.is_flag
+    } - _DATA_AND_BUDGET - _DECIDED.keys()  # fmt: skip
+    if public and name not in free:
+        raise ConfigError(
+            "try", text, f"an option of `assay train` that names neither data nor budget ({_listed(free)})"
+        )
+    if not public and name not in free - _DECIDES_EPSILON:
+        raise ConfigError(
+            "try",
+            text,
+            f"an option of `assay train` that does not decide ε ({_listed(free - _DECIDES_EPSILON)}); "
+            f"with --public also {_listed(free & _DECIDES_EPSILON)}",
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(name.replace("_", "-") for name in names))
+
+
+def _values(name: str, text: str) -> list[str]:
+    """Values between commas; a part with = belongs to the value before it (shift:views=4,pixels=2), unless = is in all (rho=0.5,rho=0.7)."""
     found: list[str] = []
     for part in text.split(","):
-        if found and "=" in part and ":" not in part:
+        if found and "=" in part and ":" not in part and name != "option":
             found[-1] += f",{part}"
         else:
             found.append(part)
     return found
 
 
+@contextmanager
+def _tried(setting: dict[str, str]) -> Iterator[None]:
+    """What a value that is tried is refused for names --try."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field.split()[0] not in setting:
+            raise
+        raise ConfigError("try", in_words(setting), str(error)) from error
+    except UnsupportedModelError as error:
+        if "model" not in setting:
+            raise
+        raise UnsupportedModelError(f"--try {in_words(setting)}: {error}") from error
+
+
 def _made(
     shared: Settings, setting: dict[str, str], seed: int | None, more: dict[str, Any], like: Prepared | None = None
 ) -> Prepared:
-    return passing.prepared(flags({**shared, **setting, "seed": seed, **more}), like)
+    """What `assay train` would train with; where an option may be repeated, what is tried is added to what all trials have."""
+    given = {
+        name: [*shared[name], value] if isinstance(shared.get(name), list) else value for name, value in setting.items()
+    }
+    with _tried(setting):
+        return passing.prepared(flags({**shared, **given, "seed": seed, **more}), like)
 
 
 def _all_made(
