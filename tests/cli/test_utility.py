@@ -96,12 +96,22 @@ TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 40
 
 def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
     out = tmp_path / "tuned"
-    code, _, err = assay(*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
+    code, said, err = assay(*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
     assert code == 0, err
     record = json.loads((out / "record.json").read_text())
     assert 2.97 <= record["epsilon"]["verified"] <= 3
-    assert record["chosen"] in ({"lr": "2"}, {"lr": "0.5"})
-    assert record["tuning"]["tried"] == 2
+    chosen = record["tuning"]["chosen"]["lr"]
+    assert chosen in ("2", "0.5")
+    assert f"chosen         lr={chosen}" in said
+    assert record["training"]["optimizer"]["lr"] == float(chosen)
+    assert record["tuning"]["candidates"] == [{"lr": "0.5"}, {"lr": "2"}]
+    assert "scores" not in record["tuning"]
+    spec = json.loads((out / "run.json").read_text())
+    assert "candidates" in spec["choice"]
+    assert "lr" not in spec["training"]["optimizer"], "not the run's, but the first candidate's"
+    assert spec["training"]["optimizer"]["momentum"] == 0.9
+    assert spec["names"]["model"] == "linear-head"
+    assert "chosen" not in spec["names"]["tuning"]
     assert record["tuning"]["charged"] is True
     assert record["records"] < 1437
     assert record["result"]["test_accuracy"] > 0.6
@@ -109,7 +119,7 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
     ledger = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
     assert ledger[1]["event"]["kind"] == "repeat-and-select"
     statement = (out / "statement.md").read_text()
-    assert "2 settings were tried, on a tenth of the training records" in statement
+    assert "one of 2 settings, chosen on a tenth of the training records" in statement
     assert "the choice is part of ε" in statement
     assert ledger[1]["event"]["event"]["events"][-1] == {"kind": "gaussian", "noise_multiplier": 20.0}
     assert record["tuning"]["score_noise"] == 20
@@ -206,7 +216,9 @@ def test_a_preset_is_tuned_around_and_the_statement_has_both_choices(assay, tmp_
         assert record["tuning"]["from"] == "assay tune"
         assert record["tuning"]["start"]["from"] == "preset best"
         statement = (tmp_path / name / "statement.md").read_text()
-        assert statement.index("Settings: preset best") < statement.index("Settings: assay tune; 2 settings were tried")
+        assert statement.index("Settings: preset best") < statement.index(
+            "Settings: assay tune; one of 2 settings, chosen on"
+        )
 
 
 def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_path, monkeypatch):
@@ -252,15 +264,22 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
     np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
     out = tmp_path / "tuned"
     words = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 150, "--epochs", 2, "--clip", 0.1)
-    code, _, err = assay(
+    code, said, err = assay(
         *words, "--try", "lr=0.0001,2", "--public", tmp_path / "public.npz", "--epsilon", 3, "--seed", 1, "--out", out
     )
     assert code == 0, err
     record = json.loads((out / "record.json").read_text())
     assert record["epsilon"]["verified"] <= 3
     assert record["epsilon"]["accountant"] == "PLD"
-    assert record["training"]["optimizer"]["lr"] in (0.0001, 2)
+    assert record["training"]["optimizer"]["lr"] == 2
     assert record["tuning"]["charged"] is False
+    assert record["tuning"]["candidates"] == [{"lr": "0.0001"}, {"lr": "2"}]
+    assert record["tuning"]["chosen"] == {"lr": "2"}
+    assert "chosen         lr=2" in said
+    low, high = record["tuning"]["scores"]
+    assert low < high
+    assert f"{low:.2%} on {tmp_path / 'public.npz'}: lr=0.0001" in err
+    assert f"{high:.2%} on {tmp_path / 'public.npz'}: lr=2" in err
     assert "nothing of the private records went into the choice" in (out / "statement.md").read_text()
 
 

@@ -80,11 +80,13 @@ def outcome(result: Result) -> None:
     asked = {"verified": "", "claimed": ""}
     if eps["target"]:
         asked[eps["target_is"]] = f" ({'allowed' if eps['target_is'] == 'verified' else 'asked for'} {eps['target']:g})"
+    tuning = record.get("tuning") or {}
     rows = {
         "test accuracy": None if accuracy is None else f"{accuracy:.2%}",
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
+        "chosen": in_words(tuning["chosen"]) if "chosen" in tuning else None,
         "settings": "; then ".join(choices(record.get("tuning"))) or None,
         "note": None if record["seed"] is None else "fixed seed: reproducible, not private",
     }

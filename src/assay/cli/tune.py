@@ -178,6 +178,19 @@ def _all_made(
     return made
 
 
+def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
+    """The entries on which all agree; of those that have entries of their own, these."""
+    first, *rest = described
+    kept: dict[str, Any] = {}
+    for key, value in first.items():
+        others = [one[key] for one in rest if key in one]
+        if len(others) == len(rest) and all(other == value for other in others):
+            kept[key] = value
+        elif isinstance(value, dict) and len(others) == len(rest) and all(isinstance(other, dict) for other in others):
+            kept[key] = _in_common([value, *others])
+    return kept
+
+
 def _on_split(plan: Plan, split: tuning.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
@@ -205,7 +218,7 @@ def _on_private(
             raise ConfigError("try", setting, "settings whose trials all cost the same")
     chosen_by: dict[str, Any] = {
         "from": "assay tune",
-        "tried": len(settings),
+        "candidates": settings,
         "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
         f"in a secret number of trials (Poisson, mean {mean:g})",
         "records": len(split.train) + len(split.validation),
@@ -214,9 +227,14 @@ def _on_private(
         "start": first.names["tuning"],
     }
     note_delta(calibrated.delta, chosen_by["records"])
-    names = {**first.names, "tuning": chosen_by}
     plan = replace(calibrated, epsilon_limit=epsilon)
-    spec = {"plan": plan.to_json(), "training": training_json(first.training), "names": names}
+    spec = {
+        "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
+        "the first one's, and record.json has what was chosen",
+        "plan": plan.to_json(),
+        "training": _in_common([training_json(one.training) for one in made]),
+        "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
+    }
     directory = RunDirectory.create(out, spec)
     replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
     ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
@@ -248,7 +266,7 @@ def _on_private(
         "epsilon": {**facts, "target": epsilon, "claimed": facts["verified"]},
         "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
         "seed": seed,
-        "chosen": settings[which],
+        "tuning": {**chosen_by, "chosen": settings[which]},
     }
     return finished(best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite)
 
@@ -265,13 +283,16 @@ def _on_public(
     for setting, one in zip(
         settings, _all_made(there, settings, seed, {"epsilon": epsilon, "data": public}), strict=True
     ):
-        _say(f"on {public}: {' '.join(flags(setting))}")
         result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
         scores.append(result.accuracy or 0.0)
-    one = private[scores.index(max(scores))]
+        _say(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
+    which = scores.index(max(scores))
+    one = private[which]
     chosen_by = {
         "from": "assay tune",
-        "tried": len(settings),
+        "candidates": settings,
+        "scores": scores,
+        "chosen": settings[which],
         "on": f"{public}, which is taken as public: nothing of the private records went into the choice",
         "charged": False,
         "start": one.names["tuning"],

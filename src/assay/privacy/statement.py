@@ -223,8 +223,11 @@ def choices(tuning: Mapping[str, Any] | None) -> list[str]:
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    last = f"{tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
-    if not tuning["tried"]:
+    if "candidates" in tuning:  # how many of them were tried in a choice that is charged is secret
+        last = f"{tuning['from']}; one of {len(tuning['candidates'])} settings, chosen on {tuning['on']}; {paid}"
+    elif tuning["tried"]:
+        last = f"{tuning['from']}; {tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+    else:
         last = f"{tuning['from']}; chosen without looking at these records: {tuning['on']}"
     return [*choices(tuning.get("start")), last]
 
