@@ -11,12 +11,14 @@ On public data nothing is charged: the settings that do best there are used once
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from assay.data.bundle import DataBundle
@@ -64,6 +66,22 @@ class Split:
     def score_noise(self) -> float:
         """Of the number of right answers on the validation records, which one record moves by at most 1."""
         return max(_LEAST_SCORE_NOISE, _SCORE_NOISE * len(self.validation))
+
+
+def check_apart(public: DataBundle, private: DataBundle, name: str) -> None:
+    """Refuse public data that hold the inputs of one of the private training records, whatever its label there."""
+    if public.input_shape != private.input_shape:
+        return
+    known = _digests(private.train_x)
+    if not known.isdisjoint(_digests(public.train_x) | _digests(public.test_x)):
+        raise ConfigError(
+            "public", name, "data that hold none of the private training records; at least one of them is there"
+        )
+
+
+def _digests(x: Tensor) -> set[bytes]:
+    # -0 is 0, and has other bits
+    return {hashlib.blake2b((row + 0.0).tobytes(), digest_size=16).digest() for row in x.numpy()}
 
 
 def selection(plan: Plan, score_noise: float, mean: float) -> DpEvent:

@@ -283,6 +283,18 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
     assert "nothing of the private records went into the choice" in (out / "statement.md").read_text()
 
 
+def test_public_data_that_hold_a_private_record_are_refused(assay, tmp_path):
+    digits = load("digits", None, None)
+    x, y = digits.test_x.numpy(), digits.test_y.numpy()
+    inside = np.concatenate([x, digits.train_x[700:701].numpy()]), np.concatenate([y, y[:1]])
+    np.savez(tmp_path / "copy.npz", x=inside[0], y=inside[1])
+    words = (*TUNE, "--try", "lr=1,2", "--seed", 1, "--out", tmp_path / "tuned", "--public", tmp_path / "copy.npz")
+    code, _, err = assay(*words, "--batch-size", 90)
+    assert code == 2
+    assert "none of the private training records" in err
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_on_public_data_all_that_names_neither_data_nor_budget_may_be_tried(assay, tmp_path):
     digits = load("digits", None, None)
     np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())

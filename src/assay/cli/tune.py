@@ -279,10 +279,10 @@ def _on_public(
         raise ConfigError("public", public, "another data set than the private one")
     preset = presets.of({**shared, "epsilon": epsilon}).settings if "preset" in shared else {}  # the private data set's
     there = {**preset, **{name: value for name, value in shared.items() if name != "preset"}}
+    trials = _all_made(there, settings, seed, {"epsilon": epsilon, "data": public})
+    tuning.check_apart(trials[0].bundle, private[0].bundle, public)
     scores = []
-    for setting, one in zip(
-        settings, _all_made(there, settings, seed, {"epsilon": epsilon, "data": public}), strict=True
-    ):
+    for setting, one in zip(settings, trials, strict=True):
         result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
         scores.append(result.accuracy or 0.0)
         _say(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
