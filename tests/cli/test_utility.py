@@ -242,6 +242,28 @@ def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_pat
     assert all(torch.equal(start, starts[0]) for start in starts)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--try", "model=linear-head,mixing:make"), "--try model=mixing:make"),
+        (("--try", "model=linear-head,narrow:make"), "try = 'model=narrow:make' is not accepted: model = 'Linear'"),
+        (("--try", "augment=shift:views=2", "--center", "mean:noise=40", "--device", "cuda:99"), "device = 'cuda:99'"),
+        (("--try", "scale-from=50,1e-9", "--ema", 0.99), "try = 'scale-from=1e-9' is not accepted: scale_from"),
+    ],
+)
+def test_a_setting_that_cannot_be_trained_costs_nothing(assay, tmp_path, monkeypatch, words, said):
+    (tmp_path / "mixing.py").write_text(
+        "from torch import nn\nmake = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))\n"
+    )
+    (tmp_path / "narrow.py").write_text("from torch import nn\nmake = lambda: nn.Linear(63, 10)\n")
+    monkeypatch.chdir(tmp_path)
+    data = ("tune", "--data", "digits", "--batch-size", 400, "--epochs", 1, "--epsilon", 3, "--trials", 3)
+    code, _, err = assay(*data, *words, "--out", "tuned")
+    assert code == 2, err
+    assert said in err
+    assert not (tmp_path / "tuned").exists()
+
+
 def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):
     from assay.privacy.rng import Seeded
     from assay.tuning import drawn_trials

@@ -12,24 +12,27 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import Console
+from torch.utils.data import TensorDataset
 
-from assay import presets, tuning
+from assay import augment, presets, tuning
 from assay.cli import options, passing
 from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE, Prepared
 from assay.cli.show import end, in_words
 from assay.data.records import Records
+from assay.distributed import limits
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.files import replace_text
 from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.statement import render
+from assay.rehearsal import rehearse
 from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
 from assay.studies.grid import Settings, flags
 from assay.train import fit
-from assay.training import training_json
+from assay.training import pick_device, training_json
 
 _DECIDED = {
     "out": "the command's own --out",
@@ -191,6 +194,25 @@ def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
     return kept
 
 
+def _rehearse(setting: dict[str, str], one: Prepared, train: TensorDataset, plan: Plan) -> None:
+    """Refuse what training would refuse, as `assay.fit` does before its first step: before anything is charged or other trials end."""
+    with _tried(setting):
+        plan = plan.for_model(one.network)
+        records, stage = Records(train), plan.stage
+        if stage is not None:
+            stage.check(one.network, records, one.names["data"])
+        one.training.at_batch(plan.batch_size)
+        limits.check(plan, 1, shard=one.training.shard)
+        plan.chain()
+        device = pick_device(one.training.device)
+        if stage is None or plan.center is not None:  # other stages decide what the model sees
+            rehearse(one.network, train, cross_entropy, plan, one.training, device)
+        if one.training.augment is not None:
+            if stage is not None and not stage.takes_views:
+                raise ConfigError("augment", one.training.augment, f"no augmentation with {plan.method.name}")
+            augment.check(records.gather(torch.tensor([0]))[0][0])
+
+
 def _on_split(plan: Plan, split: tuning.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
@@ -216,6 +238,8 @@ def _on_private(
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
             raise ConfigError("try", setting, "settings whose trials all cost the same")
+    for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
+        _rehearse(setting, one, part.train, plan)
     chosen_by: dict[str, Any] = {
         "from": "assay tune",
         "candidates": settings,
@@ -281,6 +305,9 @@ def _on_public(
     there = {**preset, **{name: value for name, value in shared.items() if name != "preset"}}
     trials = _all_made(there, settings, seed, {"epsilon": epsilon, "data": public})
     tuning.check_apart(trials[0].bundle, private[0].bundle, public)
+    for setting, *both in zip(settings, private, trials, strict=True):
+        for one in both:
+            _rehearse(setting, one, one.bundle.train, one.plan)
     scores = []
     for setting, one in zip(settings, trials, strict=True):
         result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
