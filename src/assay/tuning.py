@@ -67,6 +67,27 @@ class Split:
         """Of the number of right answers on the validation records, which one record moves by at most 1."""
         return max(_LEAST_SCORE_NOISE, _SCORE_NOISE * len(self.validation))
 
+    @property
+    def expected(self) -> int:
+        """How many of the records are for validation in expectation, rounded."""
+        return round((len(self.train) + len(self.validation)) / _PARTS)
+
+    @property
+    def score_points(self) -> float:
+        """The noise of a score in points of accuracy, for as many validation records as are expected."""
+        return 100 * self.score_noise / self.expected
+
+
+def check_records(records: int) -> None:
+    """Refuse so few that the noise of a score is half of the highest score or more: settings could not be told apart."""
+    needed = round(2 * _LEAST_SCORE_NOISE * _PARTS)
+    if records < needed:
+        raise ConfigError(
+            "records",
+            records,
+            f"at least {needed}, to choose by a tenth of them: scores have noise of {_LEAST_SCORE_NOISE:g} records; or choose on public data",
+        )
+
 
 def check_apart(public: DataBundle, private: DataBundle, name: str) -> None:
     """Refuse public data that hold the inputs of one of the private training records, whatever its label there."""
@@ -84,9 +105,14 @@ def _digests(x: Tensor) -> set[bytes]:
     return {hashlib.blake2b((row + 0.0).tobytes(), digest_size=16).digest() for row in x.numpy()}
 
 
+def one_trial(plan: Plan, score_noise: float) -> DpEvent:
+    """A run of the plan and a noisy score."""
+    return ComposedDpEvent([plan.event(), GaussianDpEvent(score_noise)])
+
+
 def selection(plan: Plan, score_noise: float, mean: float) -> DpEvent:
-    """What leaves: the best of a Poisson number of trials, each a run of the plan and a noisy score."""
-    return RepeatAndSelectDpEvent(ComposedDpEvent([plan.event(), GaussianDpEvent(score_noise)]), mean, math.inf)
+    """What leaves: the best of a Poisson number of trials."""
+    return RepeatAndSelectDpEvent(one_trial(plan, score_noise), mean, math.inf)
 
 
 def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Plan:

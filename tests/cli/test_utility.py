@@ -139,6 +139,23 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
         assert "a model that assay tune chose" in err
 
 
+def test_what_a_choice_would_cost_is_known_before(assay, tmp_path):
+    words = (*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", tmp_path / "tuned")
+    code, out, err = assay(*words, "--dry-run")
+    assert code == 0, err
+    assert "ε of the choice  2.9" in out
+    assert "scores           on about 144 records, with noise of 13.9 points" in out
+    assert not (tmp_path / "tuned").exists()
+    facts = json.loads(assay(*words, "--dry-run", "--json")[1])
+    assert 0 < facts["one_trial"] < facts["verified"] <= 3
+    code, _, err = assay(*words)
+    assert code == 0, err
+    assert "scores on about 144 records, with noise of 13.9 points" in err
+    record = json.loads((tmp_path / "tuned" / "record.json").read_text())
+    assert record["noise_multiplier"] == facts["noise_multiplier"]
+    assert record["epsilon"]["verified"] == facts["verified"]
+
+
 def test_delta_is_held_against_all_records_that_a_choice_protects(assay, tmp_path):
     delta = 1 / 1400  # below one over the number of records that are trained on
     words = (*TUNE, "--try", "lr=2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--delta", delta)
@@ -330,6 +347,11 @@ def test_on_public_data_all_that_names_neither_data_nor_budget_may_be_tried(assa
         "batch-size=90",
     )
     out = tmp_path / "tuned"
+    code, said, err = assay(*words, *tried, "--public", tmp_path / "public.npz", "--out", out, "--dry-run")
+    assert code == 0, err
+    assert "cost nothing" in said
+    assert said.count("ε verified  2.9") == 4
+    assert not out.exists()
     code, _, err = assay(*words, *tried, "--public", tmp_path / "public.npz", "--out", out)
     assert code == 0, err
     record = json.loads((out / "record.json").read_text())
@@ -359,6 +381,8 @@ def test_on_public_data_all_that_names_neither_data_nor_budget_may_be_tried(assa
         (("--try", "lr=1,1.0"), "each value once"),
         (("--try", "lr=1,a"), "try = 'lr=a' is not accepted: lr = 'a'"),
         (("--try", "momentum=0.5,2"), "try = 'momentum=2' is not accepted"),
+        (("--try", "lr=1", "--records", 399, "--batch-size", 40), "records = 399 is not accepted: at least 400"),
+        (("--try", "lr=1", "--records", 15, "--batch-size", 4), "scores have noise of 20 records"),
         (("--try", "lr=1", "--trials", 1), "from 3 to 500"),
         (("--try", "lr=1", "--seed", 1, "--noise-multiplier", 2), "the noise is found"),
         (("--try", "lr=1", "--public", "digits"), "another data set"),

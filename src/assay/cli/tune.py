@@ -18,14 +18,15 @@ from assay import augment, presets, tuning
 from assay.cli import options, passing
 from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE, Prepared
-from assay.cli.show import end, in_words
+from assay.cli.show import end, in_words, print_json
 from assay.data.records import Records
 from assay.distributed import limits
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.files import replace_text
 from assay.plan import Plan
+from assay.privacy.accounting import epsilon as epsilon_of
 from assay.privacy.ledger import Ledger
-from assay.privacy.statement import render
+from assay.privacy.statement import render, shown
 from assay.rehearsal import rehearse
 from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
@@ -41,7 +42,7 @@ _DECIDED = {
     "seed": "the command's own --seed",
     "force": "nothing: a new directory",
     "json": "the command's own --json",
-    "dry_run": "nothing",
+    "dry_run": "the command's own --dry-run",
     "validation": "nothing: a tenth of the training records is set aside as it is",
     "log": "nothing: trials that were not chosen leave no trace",
 }
@@ -74,6 +75,7 @@ def tune(
         typer.Option(help="Choose on this public data set instead, at no cost, and train once on the private records."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes all randomness: reproducible, not private.")] = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Try settings and keep the best model. Every other option of `assay train` may be added and goes to all trials.
@@ -87,10 +89,11 @@ def tune(
     if out.exists() and any(out.iterdir()):
         raise ConfigError("out", str(out), "a new directory: what was spent on an earlier choice stays spent")
     if public is None:
-        result = _on_private(settings, shared, out, epsilon, trials, seed)
+        result = _on_private(settings, shared, None if dry_run else out, epsilon, trials, seed, json)
     else:
-        result = _on_public(settings, shared, out, epsilon, public, seed)
-    end(result, json, left_out="gradients were not finite")
+        result = _on_public(settings, shared, None if dry_run else out, epsilon, public, seed, json)
+    if result is not None:
+        end(result, json, left_out="gradients were not finite")
 
 
 def _combinations(tried: list[str], public: bool) -> list[dict[str, str]]:
@@ -220,12 +223,20 @@ def _on_split(plan: Plan, split: tuning.Split) -> Plan:
 
 
 def _on_private(
-    settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, mean: float, seed: int | None
-) -> Result:
+    settings: list[dict[str, str]],
+    shared: Settings,
+    out: Path | None,
+    epsilon: float,
+    mean: float,
+    seed: int | None,
+    as_json: bool,
+) -> Result | None:
+    """The best of a secret number of trials; without `out` it is only said what that would cost."""
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
     made = _all_made(shared, settings, seed, more)
     first = made[0]
     randomness = first.training.randomness()
+    tuning.check_records(len(first.bundle.train_x))
     bundles = {id(one.bundle): one.bundle for one in made}
     splits = {key: tuning.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
     parts = [splits[id(one.bundle)] for one in made]
@@ -237,7 +248,7 @@ def _on_private(
     ]
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
-            raise ConfigError("try", setting, "settings whose trials all cost the same")
+            raise ConfigError("try", in_words(setting), "settings whose trials all cost the same")
     for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
         _rehearse(setting, one, part.train, plan)
     chosen_by: dict[str, Any] = {
@@ -251,6 +262,10 @@ def _on_private(
         "start": first.names["tuning"],
     }
     note_delta(calibrated.delta, chosen_by["records"])
+    scored = f"on about {split.expected} records, with noise of {split.score_points:.1f} points"
+    if out is None:
+        _report_choice(calibrated, split, mean, scored, as_json)
+        return None
     plan = replace(calibrated, epsilon_limit=epsilon)
     spec = {
         "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
@@ -276,7 +291,7 @@ def _on_private(
             names={**one.names, "tuning": chosen_by},
         )
 
-    _say(f"training a secret number of times, {mean:g} on average")
+    _say(f"training a secret number of times, {mean:g} on average; scores {scored}")
     which, best = tuning.best_of(parts, mean, randomness, run)
     with torch.no_grad():
         accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
@@ -296,8 +311,15 @@ def _on_private(
 
 
 def _on_public(
-    settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, public: str, seed: int | None
-) -> Result:
+    settings: list[dict[str, str]],
+    shared: Settings,
+    out: Path | None,
+    epsilon: float,
+    public: str,
+    seed: int | None,
+    as_json: bool,
+) -> Result | None:
+    """A run with the settings that are best on public data; without `out` it is only said what that would cost."""
     private = _all_made(shared, settings, seed, {"epsilon": epsilon})  # refused before any trial
     if private[0].names["data"] == public:
         raise ConfigError("public", public, "another data set than the private one")
@@ -308,6 +330,9 @@ def _on_public(
     for setting, *both in zip(settings, private, trials, strict=True):
         for one in both:
             _rehearse(setting, one, one.bundle.train, one.plan)
+    if out is None:
+        _report_runs(settings, private, public, as_json)
+        return None
     scores = []
     for setting, one in zip(settings, trials, strict=True):
         result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
@@ -333,6 +358,57 @@ def _on_public(
         out=out,
         names={**one.names, "tuning": chosen_by},
     )
+
+
+def _report_choice(plan: Plan, split: tuning.Split, mean: float, scored: str, as_json: bool) -> None:
+    """What a choice on private records would cost; `scored` says how scores are made."""
+    whole = epsilon_of(tuning.selection(plan, split.score_noise, mean), plan.delta, plan.adjacency)
+    one = epsilon_of(tuning.one_trial(plan, split.score_noise), plan.delta, plan.adjacency)
+    if as_json:
+        print_json(
+            {
+                "verified": number(whole),
+                "one_trial": number(one),
+                "delta": plan.delta,
+                "adjacency": plan.adjacency.value,
+                "noise_multiplier": plan.noise_multiplier,
+                "steps": plan.steps,
+                "trials": mean,
+                "score_records": split.expected,
+                "score_noise": split.score_noise,
+                "score_points": split.score_points,
+            }
+        )
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"ε of the choice  {shown(whole)}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    console.print(f"ε of one trial   {shown(one)}   (with its score; {mean:g} trials on average)")
+    console.print(f"scores           {scored}")
+    console.print(
+        f"every trial      noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
+    )
+
+
+def _report_runs(settings: list[dict[str, str]], made: list[Prepared], public: str, as_json: bool) -> None:
+    """What the one run on private records would cost with each setting."""
+    runs: list[dict[str, Any]] = [
+        {"setting": setting, "verified": number(one.plan.epsilon()), "noise_multiplier": one.plan.noise_multiplier}
+        for setting, one in zip(settings, made, strict=True)
+    ]
+    plan = made[0].plan
+    note_delta(plan.delta, plan.records)
+    if as_json:
+        print_json({"public": public, "delta": plan.delta, "adjacency": plan.adjacency.value, "runs": runs})
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"trials on {public} cost nothing; then one run, at δ = {plan.delta:g}, {plan.adjacency.value}:", markup=False
+    )
+    for run in runs:
+        console.print(
+            f"ε verified  {shown(run['verified'])}   noise multiplier {run['noise_multiplier']:.6g}   {in_words(run['setting'])}",
+            markup=False,
+        )
 
 
 def _say(line: str) -> None:
