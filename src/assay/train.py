@@ -26,7 +26,6 @@ from torch.utils.data import Dataset
 from assay import augment, stage
 from assay.averaging import Average, moving, tail
 from assay.data.records import Records
-from assay.distributed import limits
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
@@ -36,7 +35,7 @@ from assay.plan import Plan
 from assay.privacy.ledger import Ledger
 from assay.privacy.rng import Randomness, seed_torch
 from assay.privacy.statement import render
-from assay.rehearsal import rehearse
+from assay.rehearsal import checked
 from assay.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
@@ -67,19 +66,7 @@ def fit(
     interrupted run, call `resume`; ranks that torchrun has started again go on by themselves.
     """
     training, ranks = training or Training(), world()
-    plan = plan.for_model(model)
-    if plan.stage is not None:
-        plan.stage.check(model, Records(train), (names or {}).get("data"))
-    training.at_batch(plan.batch_size)  # nonsense is an error before anything is written
-    limits.check(plan, ranks.size, shard=training.shard)
-    plan.chain()  # parts that do not go together are an error before anything is written
-    device = pick_device(training.device)  # a wrong name is an error before anything is written
-    if not training.shard and (
-        plan.stage is None or plan.center is not None
-    ):  # other stages decide what the model sees
-        rehearse(model, train, loss, plan, training, device)
-    if training.augment is not None:
-        _check_augment(training.augment, train, plan, ranks.size)
+    plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
         spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
@@ -132,17 +119,6 @@ def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
     if directory.finished:
         raise AssayError(f"{out} is finished: there is nothing to resume")
     return directory, directory.read_spec()
-
-
-def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
-    """Refuse views of what is no picture, or where the records that training sees are not the records themselves."""
-    if ranks > 1:
-        raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
-    if plan.stage is not None and not plan.stage.takes_views:
-        raise ConfigError(
-            "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
-        )
-    augment.check(text, tuple(Records(train).gather(torch.tensor([0]))[0].shape[1:]))
 
 
 class _Run:

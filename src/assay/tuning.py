@@ -11,12 +11,14 @@ On public data nothing is charged: the settings that do best there are used once
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
+from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from assay.data.bundle import DataBundle
@@ -65,10 +67,52 @@ class Split:
         """Of the number of right answers on the validation records, which one record moves by at most 1."""
         return max(_LEAST_SCORE_NOISE, _SCORE_NOISE * len(self.validation))
 
+    @property
+    def expected(self) -> int:
+        """How many of the records are for validation in expectation, rounded."""
+        return round((len(self.train) + len(self.validation)) / _PARTS)
+
+    @property
+    def score_points(self) -> float:
+        """The noise of a score in points of accuracy, for as many validation records as are expected."""
+        return 100 * self.score_noise / self.expected
+
+
+def check_records(records: int) -> None:
+    """Refuse so few that the noise of a score is half of the highest score or more: settings could not be told apart."""
+    needed = round(2 * _LEAST_SCORE_NOISE * _PARTS)
+    if records < needed:
+        raise ConfigError(
+            "records",
+            records,
+            f"at least {needed}, to choose by a tenth of them: scores have noise of {_LEAST_SCORE_NOISE:g} records; or choose on public data",
+        )
+
+
+def check_apart(public: DataBundle, private: DataBundle, name: str) -> None:
+    """Refuse public data that hold the inputs of one of the private training records, whatever its label there."""
+    if public.input_shape != private.input_shape:
+        return
+    known = _digests(private.train_x)
+    if not known.isdisjoint(_digests(public.train_x) | _digests(public.test_x)):
+        raise ConfigError(
+            "public", name, "data that hold none of the private training records; at least one of them is there"
+        )
+
+
+def _digests(x: Tensor) -> set[bytes]:
+    # -0 is 0, and has other bits
+    return {hashlib.blake2b((row + 0.0).tobytes(), digest_size=16).digest() for row in x.numpy()}
+
+
+def one_trial(plan: Plan, score_noise: float) -> DpEvent:
+    """A run of the plan and a noisy score."""
+    return ComposedDpEvent([plan.event(), GaussianDpEvent(score_noise)])
+
 
 def selection(plan: Plan, score_noise: float, mean: float) -> DpEvent:
-    """What leaves: the best of a Poisson number of trials, each a run of the plan and a noisy score."""
-    return RepeatAndSelectDpEvent(ComposedDpEvent([plan.event(), GaussianDpEvent(score_noise)]), mean, math.inf)
+    """What leaves: the best of a Poisson number of trials."""
+    return RepeatAndSelectDpEvent(one_trial(plan, score_noise), mean, math.inf)
 
 
 def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Plan:

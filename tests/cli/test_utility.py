@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from assay import fit
+from assay import fit, presets
 from assay.cli.inputs import load, of_run
 from assay.models import build
 from assay.privacy.statement import initial_weights
@@ -107,7 +107,7 @@ def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
     )
     assert code == 0, err
     record = json.loads((tmp_path / "run" / "record.json").read_text())
-    assert record["model"] == "linear-head"
+    assert (record["features"], record["model"]) == ("scatter:J=1", "scatter-linear")
     assert record["clip"] == "flat:0.1"
     assert record["sampling"]["expected_batch_size"] == 512
     assert record["history"][-1]["epoch"] == pytest.approx(3, abs=0.2)  # typed, and so before the preset's own
@@ -122,8 +122,20 @@ def test_a_preset_fills_in_what_was_not_typed(assay, tmp_path):
 
 
 def test_the_same_value_written_differently_is_no_change_to_a_preset(assay, tmp_path):
-    words = ("train", "--data", "digits", "--preset", "best", "--epochs", 2, "--model", "linear-head", "--seed", 0)
-    code, _, err = assay(*words, "--clip", 0.1, "--batch-size", 512.0, "--lr", 3, "--out", tmp_path / "run")
+    words = ("train", "--data", "digits", "--preset", "best", "--epochs", 2, "--model", "scatter-linear", "--seed", 0)
+    code, _, err = assay(
+        *words,
+        "--features",
+        "scatter:J=1,L=8",
+        "--clip",
+        0.1,
+        "--batch-size",
+        512.0,
+        "--lr",
+        3,
+        "--out",
+        tmp_path / "run",
+    )
     assert code == 0, err
     assert json.loads((tmp_path / "run/record.json").read_text())["tuning"]["changed"] == ["epochs", "lr"]
 
@@ -146,10 +158,9 @@ def test_a_value_that_a_preset_filled_in_is_refused_as_the_presets(assay, tmp_pa
 
 
 def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
-    words = ("train", "--data", "digits", "--dry-run", "--json", "--out", tmp_path / "run", "--preset")
-    steps = [json.loads(assay(*words, "best", "--epsilon", epsilon)[1])["steps"] for epsilon in (0.5, 1, 2, 3, 8)]
-    assert steps[0] == steps[1] < steps[2] == steps[3] == steps[4]
-    code, _, err = assay(*words, "worst")
+    epochs = [presets.get("best", "mnist", epsilon).settings["epochs"] for epsilon in (0.5, 1, 2, 3, 8)]
+    assert epochs[0] == epochs[1] < epochs[2] == epochs[3] == epochs[4]
+    code, _, err = assay("train", "--data", "digits", "--dry-run", "--out", tmp_path / "run", "--preset", "worst")
     assert code == 2
     assert "one of best for digits" in err
     np.savez(tmp_path / "own.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 2)
@@ -177,12 +188,22 @@ TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 40
 
 def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
     out = tmp_path / "tuned"
-    code, _, err = assay(*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
+    code, said, err = assay(*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", out)
     assert code == 0, err
     record = json.loads((out / "record.json").read_text())
     assert 2.97 <= record["epsilon"]["verified"] <= 3
-    assert record["chosen"] in ({"lr": "2"}, {"lr": "0.5"})
-    assert record["tuning"]["tried"] == 2
+    chosen = record["tuning"]["chosen"]["lr"]
+    assert chosen in ("2", "0.5")
+    assert f"chosen         lr={chosen}" in said
+    assert record["training"]["optimizer"]["lr"] == float(chosen)
+    assert record["tuning"]["candidates"] == [{"lr": "0.5"}, {"lr": "2"}]
+    assert "scores" not in record["tuning"]
+    spec = json.loads((out / "run.json").read_text())
+    assert "candidates" in spec["choice"]
+    assert "lr" not in spec["training"]["optimizer"], "not the run's, but the first candidate's"
+    assert spec["training"]["optimizer"]["momentum"] == 0.9
+    assert spec["names"]["model"] == "linear-head"
+    assert "chosen" not in spec["names"]["tuning"]
     assert record["tuning"]["charged"] is True
     assert record["records"] < 1437
     assert record["result"]["test_accuracy"] > 0.6
@@ -190,7 +211,7 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
     ledger = [json.loads(line) for line in (out / "ledger.jsonl").read_text().splitlines()]
     assert ledger[1]["event"]["kind"] == "repeat-and-select"
     statement = (out / "statement.md").read_text()
-    assert "2 settings were tried, on a tenth of the training records" in statement
+    assert "one of 2 settings, chosen on a tenth of the training records" in statement
     assert "the choice is part of ε" in statement
     assert ledger[1]["event"]["event"]["events"][-1] == {"kind": "gaussian", "noise_multiplier": 20.0}
     assert record["tuning"]["score_noise"] == 20
@@ -208,6 +229,23 @@ def test_tuning_on_the_private_records_is_part_of_epsilon(assay, tmp_path):
         code, _, err = assay(command, out)
         assert code == 2
         assert "a model that assay tune chose" in err
+
+
+def test_what_a_choice_would_cost_is_known_before(assay, tmp_path):
+    words = (*TUNE, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", tmp_path / "tuned")
+    code, out, err = assay(*words, "--dry-run")
+    assert code == 0, err
+    assert "ε of the choice  2.9" in out
+    assert "scores           on about 144 records, with noise of 13.9 points" in out
+    assert not (tmp_path / "tuned").exists()
+    facts = json.loads(assay(*words, "--dry-run", "--json")[1])
+    assert 0 < facts["one_trial"] < facts["verified"] <= 3
+    code, _, err = assay(*words)
+    assert code == 0, err
+    assert "scores on about 144 records, with noise of 13.9 points" in err
+    record = json.loads((tmp_path / "tuned" / "record.json").read_text())
+    assert record["noise_multiplier"] == facts["noise_multiplier"]
+    assert record["epsilon"]["verified"] == facts["verified"]
 
 
 def test_delta_is_held_against_all_records_that_a_choice_protects(assay, tmp_path):
@@ -287,7 +325,9 @@ def test_a_preset_is_tuned_around_and_the_statement_has_both_choices(assay, tmp_
         assert record["tuning"]["from"] == "assay tune"
         assert record["tuning"]["start"]["from"] == "preset best"
         statement = (tmp_path / name / "statement.md").read_text()
-        assert statement.index("Settings: preset best") < statement.index("Settings: assay tune; 2 settings were tried")
+        assert statement.index("Settings: preset best") < statement.index(
+            "Settings: assay tune; one of 2 settings, chosen on"
+        )
 
 
 def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_path, monkeypatch):
@@ -309,6 +349,28 @@ def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_pat
     assert code == 0, err
     assert len(starts) > 1
     assert all(torch.equal(start, starts[0]) for start in starts)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--try", "model=linear-head,mixing:make"), "--try model=mixing:make"),
+        (("--try", "model=linear-head,narrow:make"), "try = 'model=narrow:make' is not accepted: model = 'Linear'"),
+        (("--try", "augment=shift:views=2", "--center", "mean:noise=40", "--device", "cuda:99"), "device = 'cuda:99'"),
+        (("--try", "scale-from=50,1e-9", "--ema", 0.99), "try = 'scale-from=1e-9' is not accepted: scale_from"),
+    ],
+)
+def test_a_setting_that_cannot_be_trained_costs_nothing(assay, tmp_path, monkeypatch, words, said):
+    (tmp_path / "mixing.py").write_text(
+        "from torch import nn\nmake = lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, 10))\n"
+    )
+    (tmp_path / "narrow.py").write_text("from torch import nn\nmake = lambda: nn.Linear(63, 10)\n")
+    monkeypatch.chdir(tmp_path)
+    data = ("tune", "--data", "digits", "--batch-size", 400, "--epochs", 1, "--epsilon", 3, "--trials", 3)
+    code, _, err = assay(*data, *words, "--out", "tuned")
+    assert code == 2, err
+    assert said in err
+    assert not (tmp_path / "tuned").exists()
 
 
 def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):
@@ -333,16 +395,69 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
     np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
     out = tmp_path / "tuned"
     words = ("tune", "--data", "digits", "--model", "linear-head", "--batch-size", 150, "--epochs", 2, "--clip", 0.1)
-    code, _, err = assay(
+    code, said, err = assay(
         *words, "--try", "lr=0.0001,2", "--public", tmp_path / "public.npz", "--epsilon", 3, "--seed", 1, "--out", out
     )
     assert code == 0, err
     record = json.loads((out / "record.json").read_text())
     assert record["epsilon"]["verified"] <= 3
     assert record["epsilon"]["accountant"] == "PLD"
-    assert record["training"]["optimizer"]["lr"] in (0.0001, 2)
+    assert record["training"]["optimizer"]["lr"] == 2
     assert record["tuning"]["charged"] is False
+    assert record["tuning"]["candidates"] == [{"lr": "0.0001"}, {"lr": "2"}]
+    assert record["tuning"]["chosen"] == {"lr": "2"}
+    assert "chosen         lr=2" in said
+    low, high = record["tuning"]["scores"]
+    assert low < high
+    assert f"{low:.2%} on {tmp_path / 'public.npz'}: lr=0.0001" in err
+    assert f"{high:.2%} on {tmp_path / 'public.npz'}: lr=2" in err
     assert "nothing of the private records went into the choice" in (out / "statement.md").read_text()
+
+
+def test_public_data_that_hold_a_private_record_are_refused(assay, tmp_path):
+    digits = load("digits", None, None)
+    x, y = digits.test_x.numpy(), digits.test_y.numpy()
+    inside = np.concatenate([x, digits.train_x[700:701].numpy()]), np.concatenate([y, y[:1]])
+    np.savez(tmp_path / "copy.npz", x=inside[0], y=inside[1])
+    words = (*TUNE, "--try", "lr=1,2", "--seed", 1, "--out", tmp_path / "tuned", "--public", tmp_path / "copy.npz")
+    code, _, err = assay(*words, "--batch-size", 90)
+    assert code == 2
+    assert "none of the private training records" in err
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_on_public_data_all_that_names_neither_data_nor_budget_may_be_tried(assay, tmp_path):
+    digits = load("digits", None, None)
+    np.savez(tmp_path / "public.npz", x=digits.test_x.numpy(), y=digits.test_y.numpy())
+    words = ("tune", "--data", "digits", "--model", "linear-head", "--clip", 0.1, "--epsilon", 3, "--seed", 1)
+    tried = (
+        "--try",
+        "epochs=1,2",
+        "--try",
+        "noise-schedule=constant,decay:levels=2,last=0.5",
+        "--try",
+        "batch-size=90",
+    )
+    out = tmp_path / "tuned"
+    code, said, err = assay(*words, *tried, "--public", tmp_path / "public.npz", "--out", out, "--dry-run")
+    assert code == 0, err
+    assert "cost nothing" in said
+    assert said.count("ε verified  2.9") == 4
+    assert not out.exists()
+    code, _, err = assay(*words, *tried, "--public", tmp_path / "public.npz", "--out", out)
+    assert code == 0, err
+    record = json.loads((out / "record.json").read_text())
+    assert record["epsilon"]["verified"] <= 3
+    assert record["sampling"]["expected_batch_size"] == 90
+    assert record["history"][-1]["epoch"] == pytest.approx(2, abs=0.2)
+    code, _, err = assay(
+        *words, "--method", "gredp", "--option", "groups=2", "--try", "option=groups=1,groups=2", "--public", "adult",
+        "--out", tmp_path / "other",
+    )  # fmt: skip
+    assert code == 2
+    assert (
+        "try = 'option=groups=1' is not accepted: option = 'groups=1' is not accepted: key=value, each key once" in err
+    )
 
 
 @pytest.mark.parametrize(
@@ -351,6 +466,15 @@ def test_tuning_on_public_data_is_free(assay, tmp_path):
         (("--try", "epochs=1,2"), "does not decide ε"),
         (("--try", "colour=1,2"), "does not decide ε"),
         (("--try", "lr"), "OPTION=VALUE"),
+        (("--try", "epochs=1,2"), "augment, circulant, clip, denoise, ema, features"),
+        (("--try", "epochs=1,2"), "with --public also batch-size, center, encode, epochs"),
+        (("--try", "delta=1e-5,1e-6", "--public", "adult"), "neither data nor budget"),
+        (("--try", "shard=true"), "does not decide ε"),
+        (("--try", "lr=1,1.0"), "each value once"),
+        (("--try", "lr=1,a"), "try = 'lr=a' is not accepted: lr = 'a'"),
+        (("--try", "momentum=0.5,2"), "try = 'momentum=2' is not accepted"),
+        (("--try", "lr=1", "--records", 399, "--batch-size", 40), "records = 399 is not accepted: at least 400"),
+        (("--try", "lr=1", "--records", 15, "--batch-size", 4), "scores have noise of 20 records"),
         (("--try", "lr=1", "--trials", 1), "from 3 to 500"),
         (("--try", "lr=1", "--seed", 1, "--noise-multiplier", 2), "the noise is found"),
         (("--try", "lr=1", "--public", "digits"), "another data set"),

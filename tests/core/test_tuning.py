@@ -78,6 +78,19 @@ def test_every_record_has_its_part_by_a_coin_of_its_own():
         tuning.Split.of(SimpleNamespace(train_x=torch.zeros(1), train_y=torch.zeros(1)), Seeded(0).stream("split", 0))
 
 
+def test_public_data_are_apart_from_the_private_records():
+    x = torch.arange(12.0).reshape(6, 2)
+    private = SimpleNamespace(train_x=x[:3], input_shape=(2,))
+    tuning.check_apart(SimpleNamespace(train_x=x[3:5], test_x=x[5:], input_shape=(2,)), private, "other")
+    tuning.check_apart(SimpleNamespace(train_x=x[:3, :1], test_x=x[:3, :1], input_shape=(1,)), private, "other")
+    for public in (
+        SimpleNamespace(train_x=x[2:5], test_x=x[5:], input_shape=(2,)),
+        SimpleNamespace(train_x=x[3:5], test_x=x[:1] * torch.tensor([-1.0, 1.0]), input_shape=(2,)),  # -0
+    ):
+        with pytest.raises(ConfigError, match="at least one of them is there"):
+            tuning.check_apart(public, private, "copy")
+
+
 class Always(nn.Module):
     def __init__(self, label: int) -> None:
         super().__init__()

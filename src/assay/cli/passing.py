@@ -45,6 +45,17 @@ def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) 
     return {name: _plain(value) for name, value in given.items()}
 
 
+def value(command: str, name: str, text: str) -> Any:
+    """One value of an option, as the command's own parser takes it."""
+    parameter = options(command)[name]
+    try:
+        return parameter.type.convert(text, parameter, None)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # not the parser's own complaint
+            raise
+        raise ConfigError(name, text, str(getattr(error, "message", error))) from error
+
+
 def _named(parameter: Any) -> str:
     """A setting's name: that of its option, from which `flags` makes the option again."""
     return str(parameter.opts[0]).removeprefix("--").replace("-", "_")

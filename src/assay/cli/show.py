@@ -76,6 +76,11 @@ def _line(console: Console, now: Progress, allowed: float | None, scored: str) -
     console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed, scored)}", highlight=False, soft_wrap=True)
 
 
+def in_words(setting: Mapping[str, str]) -> str:
+    """A setting that `assay tune` tries, as it was typed."""
+    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in setting.items())
+
+
 def outcome(result: Result) -> None:
     """The end of a run: accuracy, the three ε, and where everything is."""
     record = result.record
@@ -84,11 +89,13 @@ def outcome(result: Result) -> None:
     asked = {"verified": "", "claimed": ""}
     if eps["target"]:
         asked[eps["target_is"]] = f" ({'allowed' if eps['target_is'] == 'verified' else 'asked for'} {eps['target']:g})"
+    tuning = record.get("tuning") or {}
     rows = {
         f"{scored(record)} accuracy": None if accuracy is None else f"{accuracy:.2%}",
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
+        "chosen": in_words(tuning["chosen"]) if "chosen" in tuning else None,
         "settings": "; then ".join(choices(record.get("tuning"))) or None,
         "weights": initial_weights(record),
         "note": None if record["seed"] is None else "fixed seed: reproducible, not private",

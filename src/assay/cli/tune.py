@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,13 +17,15 @@ from assay import presets, tuning
 from assay.cli import options, passing
 from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE, Prepared
-from assay.cli.show import end
+from assay.cli.show import end, in_words, print_json
 from assay.data.records import Records
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.files import replace_text
 from assay.plan import Plan
+from assay.privacy.accounting import epsilon as epsilon_of
 from assay.privacy.ledger import Ledger
-from assay.privacy.statement import render
+from assay.privacy.statement import render, shown
+from assay.rehearsal import checked
 from assay.result import Result, cross_entropy, evaluate, finished
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
@@ -36,13 +40,13 @@ _DECIDED = {
     "seed": "the command's own --seed",
     "force": "nothing: a new directory",
     "json": "the command's own --json",
-    "dry_run": "nothing",
+    "dry_run": "the command's own --dry-run",
     "validation": "nothing: a tenth of the training records is set aside as it is",
     "log": "nothing: trials that were not chosen leave no trace",
 }
+_DATA_AND_BUDGET = {"data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device"}
 _DECIDES_EPSILON = {
-    "method", "variant", "option", "groups", "noise_form", "encode", "data", "records", "delta", "epochs", "batch_size",
-    "micro_batch", "center", "noise_schedule", "sampling", "adjacency", "data_dir", "preset", "device", "secure_rng",
+    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center", "noise_schedule", "sampling",
 }  # fmt: skip
 
 
@@ -69,6 +73,7 @@ def tune(
         typer.Option(help="Choose on this public data set instead, at no cost, and train once on the private records."),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Fixes all randomness: reproducible, not private.")] = None,
+    dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Try settings and keep the best model. Every other option of `assay train` may be added and goes to all trials.
@@ -77,49 +82,94 @@ def tune(
     """
     check_above_zero("epsilon", epsilon)
     tuning.check_trials(trials)
-    settings = _combinations(tried)
+    settings = _combinations(tried, public is not None)
     shared = passing.settings("train", context.args, decided=_DECIDED)
     if out.exists() and any(out.iterdir()):
         raise ConfigError("out", str(out), "a new directory: what was spent on an earlier choice stays spent")
     if public is None:
-        result = _on_private(settings, shared, out, epsilon, trials, seed)
+        result = _on_private(settings, shared, None if dry_run else out, epsilon, trials, seed, json)
     else:
-        result = _on_public(settings, shared, out, epsilon, public, seed)
-    end(result, json, left_out="gradients were not finite")
+        result = _on_public(settings, shared, None if dry_run else out, epsilon, public, seed, json)
+    if result is not None:
+        end(result, json, left_out="gradients were not finite")
 
 
-def _combinations(tried: list[str]) -> list[dict[str, str]]:
+def _combinations(tried: list[str], public: bool) -> list[dict[str, str]]:
     axes: dict[str, list[str]] = {}
     for text in tried:
         key, equals, values = text.partition("=")
         name = key.replace("-", "_")
         if not equals or not values or name in axes:
             raise ConfigError("try", text, "OPTION=VALUE,VALUE..., each option once")
-        if name not in passing.options("train") or name in _DECIDED or name in _DECIDES_EPSILON:
-            raise ConfigError(
-                "try",
-                text,
-                "an option of `assay train` that does not decide ε (lr, clip, momentum, model, ema, augment, ...)",
-            )
-        axes[name] = _values(values)
+        _check_may_vary(name, text, public)
+        axes[name] = _values(name, values)
+        if len({_taken(name, value) for value in axes[name]}) < len(axes[name]):
+            raise ConfigError("try", text, "each value once")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
-def _values(text: str) -> list[str]:
-    """Values between commas; a part with = belongs to the value before it (shift:views=4,pixels=2)."""
+def _taken(name: str, value: str) -> Any:
+    with _tried({name: value}):
+        return passing.value("train", name, value)
+
+
+def _check_may_vary(name: str, text: str, public: bool) -> None:
+    """Refuse an option that trials must have in common: on private records what decides ε, in any case data and budget."""
+    free = {
+        known for known, option in passing.options("train").items() if not option.is_flag
+    } - _DATA_AND_BUDGET - _DECIDED.keys()  # fmt: skip
+    if public and name not in free:
+        raise ConfigError(
+            "try", text, f"an option of `assay train` that names neither data nor budget ({_listed(free)})"
+        )
+    if not public and name not in free - _DECIDES_EPSILON:
+        raise ConfigError(
+            "try",
+            text,
+            f"an option of `assay train` that does not decide ε ({_listed(free - _DECIDES_EPSILON)}); "
+            f"with --public also {_listed(free & _DECIDES_EPSILON)}",
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(name.replace("_", "-") for name in names))
+
+
+def _values(name: str, text: str) -> list[str]:
+    """Values between commas; a part with = belongs to the value before it (shift:views=4,pixels=2), unless = is in all (rho=0.5,rho=0.7)."""
     found: list[str] = []
     for part in text.split(","):
-        if found and "=" in part and ":" not in part:
+        if found and "=" in part and ":" not in part and name != "option":
             found[-1] += f",{part}"
         else:
             found.append(part)
     return found
 
 
+@contextmanager
+def _tried(setting: dict[str, str]) -> Iterator[None]:
+    """What a value that is tried is refused for names --try."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field.split()[0] not in setting:
+            raise
+        raise ConfigError("try", in_words(setting), str(error)) from error
+    except UnsupportedModelError as error:
+        if "model" not in setting:
+            raise
+        raise UnsupportedModelError(f"--try {in_words(setting)}: {error}") from error
+
+
 def _made(
     shared: Settings, setting: dict[str, str], seed: int | None, more: dict[str, Any], like: Prepared | None = None
 ) -> Prepared:
-    return passing.prepared(flags({**shared, **setting, "seed": seed, **more}), like)
+    """What `assay train` would train with; where an option may be repeated, what is tried is added to what all trials have."""
+    given = {
+        name: [*shared[name], value] if isinstance(shared.get(name), list) else value for name, value in setting.items()
+    }
+    with _tried(setting):
+        return passing.prepared(flags({**shared, **given, "seed": seed, **more}), like)
 
 
 def _all_made(
@@ -132,6 +182,19 @@ def _all_made(
     return made
 
 
+def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
+    """The entries on which all agree; of those that have entries of their own, these."""
+    first, *rest = described
+    kept: dict[str, Any] = {}
+    for key, value in first.items():
+        others = [one[key] for one in rest if key in one]
+        if len(others) == len(rest) and all(other == value for other in others):
+            kept[key] = value
+        elif isinstance(value, dict) and len(others) == len(rest) and all(isinstance(other, dict) for other in others):
+            kept[key] = _in_common([value, *others])
+    return kept
+
+
 def _on_split(plan: Plan, split: tuning.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
@@ -139,12 +202,20 @@ def _on_split(plan: Plan, split: tuning.Split) -> Plan:
 
 
 def _on_private(
-    settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, mean: float, seed: int | None
-) -> Result:
+    settings: list[dict[str, str]],
+    shared: Settings,
+    out: Path | None,
+    epsilon: float,
+    mean: float,
+    seed: int | None,
+    as_json: bool,
+) -> Result | None:
+    """The best of a secret number of trials; without `out` it is only said what that would cost."""
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
     made = _all_made(shared, settings, seed, more)
     first = made[0]
     randomness = first.training.randomness()
+    tuning.check_records(len(first.bundle.train_x))
     bundles = {id(one.bundle): one.bundle for one in made}
     splits = {key: tuning.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
     parts = [splits[id(one.bundle)] for one in made]
@@ -156,10 +227,13 @@ def _on_private(
     ]
     for setting, plan in zip(settings, plans, strict=True):
         if plan.event() != calibrated.event():
-            raise ConfigError("try", setting, "settings whose trials all cost the same")
+            raise ConfigError("try", in_words(setting), "settings whose trials all cost the same")
+    for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
+        with _tried(setting):  # before anything is charged
+            checked(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
     chosen_by: dict[str, Any] = {
         "from": "assay tune",
-        "tried": len(settings),
+        "candidates": settings,
         "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
         f"in a secret number of trials (Poisson, mean {mean:g})",
         "records": len(split.train) + len(split.validation),
@@ -168,9 +242,18 @@ def _on_private(
         "start": first.names["tuning"],
     }
     note_delta(calibrated.delta, chosen_by["records"])
-    names = {**first.names, "tuning": chosen_by}
+    scored = f"on about {split.expected} records, with noise of {split.score_points:.1f} points"
+    if out is None:
+        _report_choice(calibrated, split, mean, scored, as_json)
+        return None
     plan = replace(calibrated, epsilon_limit=epsilon)
-    spec = {"plan": plan.to_json(), "training": training_json(first.training), "names": names}
+    spec = {
+        "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
+        "the first one's, and record.json has what was chosen",
+        "plan": plan.to_json(),
+        "training": _in_common([training_json(one.training) for one in made]),
+        "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
+    }
     directory = RunDirectory.create(out, spec)
     replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
     ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
@@ -188,7 +271,7 @@ def _on_private(
             names={**one.names, "tuning": chosen_by},
         )
 
-    _say(f"training a secret number of times, {mean:g} on average")
+    _say(f"training a secret number of times, {mean:g} on average; scores {scored}")
     which, best = tuning.best_of(parts, mean, randomness, run)
     with torch.no_grad():
         accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
@@ -202,30 +285,47 @@ def _on_private(
         "epsilon": {**facts, "target": epsilon, "claimed": facts["verified"]},
         "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
         "seed": seed,
-        "chosen": settings[which],
+        "tuning": {**chosen_by, "chosen": settings[which]},
     }
     return finished(best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite)
 
 
 def _on_public(
-    settings: list[dict[str, str]], shared: Settings, out: Path, epsilon: float, public: str, seed: int | None
-) -> Result:
+    settings: list[dict[str, str]],
+    shared: Settings,
+    out: Path | None,
+    epsilon: float,
+    public: str,
+    seed: int | None,
+    as_json: bool,
+) -> Result | None:
+    """A run with the settings that are best on public data; without `out` it is only said what that would cost."""
     private = _all_made(shared, settings, seed, {"epsilon": epsilon})  # refused before any trial
     if private[0].names["data"] == public:
         raise ConfigError("public", public, "another data set than the private one")
     preset = presets.of({**shared, "epsilon": epsilon}).settings if "preset" in shared else {}  # the private data set's
     there = {**preset, **{name: value for name, value in shared.items() if name != "preset"}}
+    trials = _all_made(there, settings, seed, {"epsilon": epsilon, "data": public})
+    tuning.check_apart(trials[0].bundle, private[0].bundle, public)
+    for setting, *both in zip(settings, private, trials, strict=True):
+        for one in both:
+            with _tried(setting):  # before other trials end
+                checked(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
+    if out is None:
+        _report_runs(settings, private, public, as_json)
+        return None
     scores = []
-    for setting, one in zip(
-        settings, _all_made(there, settings, seed, {"epsilon": epsilon, "data": public}), strict=True
-    ):
-        _say(f"on {public}: {' '.join(flags(setting))}")
+    for setting, one in zip(settings, trials, strict=True):
         result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
         scores.append(result.accuracy or 0.0)
-    one = private[scores.index(max(scores))]
+        _say(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
+    which = scores.index(max(scores))
+    one = private[which]
     chosen_by = {
         "from": "assay tune",
-        "tried": len(settings),
+        "candidates": settings,
+        "scores": scores,
+        "chosen": settings[which],
         "on": f"{public}, which is taken as public: nothing of the private records went into the choice",
         "charged": False,
         "start": one.names["tuning"],
@@ -239,6 +339,57 @@ def _on_public(
         out=out,
         names={**one.names, "tuning": chosen_by},
     )
+
+
+def _report_choice(plan: Plan, split: tuning.Split, mean: float, scored: str, as_json: bool) -> None:
+    """What a choice on private records would cost; `scored` says how scores are made."""
+    whole = epsilon_of(tuning.selection(plan, split.score_noise, mean), plan.delta, plan.adjacency)
+    one = epsilon_of(tuning.one_trial(plan, split.score_noise), plan.delta, plan.adjacency)
+    if as_json:
+        print_json(
+            {
+                "verified": number(whole),
+                "one_trial": number(one),
+                "delta": plan.delta,
+                "adjacency": plan.adjacency.value,
+                "noise_multiplier": plan.noise_multiplier,
+                "steps": plan.steps,
+                "trials": mean,
+                "score_records": split.expected,
+                "score_noise": split.score_noise,
+                "score_points": split.score_points,
+            }
+        )
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"ε of the choice  {shown(whole)}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    console.print(f"ε of one trial   {shown(one)}   (with its score; {mean:g} trials on average)")
+    console.print(f"scores           {scored}")
+    console.print(
+        f"every trial      noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
+    )
+
+
+def _report_runs(settings: list[dict[str, str]], made: list[Prepared], public: str, as_json: bool) -> None:
+    """What the one run on private records would cost with each setting."""
+    runs: list[dict[str, Any]] = [
+        {"setting": setting, "verified": number(one.plan.epsilon()), "noise_multiplier": one.plan.noise_multiplier}
+        for setting, one in zip(settings, made, strict=True)
+    ]
+    plan = made[0].plan
+    note_delta(plan.delta, plan.records)
+    if as_json:
+        print_json({"public": public, "delta": plan.delta, "adjacency": plan.adjacency.value, "runs": runs})
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"trials on {public} cost nothing; then one run, at δ = {plan.delta:g}, {plan.adjacency.value}:", markup=False
+    )
+    for run in runs:
+        console.print(
+            f"ε verified  {shown(run['verified'])}   noise multiplier {run['noise_multiplier']:.6g}   {in_words(run['setting'])}",
+            markup=False,
+        )
 
 
 def _say(line: str) -> None:

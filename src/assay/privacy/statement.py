@@ -232,8 +232,11 @@ def choices(tuning: Mapping[str, Any] | None) -> list[str]:
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    found = f"{tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
-    if not tuning["tried"]:
+    if "candidates" in tuning:  # how many of them were tried in a choice that is charged is secret
+        found = f"one of {len(tuning['candidates'])} settings, chosen on {tuning['on']}; {paid}"
+    elif tuning["tried"]:
+        found = f"{tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+    else:
         found = f"chosen without looking at these records: {tuning['on']}"
     last = f"{tuning['from']}; {found}"
     if changed := tuning.get("changed"):  # not in records of earlier versions

@@ -94,7 +94,7 @@ def tried(runs: Sequence[Measured]) -> list[Column]:
     return [
         Column(
             "settings tried",
-            lambda cell: None if (found := origin(cell)) is None else found["tried"],
+            lambda cell: None if (found := origin(cell)) is None else summary.settings_tried(found),
             lambda cell: summary.tried(origin(cell)),
         )
     ]

@@ -166,7 +166,12 @@ def tried(tuning: Mapping[str, Any] | None) -> str:
         return "–"
     before = f"{tried(tuning['start'])}; then " if tuning.get("start") else ""
     changed = f"; {', '.join(tuning['changed'])} changed" if tuning.get("changed") else ""
-    return f"{before}{tuning['tried']}, {'charged' if tuning['charged'] else 'not charged'}{changed}"
+    return f"{before}{settings_tried(tuning)}, {'charged' if tuning['charged'] else 'not charged'}{changed}"
+
+
+def settings_tried(tuning: Mapping[str, Any]) -> int:
+    """How many settings there were to choose from."""
+    return len(tuning["candidates"]) if "candidates" in tuning else int(tuning["tried"])
 
 
 def _float(value: float | str | None) -> float | None:
