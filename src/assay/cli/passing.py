@@ -12,6 +12,7 @@ import typer
 import typer.main
 
 from assay.cli import federate, runs
+from assay.cli.preparing import Prepared, prepare
 from assay.errors import AssayError, ConfigError
 from assay.studies.grid import Grid, flags
 
@@ -61,16 +62,16 @@ def _named(parameter: Any) -> str:
     return str(parameter.opts[0]).removeprefix("--").replace("-", "_")
 
 
-def prepared(words: Iterable[str], like: runs.Prepared | None = None) -> runs.Prepared:
+def prepared(words: Iterable[str], like: Prepared | None = None) -> Prepared:
     """All that `assay train` with these words would train with; records that `like` has are not loaded again."""
     app = typer.Typer(add_completion=False)
 
     @app.command()
     @functools.wraps(runs.train)  # its options; what is done with them is not
-    def only_prepare(**settings: Any) -> runs.Prepared:
-        return runs.prepare(like=like, **settings)
+    def only_prepare(**settings: Any) -> Prepared:
+        return prepare(like=like, **settings)
 
-    made: runs.Prepared = typer.main.get_command(app).main([*words, "--out", "."], standalone_mode=False)
+    made: Prepared = typer.main.get_command(app).main([*words, "--out", "."], standalone_mode=False)
     return made
 
 

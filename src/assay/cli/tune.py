@@ -15,8 +15,9 @@ from rich.console import Console
 
 from assay import presets, tuning
 from assay.cli import options, passing
+from assay.cli.preparing import Prepared
 from assay.cli.privacy import note_delta
-from assay.cli.runs import UNFINISHED_CHOICE, Prepared
+from assay.cli.runs import UNFINISHED_CHOICE
 from assay.cli.show import end, in_words, print_json
 from assay.data.records import Records
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
