@@ -162,9 +162,8 @@ class Engine:
                 )
         if any(module.training for module in self._constant):
             compat.check(self.model)
-        if (
-            self._proof is None
-        ):  # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
+        if self._proof is None:
+            # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
             proof.enclosed(losses, (*self.parameters.values(), self._anchor))
         found: Found = []
         proof_now = self._proof

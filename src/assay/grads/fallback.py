@@ -18,6 +18,7 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
+from assay.grads import isolation
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
@@ -72,10 +73,11 @@ class PerRecordCall:
         if tensors is None:
             copies = {name: value.unbind(0) for name, value in own.items()}
             parts = [None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)]
-            start = {name: b.clone() for name, b in module.named_buffers()}
+            # an iteration that a call takes one step of (spectral normalisation) goes no further for a record that stands later
+            start = isolation.copied(module.named_buffers())
             rows = []
             for i in range(records):
-                _put_back(module, start)
+                isolation.put_back(module, start)
                 rows.append(
                     one(
                         {name: copy[i] for name, copy in copies.items()},
@@ -107,14 +109,6 @@ class PerRecordCall:
                 )
             found.append((leaf, None if shared else axis))
         return found
-
-
-def _put_back(module: nn.Module, start: Mapping[str, Tensor]) -> None:
-    """Buffers as they were before the first record (an iteration that a call takes one step of): none goes further for being later."""
-    with torch.no_grad():
-        for name, b in module.named_buffers():
-            if name in start and not torch.equal(b, start[name]):
-                b.copy_(start[name])
 
 
 def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

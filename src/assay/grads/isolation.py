@@ -69,14 +69,13 @@ class Call:
         now = torch.get_rng_state()
         try:
             torch.set_rng_state(self.random_state)
+            put_back(model, self.buffers)
             with torch.no_grad():
-                _put(model, self.buffers)
                 outputs = tensors(model(*args, **kwargs))
                 return _Answer(outputs, copied(model.named_buffers()), self.has_drawn())
         finally:
             torch.set_rng_state(now)
-            with torch.no_grad():
-                _put(model, kept)
+            put_back(model, kept)
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn since the state of this call."""
@@ -232,7 +231,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> bo
     return True
 
 
-def _put(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+@torch.no_grad()
+def put_back(model: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Buffers as they were, those that still have their form."""
     for name, b in model.named_buffers():
         if name in values and values[name].shape == b.shape and not torch.equal(b, values[name]):
             b.copy_(values[name])
