@@ -14,21 +14,21 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Adjacency, Optimizer, Plan, PrivateStep, Training, fit, methods, models
+from assay.accounting.epsilon import epsilon
+from assay.accounting.ledger import Ledger
 from assay.audit import Verdict
 from assay.audit.plans import audit_plan
 from assay.data.records import Records
 from assay.errors import ConfigError, DataError, UnsupportedModelError
-from assay.grads import clip as clipping
+from assay.gradients import clipping
 from assay.mechanisms.objective import NoisyCoefficients
-from assay.perturb.explain import Explainer
-from assay.perturb.objective import BELOW_IS_NOT_PRIVATE, StepNoise, objective_sensitivity
-from assay.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE
-from assay.perturb.stages import NoisyRecords, ScaledByRelevance, _expanded
-from assay.privacy.accounting import epsilon
-from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Seeded
+from assay.mechanisms.types import Bounded
+from assay.methods.perturb.explain import Explainer
+from assay.methods.perturb.objective import BELOW_IS_NOT_PRIVATE, StepNoise, objective_sensitivity
+from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE
+from assay.methods.perturb.stages import NoisyRecords, ScaledByRelevance, _expanded
+from assay.randomness.streams import Seeded
 from assay.runs import checkpoint
-from assay.types import Bounded
 
 
 def plan(noise: float = 1.0, **options: Any) -> Plan:

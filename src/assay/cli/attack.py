@@ -19,16 +19,16 @@ from assay import attacks
 from assay.attacks import shadows
 from assay.attacks.evaluation import NOT_PRIVATE, AttackResult
 from assay.attacks.setting import rounds_of
+from assay.attacks.storage import write_attacks
 from assay.cli import options
 from assay.cli.federate import is_federated
 from assay.cli.inputs import network_of, of_run
 from assay.cli.show import print_json
 from assay.data import DataBundle
 from assay.data.records import Records
-from assay.plan import Plan
-from assay.runs.attacked import write_attacks
+from assay.methods.plan import Plan
+from assay.methods.stage import kept
 from assay.runs.directory import RunDirectory
-from assay.stage import kept
 
 
 def register(app: typer.Typer) -> None:

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from assay import denoise, encode, methods
-from assay.plan import Plan
-from assay.privacy.accounting import bound, epsilon_curve, gdp_mu, rdp_epsilon
-from assay.privacy.accounting import epsilon as epsilon_of
-from assay.privacy.ledger import Ledger
-from assay.stage import rows
+from assay import methods
+from assay.accounting.epsilon import bound, epsilon_curve, gdp_mu, rdp_epsilon
+from assay.accounting.epsilon import epsilon as epsilon_of
+from assay.accounting.ledger import Ledger
+from assay.methods import denoise, encode
+from assay.methods.plan import Plan
+from assay.methods.stage import rows
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
