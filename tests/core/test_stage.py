@@ -16,7 +16,7 @@ from assay.accounting.ledger import Ledger
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients import clipping
 from assay.methods.perturb.stages import Segmentation
-from assay.methods.stage import scale_inputs
+from assay.models.inputs import scale_inputs
 from assay.randomness.streams import Seeded, Within
 from assay.runs import checkpoint
 

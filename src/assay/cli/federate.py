@@ -27,7 +27,7 @@ from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
 from assay.federated.server import KIND, run_spec, site_settings
 from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
-from assay.gradients.rules.layers import trainable_layers
+from assay.models.layers import trainable_layers
 from assay.runs.directory import RunDirectory
 
 

@@ -38,8 +38,6 @@ from assay.gradients.rules.layers import (
     ExpandRule,
     Rules,
     TapeRule,
-    layer_path,
-    trainable_layers,
 )
 from assay.gradients.rules.shared_indices import SharedIndices
 from assay.gradients.units import Unit, Units
@@ -47,6 +45,7 @@ from assay.gradients.uses.base import Apart, Dense, Found
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
 from assay.models import compat, copies
+from assay.models.layers import layer_path, trainable_layers
 
 _SMALL_OUTPUT = 1 << 16
 

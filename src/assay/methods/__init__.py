@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from assay._util import registry
 from assay.errors import ConfigError
+from assay.models.layers import trainable_layers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -99,8 +100,6 @@ def for_layers(method: Method, layers: list[str]) -> Method:
 
 def for_model(method: Method, model: nn.Module) -> Method:
     """The method with all that it must know of the model."""
-    from assay.gradients.rules.layers import trainable_layers  # the list of methods should not need the engine
-
     known = for_layers(method, trainable_layers(model))
     of_model = getattr(known, "of_model", None)
     adapted: Method = known if of_model is None else of_model(model)

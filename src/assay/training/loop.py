@@ -29,9 +29,9 @@ from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.gradients.proof.isolation import separate
-from assay.methods import stage
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss
+from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
@@ -44,6 +44,7 @@ from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
 from assay.training.preflight import checked
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
+from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
 
 
@@ -91,7 +92,7 @@ def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result
     record, statement, tensors = ranks.once(
         lambda: (directory.read_record(), directory.statement.read_text(encoding="utf-8"), load_file(directory.model))
     )
-    stage.adapt_as(model, tensors)
+    adapt_as(model, tensors)
     model.load_state_dict(tensors)
     model.eval()
     return Result(
@@ -216,7 +217,7 @@ class _Run:
                     "all of them before the first step",
                 )
             released = self.world.once(
-                lambda: stage.released(
+                lambda: release_stage(
                     first,
                     model=self.model,
                     records=Records(train, self.device),

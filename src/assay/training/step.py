@@ -42,12 +42,13 @@ from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients.arithmetic import zeros_for
 from assay.gradients.clipping import AdaptiveQuantile
 from assay.gradients.engine import Engine
-from assay.gradients.rules.layers import RULES, trainable_layers
+from assay.gradients.rules.layers import RULES
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, SideQuery
 from assay.methods.chain import Chain, Form
 from assay.methods.plan import Plan
+from assay.models.layers import trainable_layers
 from assay.randomness.blocks import Blocks
 from assay.randomness.streams import OsSeeded, Randomness, seed_torch
 from assay.training import limits

@@ -23,7 +23,8 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
-from assay.methods.stage import WHOLE, Loss, Part, Released, check_inputs, shift_inputs
+from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
+from assay.models.inputs import check_inputs, shift_inputs
 from assay.randomness.streams import Randomness
 
 _TOGETHER = 1000  # records in memory at once
@@ -91,7 +92,14 @@ class Centered:
                 "center", spec.describe(self.how, KINDS), "inputs that are one tensor of floating-point numbers"
             )
 
-    def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:  # noqa: ARG002
+    def release(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        records: Records,
+        randomness: Randomness,
+        device: torch.device,  # noqa: ARG002
+        train_privately: PrivateTraining,  # noqa: ARG002
+    ) -> Released:
         """The noisy mean. An input that is not finite counts as zeros."""
         total: Tensor | None = None
         bound = 0.0
