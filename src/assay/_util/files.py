@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from assay._util.process import close_in_children
+
 try:
     import fcntl
 except ImportError:  # a system without file locks of this kind
@@ -84,9 +86,10 @@ def is_part(name: str) -> bool:
 def lock(file: IO[Any]) -> bool:
     """Claim an open file until it is closed; False if somebody else has it, in this process or another.
 
-    A process that inherits the file has the claim too, and the end of a process ends its own. Where the system or the file
-    system has no such locks, everybody is told True.
+    A process that was started with the file has the lock too; a forked child closes its copy, so that only the parent has it. The end of a
+    process ends its own. Where the system or the file system has no such locks, everybody is told True.
     """
+    close_in_children(file)
     if fcntl is None:
         return True
     try:

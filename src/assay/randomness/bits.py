@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from assay._util.process import Unique
 from assay.randomness import pieces, tails
 from assay.randomness.pieces import PIECE
 
@@ -29,7 +30,7 @@ _MAGNITUDE = 2**63 - 1
 _BLOCK = 2**17
 
 
-class _FromBits(ABC):
+class _FromBits(Unique, ABC):
     """A stream whose numbers are made of 64 random bits each, in blocks so that little memory is taken."""
 
     __slots__ = ()
@@ -91,6 +92,7 @@ class Hashed(_FromBits):
         self._seed, self._block = seed, 0
 
     def _bits(self, n: int) -> Tensor:
+        self.check_process()
         seed = self._seed.copy()
         seed.update(self._block.to_bytes(8, "little"))
         self._block += 1
@@ -196,9 +198,11 @@ class Encrypted(_FromBits):
         return beyond
 
     def _next_bits(self, room: _Room) -> None:
+        self.check_process()
         self._cipher.update_into(room.zeros, room.bytes)
 
     def _bits(self, n: int) -> Tensor:
+        self.check_process()
         buffer = bytearray(8 * n + _SPARE)
         self._cipher.update_into(_ZEROS[: 8 * n], buffer)
         return torch.frombuffer(buffer, dtype=torch.int64, count=n)
