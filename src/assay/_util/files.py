@@ -101,6 +101,13 @@ def lock(file: IO[Any]) -> bool:
     return True
 
 
+def unlock(file: IO[Any]) -> None:
+    """Give up a lock at once, even if a forked child has not yet closed its copy of the file."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
 @contextlib.contextmanager
 def claimed(path: Path, waits: Callable[[], object]) -> Iterator[IO[bytes]]:
     """The file of this name, made if it is not there, open for one process at a time and unbuffered; `waits` is called if another has it.

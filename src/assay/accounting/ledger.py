@@ -34,8 +34,8 @@ from typing import IO, Any
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
-from assay._util.files import lock, sync_folder
-from assay._util.process import Unique
+from assay._util.files import lock, sync_folder, unlock
+from assay._util.process import Unique, here
 from assay.accounting import events
 from assay.accounting.calibrate import most_steps
 from assay.accounting.epsilon import Adjacency, epsilon
@@ -197,6 +197,8 @@ class Ledger(Unique):
     def close(self) -> None:
         """Let others charge the file. What was charged can still be asked for."""
         if self._file is not None:
+            if self._process is here():  # the lock is the parent's
+                unlock(self._file)
             self._file.close()
             self._file = None
 

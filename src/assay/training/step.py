@@ -114,7 +114,9 @@ class PrivateStep(Unique):
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
             self._masks: Masks | None = None
-            if self.randomness.fingerprint is None:  # a fixed seed fixes what the model draws as well, and is the caller's
+            if (
+                self.randomness.fingerprint is None
+            ):  # a fixed seed fixes what the model draws as well, and is the caller's
                 self._masks = Masks(model, self.randomness.stream("model", 0))
                 undo.callback(self._masks.stop)
             if isinstance(self.chain.noise, BandedGaussian):
