@@ -186,10 +186,13 @@ class Engine:
 
     def _end(self, output: Any) -> None:
         """The whole model was called."""
+        if self._within:
+            if self._proof is not None:
+                self._proof.check_buffers()
+            return
         if self._proof is not None:
             self._proof.end(output)
-        if not self._within:
-            self._outputs.append(output)
+        self._outputs.append(output)
 
     def _stand_in(self, parameter: nn.Parameter) -> Tensor:
         """What takes a parameter's place until the engine is proven: hooks on the parameter's own gradient do not run."""

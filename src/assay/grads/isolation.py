@@ -247,15 +247,15 @@ def _kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement) -> bo
 
 def _check_left(call: Call, mine: nn.Module, other: nn.Module) -> None:
     """Two copies that have seen different records compute the same in eval mode and have the same extra state."""
-    try:
-        ours, theirs = _in_eval(call, mine), _in_eval(call, other)
-    except Exception:  # the user's own model, which need not take these arguments in eval mode
-        ours = theirs = None
-    if ours is not None and theirs is not None and not _alike(ours, theirs):
-        raise UnsupportedModelError(writes("the model (an attribute that it uses in eval mode)"))
     for (name, a), (_, b) in zip(extra_states(mine), extra_states(other), strict=True):
         if a != b:
             raise UnsupportedModelError(writes(f"the extra state of {name or 'the model'}"))
+    try:
+        alike = _alike(_in_eval(call, mine), _in_eval(call, other))
+    except Exception:  # the user's own model, which need not take these arguments in eval mode
+        return
+    if not alike:
+        raise UnsupportedModelError(writes("the model (an attribute that it uses in eval mode)"))
 
 
 def _in_eval(call: Call, copy: nn.Module) -> _Answer:

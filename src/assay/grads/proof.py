@@ -58,6 +58,8 @@ def backward(
     kept = [(p, p.grad) for p in parameters.values() if p.grad is not None]
     for p, _ in kept:
         p.grad = None
+    for standing in stand_ins.values():  # another's backward pass through the model may have been there
+        standing.grad = None
     reached = []
     try:
         run_backward(losses)
@@ -72,8 +74,8 @@ def backward(
         raise UnsupportedModelError(used_outside(name))
     if not stand_ins:
         return {}
-    standing = {name: stand_ins[id(p)].grad for name, p in parameters.items() if id(p) in stand_ins}
-    return {name: grad for name, grad in standing.items() if grad is not None}
+    found = {name: stand_ins[id(p)].grad for name, p in parameters.items() if id(p) in stand_ins}
+    return {name: grad for name, grad in found.items() if grad is not None}
 
 
 def used_outside(name: str) -> str:
@@ -210,11 +212,15 @@ class Proof:
         buffers, before = isolation.copied(model.named_buffers()), self._copied()
         self._begun = [(args, kwargs, isolation.random_state(), buffers, before)]
 
+    def check_buffers(self) -> None:
+        """Refuse buffers that were filled in a pass record by record."""
+        for name, b in self._model.named_buffers():
+            if torch._C._functorch.is_functorch_wrapped_tensor(b):
+                raise UnsupportedModelError(writes(f"buffer {name}"))
+
     def end(self, output: Any) -> None:
         """The whole model was called."""
-        for name, b in self._model.named_buffers():
-            if torch._C._functorch.is_functorch_wrapped_tensor(b):  # of a pass record by record
-                raise UnsupportedModelError(writes(f"buffer {name}"))
+        self.check_buffers()
         if not self._begun:
             return
         args, kwargs, state, buffers, before = self._begun.pop()
