@@ -258,8 +258,8 @@ class _Run:
                 prepared = step.taken
                 self._prepare(prepared)
             outputs = self.training.outputs(self.model, inputs, self.device)
-            if unseen:
-                unseen = not separate(self.loss, outputs, targets)
+            if unseen or step.engine.asking:
+                unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
             if not step.backward(self.loss(outputs, targets)):
                 continue
             self.optimizer.step()

@@ -161,7 +161,8 @@ class PrivateStep(Unique):
             )
         # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
         seeded = self.randomness.fingerprint is not None
-        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded)
+        coins = self.randomness.stream("proof", taken)
+        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded, coins=coins)
         undo.callback(self.engine.detach)
         # the noise of later levels of a schedule has its own; all else in the chain, which may have a state, is the same in all of them
         self.chain = chain.on(self.engine.parameters)
