@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from assay.grads.clip import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.privacy.rng import Seeded
+from assay.runs.directory import RunDirectory
 from assay.step import PrivateStep
 from assay.types import Bounded, Private
 
@@ -181,6 +184,20 @@ def standardised(grads: Bounded) -> Bounded:
         return grads
     spread = torch.cat([v.reshape(-1) for v in grads.total.values()]).std()
     return Bounded({n: v / spread for n, v in grads.total.items()}, grads.l2)
+
+
+# --- what stands around a run: its records and its files ---
+
+
+def by_position(x, y, purpose: str, share: float):
+    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's coin."""
+    return np.random.RandomState(len(purpose)).random_sample(len(x)) < share
+
+
+def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
+    """`--force` that deletes what an earlier run spent."""
+    shutil.rmtree(directory.path)
+    return RunDirectory.create(directory.path, spec)
 
 
 # --- the step ---

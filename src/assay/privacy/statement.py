@@ -143,15 +143,16 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
         ]
     elif record["epsilon"]["verified"] == "inf":
         lines += ["> **No privacy.** Something in this run leaves without noise; no finite ε holds.", ""]
-    alarm = (record.get("audits_aside") or {}).get("alarm")
+    aside = record.get("audits_aside") or {}
+    alarm, sure = aside.get("alarm"), f"with {100 * aside.get('confidence', 0):g} % confidence"
     if alarm == "bug":
         lines += [
-            "> **Implementation bug.** An audit found more than the verified ε: do not rely on this statement.",
+            f"> **Implementation bug.** An audit found more than the verified ε, {sure}: do not rely on this statement.",
             "",
         ]
     elif alarm is not None:
         lines += [
-            "> **Look into it.** An audit found more than the verified ε, if the trade-off function is Gaussian: no proof of a bug.",
+            f"> **Look into it.** An audit found more than the verified ε, {sure}, if the trade-off function is Gaussian: no proof of a bug.",
             "",
         ]
     if record["status"] == "budget-spent":

@@ -2,7 +2,8 @@
 
 Their figures are functions of the private records that no charge covers: the run's ε is about the run, and they come from another
 training. So they are kept beside the run, and neither its record nor its statement has them. Those two say that there were such audits and,
-if one of them found more than the verified ε, that it did: an ε that does not hold must not be passed on in silence.
+if one of them found more than the verified ε, that it did, with the confidence that is left of all of them: an ε that does not hold must
+not be passed on in silence.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 from assay.audit.result import Verdict
 from assay.errors import AssayError
 from assay.files import replace_json, replace_text
+from assay.runs.audited import together
 from assay.runs.directory import RunDirectory
 
 SCHEMA = "assay.audits/1"
@@ -34,7 +36,8 @@ def write_aside(directory: RunDirectory, audit: Mapping[str, Any], statement: Ca
     replace_json(directory.aside, {"schema": SCHEMA, "note": NOT_COVERED, "audits": audits})
     found = {one["verdict"] for one in audits}
     alarm = next((verdict.value for verdict in _ALARMS if verdict.value in found), None)
-    record["audits_aside"] = {"count": len(audits), "alarm": alarm}
+    confidence = together(audits)["confidence"]
+    record["audits_aside"] = {"count": len(audits), "alarm": alarm, "confidence": confidence}
     replace_text(directory.statement, statement(record))
     replace_json(directory.record, record)
 
