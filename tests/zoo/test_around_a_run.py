@@ -5,13 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from assay import tuning
+from assay.accounting.epsilon import Adjacency
+from assay.accounting.ledger import Ledger, spent
 from assay.data.split import drawn
 from assay.mechanisms.gaussian import gaussian_event
-from assay.privacy.accounting import Adjacency
-from assay.privacy.ledger import Ledger, spent
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 from assay.runs.directory import RunDirectory
+from assay.training import tuning
 
 from . import mutants
 

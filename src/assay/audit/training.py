@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from assay.accounting.epsilon import Adjacency
 from assay.audit import one_run
 from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
 from assay.audit.result import Audit
@@ -25,12 +26,11 @@ from assay.audit.scores import Assume, from_scores
 from assay.data.records import Records
 from assay.distributed.world import ALONE
 from assay.errors import ConfigError
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency
-from assay.result import cross_entropy
-from assay.stage import Loss
-from assay.step import PrivateStep
-from assay.training import Training, pick_device
+from assay.methods.plan import Plan
+from assay.methods.stage import Loss
+from assay.runs.result import cross_entropy
+from assay.training.settings import Training, pick_device
+from assay.training.step import PrivateStep
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan

@@ -19,10 +19,10 @@ from assay.audit.scores import from_scores
 from assay.audit.training import TrainingAudit, losses_of, private_step, train, with_more
 from assay.data.records import Records
 from assay.errors import ConfigError
-from assay.plan import Plan
-from assay.result import cross_entropy
-from assay.stage import Loss
-from assay.training import Training, pick_device
+from assay.methods.plan import Plan
+from assay.methods.stage import Loss
+from assay.runs.result import cross_entropy
+from assay.training.settings import Training, pick_device
 
 
 def two_worlds(

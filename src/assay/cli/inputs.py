@@ -17,10 +17,10 @@ from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
 from assay.errors import ConfigError
 from assay.methods import Method
+from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
-from assay.plan import Plan, steps_for
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 
 
 def load(

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay._util.files import lock, replace_json, replace_text, sync_folder
 from assay.errors import AssayError, ConfigError
-from assay.files import lock, replace_json, replace_text, sync_folder
 
 SPEC_SCHEMA = "assay.run/1"
 
