@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from assay.methods.chain import Chain
 from assay.randomness.bits import Hashed
 from assay.randomness.blocks import Blocks
 from assay.randomness.streams import OsSeeded, Seeded
+from assay.runs.directory import RunDirectory
 from assay.training.step import PrivateStep
 
 # --- clipping ---
@@ -184,6 +187,20 @@ def standardised(grads: Bounded) -> Bounded:
         return grads
     spread = torch.cat([v.reshape(-1) for v in grads.total.values()]).std()
     return Bounded({n: v / spread for n, v in grads.total.items()}, grads.l2)
+
+
+# --- what stands around a run: its records and its files ---
+
+
+def by_position(x, y, purpose: str, share: float):
+    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's coin."""
+    return np.random.RandomState(len(purpose)).random_sample(len(x)) < share
+
+
+def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
+    """`--force` that deletes what an earlier run spent."""
+    shutil.rmtree(directory.path)
+    return RunDirectory.create(directory.path, spec)
 
 
 # --- the step ---

@@ -327,6 +327,24 @@ class Ledger(Unique):
         return index, _Entry(steps, event, line.get("once") is True, line.get("draws"), line.get("start"), again)
 
 
+def spent(path: Path) -> tuple[int, float, float | None]:
+    """Steps, ε and δ by the ledger in a file, whatever run it is of; δ is None where nothing was charged yet.
+
+    Raises:
+        LedgerError: The ledger is damaged.
+    """
+    whole = path.read_bytes() if path.exists() else b""
+    if b"\n" not in whole:
+        return 0, 0.0, None
+    try:
+        header = json.loads(whole.split(b"\n", 1)[0])
+        delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
+    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling)
+    return ledger.total_steps, ledger.epsilon(), float(delta)
+
+
 def _line(index: int, entry: _Entry) -> dict[str, Any]:
     line: dict[str, Any] = {"segment": index, "steps": entry.steps, "event": events.to_json(entry.event)}
     known = {"once": entry.once or None, "draws": entry.draws, "start": entry.start, "again": entry.again or None}

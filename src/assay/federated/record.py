@@ -67,6 +67,7 @@ def finished_record(
         "data": names["data"],
         "unit": "one client" if plan.unit == "client" else f"one record of a client ({names['unit']})",
         "records": names["records"],
+        "split": names.get("split"),
         "epsilon": epsilon_facts(
             plan, ledger, "Rényi" if plan.unit == "client" and plan.noise == "distributed" else "PLD"
         ),
@@ -158,8 +159,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         f"- Covered: {_released(plan)}, hence every checkpoint and the final model.",
         "- Taken as public: the number of clients, every setting in the record, the architecture and the initial weights"
         + (", how many records each client has." if plan.unit == "record" else "."),
-        "- Not covered: the partition of the records among the clients (partition.png and its counts in the record). It was made from a public"
-        " seed and the labels of the data set, in place of a world where clients hold what they hold.",
+        *_partition(record),
         "- Not protected: the test records. Test accuracy and loss are computed from them without noise.",
         *([f"- Data: {record['notes']}"] if record["notes"] else []),
         "",
@@ -188,6 +188,16 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         "",
     ]
     return "\n".join(lines)
+
+
+def _partition(record: Mapping[str, Any]) -> list[str]:
+    made = "It was made from a public seed and the labels of the data set, in place of a world where clients hold what they hold."
+    if record["federated"]["partition_counts"] is None:
+        return [f"- Not covered: how the records were divided among the clients. {made}"]
+    return [
+        "- **Not covered, and published on request**: how many records of each label each client holds (partition.png and partition_counts in the"
+        f" record). {made}"
+    ]
 
 
 _INTEGERS = "composition of zero-concentrated DP (integer noise is known by its Rényi divergences), an upper bound"

@@ -110,6 +110,7 @@ def finished_record(
         "unit": names.get("unit", "one record"),
         "records": plan.records,
         "validation_of": names.get("validation_of"),
+        "split": names.get("split"),
         "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(min(steps, plan.steps))),
         "parts": []
         if plan.stage is None
