@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from assay.optim import Optimizer
     from assay.plan import Plan
     from assay.privacy.accounting import Adjacency
-    from assay.result import Result
+    from assay.result import Progress, Result
+    from assay.runs.callbacks import Callback
     from assay.step import PrivateStep
     from assay.train import fit, resume
     from assay.training import Training
@@ -27,11 +28,13 @@ __all__ = [
     "Adjacency",
     "AssayError",
     "BudgetSpentError",
+    "Callback",
     "ConfigError",
     "DataError",
     "Optimizer",
     "Plan",
     "PrivateStep",
+    "Progress",
     "Result",
     "Training",
     "UnsupportedModelError",
@@ -44,7 +47,8 @@ _HOMES = {
     "assay.optim": ("Optimizer",),
     "assay.plan": ("Plan",),
     "assay.privacy.accounting": ("Adjacency",),
-    "assay.result": ("Result",),
+    "assay.result": ("Progress", "Result"),
+    "assay.runs.callbacks": ("Callback",),
     "assay.step": ("PrivateStep",),
     "assay.train": ("fit", "resume"),
     "assay.training": ("Training",),

@@ -27,6 +27,7 @@ from assay.distributed.world import world
 from assay.grads import clip
 from assay.privacy.accounting import Adjacency
 from assay.privacy.rng import Seeded
+from assay.runs.callbacks import OnStep
 
 Outcome = tuple[dict[str, Tensor], dict[str, Any]]
 CASES: dict[str, Callable[[], Outcome]] = {}
@@ -112,7 +113,7 @@ def trained(
         plan=plan,
         test=digits(next(network.parameters()).dtype) if data is None else None,
         training=training or Training(optimizer=SGD, seed=7),
-        watch=lambda now: seen.append(now.step),
+        callbacks=[OnStep(lambda now: seen.append(now.step))],
     )
     return _whole(result.model), {
         "epsilon": result.epsilon,
@@ -260,7 +261,7 @@ def _stopped(training: Training) -> Outcome:
         out = world().once(lambda: Path(folder) / "run")
         stopped = ""
         try:
-            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, watch=stop)
+            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, callbacks=[OnStep(stop)])
         except AssayError as error:
             stopped = str(error).partition(" as asked")[0]
         result = resume(perceptron(), digits(), out)

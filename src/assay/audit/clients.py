@@ -41,6 +41,7 @@ from assay.federated.site import Site
 from assay.federated.wire import Message
 from assay.plan import Plan
 from assay.result import cross_entropy
+from assay.runs.callbacks import OnStep
 from assay.step import PrivateStep
 
 _LARGE = 1000.0  # a canary's update over the bound: every method clips it
@@ -164,7 +165,7 @@ def _play(
         plan=replace(plan, epsilon_limit=None),
         training=training,
         names=_NAMES,
-        watch=lambda _: after_round(model),
+        callbacks=[OnStep(lambda _: after_round(model))],
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,7 +25,6 @@ from assay.plan import Plan
 from assay.privacy.accounting import Adjacency
 from assay.privacy.ledger import Ledger
 from assay.privacy.statement import scored
-from assay.result import Progress
 from assay.runs import checkpoint, logs
 from assay.runs.directory import RunDirectory
 from assay.train import fit
@@ -186,7 +184,7 @@ def train(
             out=out,
             force=force,
             names=made.names,
-            watch=_both(shown, logged),
+            callbacks=[shown, logged],
         )
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
@@ -217,7 +215,7 @@ def resume(
     names, limit = spec["names"], spec["plan"]["epsilon_limit"]
     on = scored(names)
     with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
+        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
@@ -264,11 +262,3 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )
-
-
-def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def watch(now: Progress) -> None:
-        for watcher in watchers:
-            watcher(now)
-
-    return watch
