@@ -67,7 +67,7 @@ class Stage(Protocol):
 
     @property
     def takes_fewer(self) -> bool:
-        """Whether `release` takes fewer records than its plan counts: an audit leaves one out, and all constants stay what they are."""
+        """Whether `release` takes fewer records than its plan counts: an audit leaves one out, and constants stay."""
         ...
 
     def parts(self) -> Sequence[Part]:

@@ -330,7 +330,7 @@ class PrivateStep:
             self._segment.settle(self.taken - self._origin)
 
     def charge_rest(self) -> None:
-        """Charge all steps up to `limit`, for a run that ends here because of what it released; none of them is given back.
+        """Charge all steps up to `limit`, for a run that ends here because of what it released. None is given back.
 
         The ε of a number of steps that was chosen by looking at released values is too small; that of all steps holds
         (`assay.runs.callbacks`).

@@ -1,7 +1,7 @@
-"""The one training loop. `fit` and `resume` train a run; `train_again` repeats one for an audit or an attack and writes nothing.
+"""The one training loop. `fit` and `resume` train a run; `train_again` repeats one for an audit and writes nothing.
 
-A run charges before it moves (`assay.step`) and stops by itself when the plan or the budget ends. It writes a checkpoint every
-epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
+A run charges before it moves (`assay.step`) and stops by itself when the plan or the budget ends. It writes a checkpoint
+every epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
 uninterrupted run ends (on a CPU), without one with fresh randomness, the lost steps staying charged.
 
 Under `torchrun` all ranks train one model (`assay.distributed`). Only the leader has a directory, and with it all files; what it
@@ -190,18 +190,19 @@ def train_again(
 ) -> nn.Module:
     """Train `model` in place exactly as `fit` does, in this process alone, and write nothing: no file, no record, no ε.
 
-    For audits and attacks, which repeat a run on records that they made themselves. With the plan, the settings and the seed of a
-    run, and nothing inserted, the parameters are those of the run to the bit. The ledger is in memory: it holds the run to its
-    plan's ceiling, and is thrown away.
+    For audits and attacks, which repeat a run on records that they made themselves. With the plan, the settings and the
+    seed of a run, and nothing inserted, the parameters are those of the run to the bit. The ledger is in memory: it holds
+    the run to its plan's ceiling, and is thrown away.
 
     Args:
         model: The model; it is trained in place.
         train: Yields (input, target); what the stage of the plan sees, if it has one.
         plan: Everything that decides ε; its number of records includes those inserted.
         loss: `loss(output, target)` gives one value for each record.
-        training: How to train. Settings are scaled to the batch size of `plan`: with more records than the run had, pass
-            `training.at_batch(...)` of the run's own batch size.
-        steps: How many of the plan's steps to take: noise and learning rate of each follow from its place in the whole plan. All by default.
+        training: How to train. Settings are scaled to the batch size of `plan`: with more records than the run had,
+            pass `training.at_batch(...)` of the run's own batch size.
+        steps: How many of the plan's steps to take; all by default. Noise and learning rate of a step follow from its
+            place in the whole plan.
         insertion: What to put into the run.
 
     Returns:
@@ -221,7 +222,10 @@ def train_again(
 
 
 class Loop:
-    """The steps of one run: the one place where a central run trains. Nothing here is shown or written; `ledger` is charged first."""
+    """The steps of one run: the one place where a central run trains.
+
+    Nothing here is shown or written but what a stage leaves in its directory; `ledger` is charged first.
+    """
 
     def __init__(
         self,
@@ -237,7 +241,10 @@ class Loop:
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
     ) -> None:
-        """Run the stage, if there is one, and take up `saved`. `training` is at the run's batch size; `directory` is the stage's."""
+        """Run the stage, if there is one, and take up `saved`.
+
+        `training` is at the run's batch size; `directory` is where a stage keeps its release.
+        """
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
         self.insertion = insertion or Insertion()
         self.device = pick_device(training.device)
@@ -279,8 +286,8 @@ class Loop:
                 raise ConfigError(
                     "dataset",
                     f"{len(Records(train))} records",
-                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases something "
-                    "about all of them before the first step",
+                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases "
+                    "something about all of them before the first step",
                 )
             released = self.world.once(
                 lambda: stage.released(
@@ -449,8 +456,9 @@ class _Run:
                 return
 
     def _ends(self, saved: bool) -> bool:
-        """Whether a callback ends the run before its last step. Writes a checkpoint; raises what a callback has raised, and
-        `InterruptedRunError` if the process was asked to stop.
+        """Whether a callback ends the run before its last step.
+
+        Writes a checkpoint; raises what a callback has raised, and `InterruptedRunError` if the process was asked to stop.
         """
         step = self.step
         failed, ended = (self.world.any(flag) for flag in (self.callbacks.error is not None, self.callbacks.stop))
@@ -467,7 +475,7 @@ class _Run:
         raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
 
     def _end_early(self, at_end: bool) -> None:
-        """End the run here, as a callback asks. When that is follows from what was released, so ε is that of all steps (`assay.runs.callbacks`)."""
+        """End the run here, as a callback asks, with the ε of all steps (`assay.runs.callbacks` says why)."""
         self.step.charge_rest()
         self.stopped = True
         if not at_end:

@@ -80,7 +80,7 @@ def test_a_run(assay, tmp_path):
 
 
 def test_a_run_of_the_best_preset_is_audited_whole(assay, tmp_path):
-    """Fixed seeds. Features of each record, and a stage that releases their mean: both are part of the run that is trained again."""
+    """Fixed seeds. Features of each record, and their mean that a stage releases, are part of what is trained again."""
     run = tmp_path / "run"
     train = "train --data digits --preset best --records 300 --batch-size 100 --epochs 2 --epsilon 4 --seed 0"
     code, _, err = assay(*train.split(), "--out", run)

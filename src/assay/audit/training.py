@@ -4,8 +4,9 @@ White box: gradient canaries, scored by what every step releases. Black box: who
 the final model's loss. Each canary is included by a fair coin of its own. The model that comes out was trained on canaries:
 throw it away.
 
-The run's own loop trains (`assay.train.train_again`): its stage, its views, its precision, its averages, and its learning rate as
-scaled to its own batch size. Without canaries the parameters that come out are those of the run, to the bit.
+The run's own loop trains (`assay.train.train_again`), with its stage, its views, its precision, its averages, and its
+learning rate as scaled to its own batch size. Without canaries the parameters that come out are those of the run, to
+the bit.
 """
 
 from __future__ import annotations
@@ -89,8 +90,8 @@ def white_box(
     if more.stage_event != plan.stage_event:
         raise ConfigError(
             *plan.stage_option,
-            "a release before training whose cost does not change with the number of records, for gradient canaries; use input canaries "
-            "(--black-box) or audit one step",
+            "a release before training whose cost does not change with the number of records, for gradient canaries; "
+            "use input canaries (--black-box) or audit one step",
         )
     train_again(model, data, plan=more, loss=loss, training=training, steps=steps, insertion=inserted)
     return audited(inserted.scores(plan.sampler.rate), coins, plan, confidence, verified=plan.epsilon(steps=steps))
@@ -162,7 +163,10 @@ def black_box(
 
 
 class _Start(Insertion):
-    """Inserts nothing, and takes the losses of the model as training begins: a stage may have changed what it does with its inputs."""
+    """Inserts nothing, and takes the losses of the model as training begins.
+
+    Not earlier: a stage may change what the model does with its inputs.
+    """
 
     def __init__(self, losses: Callable[[], NDArray[np.float64]]) -> None:
         self._losses = losses

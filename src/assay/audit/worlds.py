@@ -55,10 +55,10 @@ def trained_in_two_worlds(
     confidence: float = 0.95,
     steps: int | None = None,
 ) -> TrainingAudit:
-    """Train copies of `model` under `plan` on `data` with the canary and without it; the score is how low its loss ends.
+    """Train copies of `model` on `data` with the canary and without it; the score is how low its loss ends.
 
     Args:
-        model: The model with its initial weights, with which all runs begin: the attacker knows them. It stays as it is.
+        model: The model with its initial weights, which the attacker knows: all runs begin with them. It stays as it is.
         data: The records of the run.
         plan: The run's own plan.
         canary: One record, (x, y).
@@ -75,8 +75,8 @@ def trained_in_two_worlds(
     if plan.stage is not None and not plan.stage.takes_fewer:
         raise ConfigError(
             *plan.stage_option,
-            "a release before training that takes one record fewer than planned, to train without the canary; use --canaries with "
-            "--black-box, or audit one step",
+            "a release before training that takes one record fewer than planned, to train without the canary; "
+            "use --canaries with --black-box, or audit one step",
         )
     device = pick_device(training.device)
     alone = TensorDataset(*(part.unsqueeze(0) for part in canary))
@@ -98,8 +98,8 @@ def trained_in_two_worlds(
 class _Absent(Insertion):
     """A record that counts for nothing holds the canary's place.
 
-    The denominator is a constant, and one that followed the number of records would tell the worlds apart by itself. A stage
-    does not see the place at all.
+    The denominator is a constant: one that followed the number of records would tell the worlds apart by itself. A
+    stage does not see the place at all.
     """
 
     def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:

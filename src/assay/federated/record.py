@@ -54,8 +54,9 @@ def finished_record(
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone. `stopped` says that a callback ended the run: every client's ε is
-    then that of all its planned turns.
+    """The record of a finished run. ε comes from the ledger alone.
+
+    `stopped` says that a callback ended the run: every client's ε is then that of all its planned turns.
     """
     each = [plan.turns] * plan.clients if stopped and turns is not None else turns
     return {

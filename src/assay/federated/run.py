@@ -222,7 +222,7 @@ class _Run:
         return result
 
     def _end_early(self, at_end: bool) -> None:
-        """End the run here, as a callback asks. When that is follows from what was released, so ε is that of all rounds (`assay.runs.callbacks`)."""
+        """End the run here, as a callback asks, with the ε of all rounds (`assay.runs.callbacks` says why)."""
         self.segment.charge(self.limit - self.origin)
         self.stopped = True
         if not at_end:

@@ -146,7 +146,8 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
         lines += ["> The budget ended this run before its planned last step.", ""]
     if record["status"] == "stopped":
         lines += [
-            "> A callback ended this run before its planned last step, by what the run had released. ε counts all planned steps.",
+            "> A callback ended this run before its planned last step, by what the run had released. "
+            "ε counts all planned steps.",
             "",
         ]
     return lines

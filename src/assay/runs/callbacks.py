@@ -6,10 +6,10 @@
 
     assay.fit(model, train, plan=plan, test=test, callbacks=[Patience()])
 
-A callback sees released values only: it costs no privacy. Nor does it save any. When a callback ends a run, that moment follows
-from what was released, and an ε that is computed for a number of steps chosen in this way is too small (Rogers, Roth, Ullman and Vadhan 2016,
-"Privacy odometers and filters: pay-as-you-go composition", arXiv 1605.08294). The ε of all steps that the run could have taken
-holds, since ending early is post-processing of them. So the ledger is charged for all of them.
+A callback sees released values only: it costs no privacy. Nor does it save any. When a callback ends a run, that moment
+follows from what was released, and an ε computed for a number of steps that was chosen in this way is too small (Rogers,
+Roth, Ullman and Vadhan 2016, "Privacy odometers and filters: pay-as-you-go composition", arXiv 1605.08294). The ε of all
+steps that the run could have taken holds: ending early is post-processing of them. So the ledger is charged for all.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 class Callback:
     """Sees a run as it goes. Override what you need; every method here does nothing.
 
-    On several ranks callbacks are called on the leader alone. What a callback raises ends the run with that error, after a
-    checkpoint was written: `assay.resume` continues it.
+    On several ranks callbacks are called on the leader alone. What a callback raises ends the run with that error, after
+    a checkpoint was written: `assay.resume` continues it.
     """
 
     def on_step(self, progress: Progress) -> bool | None:  # noqa: ARG002
@@ -48,8 +48,9 @@ class Callback:
 
         Args:
             progress: Where the run is.
-            model: The model as it would be released now: averaged weights if the run averages them, in eval mode, gradients off. It belongs
-                to the run: copy what you want to keep. A model that is split over ranks (`shard`) must not be run here.
+            model: The model as it would be released now: averaged weights if the run averages them, in eval mode,
+                gradients off. It belongs to the run: copy what you want to keep. A model that is split over ranks
+                (`shard`) must not be run here.
 
         Returns:
             True to end the run here, as for `on_step`.
@@ -89,7 +90,7 @@ class Callbacks:
         self.error: Exception | None = None
 
     def tell(self, now: Progress, model: Callable[[], AbstractContextManager[nn.Module]]) -> None:
-        """Tell all of them about this step; `model` opens the released model, which is asked for at the end of an epoch only."""
+        """Tell all of them about this step; `model` opens the released model, at the end of an epoch only."""
         self._call(lambda callback: callback.on_step(now))
         if now.epoch_end and self._all and self.error is None:
             with model() as released, torch.no_grad():

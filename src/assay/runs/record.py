@@ -89,8 +89,9 @@ def finished_record(
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone. `stopped` says that a callback ended the run: what is
-    claimed is then about the whole plan, as what is verified.
+    """The record of a finished run. ε comes from the ledger alone.
+
+    `stopped` says that a callback ended the run: claimed and verified ε are then those of the whole plan.
     """
     counted = plan.steps if stopped else min(steps, plan.steps)
     return {
