@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 import assay
-from assay import denoise, encode, methods, models
-from assay.grads.clip import Flat, Rule
-from assay.privacy.adding import add_normal
-from assay.privacy.rng import OsSeeded, Stream
+from assay import methods, models
+from assay.gradients.clipping import Flat, Rule
+from assay.methods import denoise, encode
+from assay.randomness.adding import add_normal
+from assay.randomness.streams import OsSeeded, Stream
 
 CLIP = 1.0
 PLAIN, ASSAY = "plain", "Assay"

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import assay
-from assay.grads.clip import Flat
+from assay.gradients.clipping import Flat
 from benchmarks import report
 from benchmarks.contestants import ASSAY, CLIP, PLAIN, Setting, Task, sgd
 from benchmarks.rivals import OPACUS_LOADED

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import assay
-from assay.grads.clip import Flat
+from assay.gradients.clipping import Flat
 from benchmarks import memory, report
 from benchmarks.contestants import ASSAY, CLIP, PLAIN, Setting, Task, plain, private, sgd
 from benchmarks.timing import Effort, timed

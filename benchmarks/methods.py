@@ -12,7 +12,7 @@ import json
 import torch
 
 from assay import methods
-from assay.grads.clip import PerLayer
+from assay.gradients.clipping import PerLayer
 from benchmarks import report
 from benchmarks.contestants import CLIP, Private, Task, private
 from benchmarks.engine import add_options

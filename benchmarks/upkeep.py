@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 
 import assay
-from assay.grads.clip import Flat
-from assay.meter import MeanLoss
-from assay.result import Progress
-from assay.runs.logs import logging
+from assay.gradients.clipping import Flat
+from assay.integrations.tensorboard import logging
+from assay.runs.result import Progress
+from assay.training.meter import MeanLoss
 from benchmarks import report
 from benchmarks.contestants import CLIP, Setting, Transformer, sgd
 

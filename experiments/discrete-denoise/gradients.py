@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from assay import data, models
-from assay.grads.engine import Engine
+from assay.gradients.engine import Engine
 
 HERE = Path(__file__).parent
 TAU, RECORDS, BATCH = 0.001, 256, 256

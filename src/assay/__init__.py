@@ -12,15 +12,15 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
-    from assay.optim import Optimizer
-    from assay.plan import Plan
-    from assay.privacy.accounting import Adjacency
-    from assay.result import Progress, Result
+    from assay.methods.plan import Plan
     from assay.runs.callbacks import Callback
-    from assay.step import PrivateStep
-    from assay.train import fit, resume
-    from assay.training import Training
+    from assay.runs.result import Progress, Result
+    from assay.training.loop import fit, resume
+    from assay.training.optim import Optimizer
+    from assay.training.settings import Training
+    from assay.training.step import PrivateStep
 
 __version__ = version("assay-dp")
 
@@ -44,14 +44,14 @@ __all__ = [
 
 _HOMES = {
     "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
-    "assay.optim": ("Optimizer",),
-    "assay.plan": ("Plan",),
-    "assay.privacy.accounting": ("Adjacency",),
-    "assay.result": ("Progress", "Result"),
+    "assay.training.optim": ("Optimizer",),
+    "assay.methods.plan": ("Plan",),
+    "assay.accounting.epsilon": ("Adjacency",),
     "assay.runs.callbacks": ("Callback",),
-    "assay.step": ("PrivateStep",),
-    "assay.train": ("fit", "resume"),
-    "assay.training": ("Training",),
+    "assay.runs.result": ("Progress", "Result"),
+    "assay.training.step": ("PrivateStep",),
+    "assay.training.loop": ("fit", "resume"),
+    "assay.training.settings": ("Training",),
 }
 
 

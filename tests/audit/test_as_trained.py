@@ -11,8 +11,8 @@ from torch.utils.data import TensorDataset
 from assay import ConfigError, Optimizer, Plan, Training, fit, methods
 from assay.audit.training import black_box, blank, fair_coins, white_box, with_more
 from assay.audit.worlds import trained_in_two_worlds
-from assay.result import cross_entropy
-from assay.train import train_again
+from assay.runs.result import cross_entropy
+from assay.training.loop import train_again
 
 N, CLASSES = 60, 3
 SGD = Optimizer(lr=0.5, momentum=0.8)

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from assay.accounting.epsilon import gaussian_epsilon
 from assay.audit import bounds
 from assay.audit.bounds import Errors
 from assay.errors import ConfigError
-from assay.privacy.accounting import gaussian_epsilon
 
 # values from jax_privacy 2.0.0 auditing._clopper_pearson_upper(count, trials, significance)
 UPPER = [

@@ -22,7 +22,7 @@ from assay.federated.methods.fedavg import FedAvg
 from assay.federated.noise import Central, Local
 from assay.federated.plan import FederatedPlan, Silo
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 
 DELTA = 1e-3
 TRAINING = Training(seed=3, batch_size=10, lr=0.1)

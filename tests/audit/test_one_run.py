@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from assay.accounting.epsilon import gdp_mu
 from assay.audit import one_run
 from assay.audit.one_run import Guesses
 from assay.audit.scores import guessed
 from assay.errors import ConfigError
-from assay.privacy.accounting import gdp_mu
 
 # canaries, made, right, significance, δ, then values from jax_privacy 2.0.0 auditing._epsilon_one_run and
 # auditing._epsilon_one_run_fdp (the latter at δ = 1e-5 where δ is 0)

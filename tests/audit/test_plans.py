@@ -5,11 +5,11 @@ import math
 import pytest
 
 from assay import ConfigError, Plan, methods
+from assay.accounting.epsilon import Adjacency, gaussian_epsilon
 from assay.audit import Verdict
 from assay.audit.plans import audit_plan, composed
-from assay.grads import clip as clipping
-from assay.privacy.accounting import Adjacency, gaussian_epsilon
-from assay.privacy.rng import Seeded
+from assay.gradients import clipping
+from assay.randomness.streams import Seeded
 
 DELTA = 1e-5
 

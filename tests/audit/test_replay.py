@@ -10,10 +10,10 @@ from torch.utils.data import TensorDataset
 from assay import Adjacency, ConfigError, Plan, methods
 from assay.audit.observe import observed
 from assay.audit.replay import adversarial, replay
-from assay.grads import clip as clipping
-from assay.privacy.rng import Seeded
-from assay.result import cross_entropy
-from assay.step import PrivateStep
+from assay.gradients import clipping
+from assay.randomness.streams import Seeded
+from assay.runs.result import cross_entropy
+from assay.training.step import PrivateStep
 
 
 @pytest.fixture

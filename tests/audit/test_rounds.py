@@ -12,7 +12,7 @@ from assay.audit.survey import federation
 from assay.federated import methods
 from assay.federated.plan import Silo
 from assay.mechanisms.gaussian import Gaussian
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 
 DELTA = 1e-3
 SOUND = [(name, noise) for name in methods.available() for noise in methods.get(name).noises]

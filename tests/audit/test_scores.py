@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from assay import audit
+from assay.accounting.epsilon import gdp_mu
 from assay.audit import one_run
 from assay.audit.bounds import epsilon_of_mu
 from assay.audit.scores import guessed
 from assay.errors import ConfigError
-from assay.privacy.accounting import gdp_mu
 
 DELTA = 1e-5
 

@@ -10,10 +10,10 @@ from assay import Plan, methods
 from assay.audit.bounds import epsilon_of_mu
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen, flat, releases_of
-from assay.chain import Chain
-from assay.grads import clip as clipping
+from assay.gradients import clipping
 from assay.mechanisms.gaussian import Gaussian
-from assay.privacy.rng import Seeded
+from assay.methods.chain import Chain
+from assay.randomness.streams import Seeded
 
 DELTA = 1e-5
 

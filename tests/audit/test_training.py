@@ -9,13 +9,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Optimizer, Plan, Training, methods
+from assay.accounting.epsilon import gdp_mu
 from assay.audit import one_run
 from assay.audit.canaries import PlaceholderRecords
 from assay.audit.training import black_box, blank, mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
-from assay.grads import clip as clipping
-from assay.meter import MeanLoss
-from assay.privacy.accounting import gdp_mu
+from assay.gradients import clipping
+from assay.training.meter import MeanLoss
 
 DELTA = 1e-5
 TRAINING = Training(seed=3, optimizer=Optimizer(lr=0.5))

@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Optimizer, Plan, Training
+from assay.accounting.epsilon import gaussian_epsilon
 from assay.audit.worlds import trained_in_two_worlds, two_worlds
-from assay.privacy.accounting import gaussian_epsilon
 
 DELTA = 1e-5
 CANARY = (torch.full((8,), 3.0), torch.tensor(0))

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from assay import Plan, methods
-from assay.chain import Chain
-from assay.grads import clip as clipping
+from assay.gradients import clipping
+from assay.methods.chain import Chain
 
 EXTRA: dict[str, list[dict[str, Any]]] = {
     "gredp": [{"noise_form": "real"}, {"noise_form": "0.6/0.8"}, {"domain": "full"}, {"domain": "kernel"}],

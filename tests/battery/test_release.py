@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from assay import methods
-from assay.chain import Chain
-from assay.grads.record_grads import RecordGrads
-from assay.grads.uses import Apart, Dense
-from assay.privacy.rng import Seeded
-from assay.types import Bounded
+from assay.gradients.record_grads import RecordGrads
+from assay.gradients.uses.base import Apart, Dense
+from assay.mechanisms.types import Bounded
+from assay.methods.chain import Chain
+from assay.randomness.streams import Seeded
 from battery.forms import FORMS, Form
 
 # A kernel, a pair of circulant blocks and two biases, in two layers: the shapes that methods treat differently.

@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
+from assay.accounting.ledger import Ledger
 from assay.models.circulant import BlockCirculantLinear
-from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 from assay.runs.callbacks import OnStep
 from battery.forms import FORMS, SOUND, Form
 

@@ -9,10 +9,10 @@ from assay import Plan
 from assay.audit.plans import composed
 from assay.cli import audit as command
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
-from assay.meter import MeanLoss
 from assay.report.collect import Collector
 from assay.report.groups import Tone, grouped, verdict
 from assay.runs.directory import RunDirectory
+from assay.training.meter import MeanLoss
 
 FIELDS = {"claimed", "verified", "audited", "confidence", "verdict"}
 
@@ -199,7 +199,7 @@ def test_attacks_on_a_federated_run(assay, federated):
 
 
 def test_an_unfinished_run_is_audited_and_left_alone(assay, tmp_path, monkeypatch):
-    from assay import train
+    from assay.training import loop as train
 
     def crash(self, at_end):
         raise RuntimeError("the machine went down")

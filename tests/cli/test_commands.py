@@ -259,7 +259,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_written(as
 
 def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch):
     """Restored from an old copy, or cut: ε would be that of fewer steps than were taken."""
-    from assay.train import _Run
+    from assay.training.loop import _Run
 
     out = tmp_path / "run"
 

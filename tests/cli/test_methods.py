@@ -77,7 +77,7 @@ def test_methods_and_parts_train_from_the_command_line(assay, tmp_path, argument
 
 
 def test_a_killed_run_of_a_method_with_options_is_resumed_with_them(assay, tmp_path, monkeypatch):
-    from assay import train
+    from assay.training import loop as train
 
     def crash(self, at_end):
         if self.step.taken == 15:

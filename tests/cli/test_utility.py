@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from assay import fit, presets
 from assay.cli.inputs import load, of_run
 from assay.models import build
-from assay.privacy.statement import initial_weights
+from assay.runs.statement import initial_weights
 
 DIGITS = ("train", "--data", "digits", "--epochs", 2)
 
@@ -261,8 +261,8 @@ def test_a_choice_from_secure_numbers_draws_nothing_from_elsewhere(assay, tmp_pa
     def elsewhere(*_):
         raise AssertionError("a stream of another source")
 
-    monkeypatch.setattr("assay.privacy.rng.OsSeeded.stream", elsewhere)
-    monkeypatch.setattr("assay.tuning.drawn_trials", lambda *_: 1)
+    monkeypatch.setattr("assay.randomness.streams.OsSeeded.stream", elsewhere)
+    monkeypatch.setattr("assay.training.tuning.drawn_trials", lambda *_: 1)
     words = (*TUNE, "--try", "lr=2", "--trials", 3, "--epsilon", 3, "--secure-rng", "--out", tmp_path / "tuned")
     code, _, err = assay(*words)
     assert code == 0, err
@@ -374,8 +374,8 @@ def test_a_setting_that_cannot_be_trained_costs_nothing(assay, tmp_path, monkeyp
 
 
 def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):
-    from assay.privacy.rng import Seeded
-    from assay.tuning import drawn_trials
+    from assay.randomness.streams import Seeded
+    from assay.training.tuning import drawn_trials
 
     seed = next(i for i in range(10_000) if drawn_trials(3, Seeded(i).stream("trials", 0)) == 0)
     out = tmp_path / "tuned"

@@ -10,10 +10,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Optimizer, Plan, PrivateStep, Training, fit
-from assay import augment as room
-from assay.averaging import Average, moving, tail
-from assay.grads.clip import Flat
-from assay.privacy.rng import Seeded
+from assay.gradients.clipping import Flat
+from assay.randomness.streams import Seeded
+from assay.training import augment as room
+from assay.training.averaging import Average, moving, tail
 
 
 @pytest.fixture

@@ -5,8 +5,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import ConfigError, Optimizer, Plan, Training, denoise, encode, fit, methods
-from assay.grads import clip
+from assay import ConfigError, Optimizer, Plan, Training, fit, methods
+from assay.gradients import clipping as clip
+from assay.methods import denoise, encode
 
 
 def plan(method="dpsgd", rule="flat:1.0", encoded=(), denoised=(), micro_batch=1, **options) -> Plan:

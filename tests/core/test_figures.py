@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay._util.figures import at_least, at_most
 from assay.audit import Verdict, sentence
-from assay.figures import at_least, at_most
-from assay.privacy.statement import shown
+from assay.runs.statement import shown
 
 
 @given(st.floats(1e-12, 1e12))

@@ -6,7 +6,7 @@ import pytest
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from assay import Adjacency, ConfigError, Plan
-from assay.grads.clip import AdaptiveQuantile, Automatic, Flat, PerLayer
+from assay.gradients.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer
 
 BASE = {"records": 60_000, "batch_size": 512, "delta": 1e-5}
 

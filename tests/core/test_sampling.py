@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.data.sampling import SAMPLERS, FullBatch, Poisson, Shuffled, WithoutReplacement
-from assay.privacy.rng import OsSeeded, Secure, Seeded
+from assay.randomness.streams import OsSeeded, Secure, Seeded
 
 
 def test_poisson_includes_each_record_independently_at_its_rate():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from assay import ConfigError, denoise, encode, methods
+from assay import ConfigError, methods
+from assay.methods import denoise, encode
 
 
 @pytest.mark.parametrize(

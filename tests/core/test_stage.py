@@ -12,13 +12,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
+from assay.accounting.ledger import Ledger
 from assay.errors import AssayError, BudgetSpentError, ConfigError
-from assay.grads import clip as clipping
-from assay.perturb.stages import Segmentation
-from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Seeded, Within
+from assay.gradients import clipping
+from assay.methods.perturb.stages import Segmentation
+from assay.models.inputs import scale_inputs
+from assay.randomness.streams import Seeded, Within
 from assay.runs import checkpoint
-from assay.stage import scale_inputs
 
 
 def records() -> TensorDataset:

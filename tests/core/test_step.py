@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from assay import Adjacency, BudgetSpentError, ConfigError, Plan, PrivateStep
+from assay.accounting.ledger import Ledger, LedgerError
 from assay.errors import AssayError, UnsupportedModelError
-from assay.grads.clip import AdaptiveQuantile, Flat, PerLayer
-from assay.meter import MeanLoss
-from assay.privacy.ledger import Ledger, LedgerError
-from assay.privacy.rng import OsSeeded, Secure, Seeded
+from assay.gradients.clipping import AdaptiveQuantile, Flat, PerLayer
+from assay.randomness.streams import OsSeeded, Secure, Seeded
+from assay.training.meter import MeanLoss
 
 
 def losses_of(model: nn.Module, batch) -> torch.Tensor:

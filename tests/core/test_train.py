@@ -14,11 +14,11 @@ from torch.utils.data import TensorDataset
 
 from assay import Adjacency, AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
 from assay.errors import UnsupportedModelError
-from assay.grads.clip import AdaptiveQuantile, Flat
-from assay.optim import OPTIMIZERS
-from assay.privacy.statement import render
-from assay.result import InterruptedRunError
+from assay.gradients.clipping import AdaptiveQuantile, Flat
 from assay.runs.callbacks import OnStep
+from assay.runs.result import InterruptedRunError
+from assay.runs.statement import render
+from assay.training.optim import OPTIMIZERS
 
 
 class CutOffError(BaseException):

@@ -10,10 +10,11 @@ from dp_accounting import dp_event, rdp
 from scipy import stats
 from torch import nn
 
-from assay import Adjacency, ConfigError, Plan, tuning
-from assay.privacy import events
-from assay.privacy.accounting import UnaccountableError, epsilon
-from assay.privacy.rng import Seeded
+from assay import Adjacency, ConfigError, Plan
+from assay.accounting import events
+from assay.accounting.epsilon import UnaccountableError, epsilon
+from assay.randomness.streams import Seeded
+from assay.training import tuning
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE
 

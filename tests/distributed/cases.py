@@ -24,10 +24,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
+from assay.accounting.epsilon import Adjacency
 from assay.distributed.world import world
-from assay.grads import clip
-from assay.privacy.accounting import Adjacency
-from assay.privacy.rng import Seeded
+from assay.gradients import clipping as clip
+from assay.randomness.streams import Seeded
 from assay.runs.callbacks import OnStep
 
 Outcome = tuple[dict[str, Tensor], dict[str, Any]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay import Plan, methods
-from assay.grads import clip
+from assay.gradients import clipping as clip
 
 GREDP = methods.get("gredp", variant="published", groups=5)
 GREDP_REAL = methods.get("gredp", variant="published", groups=5, noise_form="real")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from assay.federated.carriers.names import SITE_VARIABLE
+from assay.federated.transport.names import SITE_VARIABLE
 
 HERE = Path(__file__).parent
 

@@ -9,8 +9,8 @@ from dp_accounting.dp_event import SelfComposedDpEvent, ZCDpEvent
 from scipy.special import logsumexp
 from scipy.stats import binom
 
+from assay.accounting.epsilon import Adjacency, epsilon
 from assay.federated.binomial import rho, theorem_epsilon
-from assay.privacy.accounting import Adjacency, epsilon
 
 
 def pair(trials, shift):

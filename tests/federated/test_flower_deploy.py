@@ -10,9 +10,9 @@ import time
 import pytest
 
 from assay.errors import ConfigError
-from assay.federated.carriers.deploy import DeployCarrier
-from assay.federated.carriers.flower import CarrierError
 from assay.federated.deployment import write_certificates, write_node_key
+from assay.federated.transport.deploy import DeployCarrier
+from assay.federated.transport.flower import CarrierError
 
 from .loopback import Federation, until
 from .toy_site import SALT, serially

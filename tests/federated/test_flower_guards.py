@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from assay.errors import ConfigError
-from assay.federated.carriers import bundle
-from assay.federated.carriers.superlink import guard, read_public_key
+from assay.federated.transport import bundle
+from assay.federated.transport.superlink import guard, read_public_key
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
 
@@ -131,5 +131,5 @@ def test_a_host_that_is_none_is_refused(tmp_path, host):
 
 
 def test_what_carries_bytes_starts_without_torch():
-    program = "import sys; import assay.federated.carriers.apps; sys.exit('torch' in sys.modules)"
+    program = "import sys; import assay.federated.transport.apps; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

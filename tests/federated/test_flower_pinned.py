@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from assay import data, models
-from assay.federated.carriers.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE, SITE_VARIABLE
+from assay._util.files import create_json
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan, Silo
-from assay.federated.run import federate, resume, run_spec, site_settings
+from assay.federated.server import federate, resume, run_spec, site_settings
+from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE, SITE_VARIABLE
 from assay.federated.wire import Schema, decode, encode, kind_of
-from assay.files import create_json
 from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory
 
@@ -63,8 +63,8 @@ def site(plan=LOCAL, *, training=None, ledgers="", **names):
 
 def asked(tasks, settings, work=None):
     """What a node that holds all clients answers, in a process that knows of no earlier message."""
-    from assay.federated.carriers import apps
-    from assay.federated.carriers.frames import pack_tasks, unpack_answers
+    from assay.federated.transport import apps
+    from assay.federated.transport.frames import pack_tasks, unpack_answers
 
     apps._site.cache_clear()
     message = SimpleNamespace(content=apps._content(pack_tasks(tasks, {"settings": settings})))
@@ -158,7 +158,7 @@ def test_a_plan_for_records_is_held_to_as_well(folder):
 
 
 def test_nothing_is_answered_before_the_plan_is_on_disk(folder, monkeypatch):
-    from assay.federated.carriers import pinned
+    from assay.federated.transport import pinned
 
     def full(*_):
         raise OSError("no space left on device")
@@ -282,7 +282,7 @@ def test_a_run_that_is_resumed_is_answered_to_its_end(folder, tmp_path):
 
 
 def test_in_a_simulation_plan_and_ledgers_are_those_of_the_run(folder, tmp_path):
-    from assay.federated.carriers import apps
+    from assay.federated.transport import apps
 
     for number, plan in enumerate((LOCAL, replace(LOCAL, clip=2.0))):
         ledgers = tmp_path / f"run-{number}"

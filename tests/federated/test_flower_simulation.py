@@ -7,8 +7,8 @@ import subprocess
 import pytest
 
 from assay.errors import ConfigError
-from assay.federated.carriers.flower import CarrierError
-from assay.federated.carriers.simulation import SimulationCarrier
+from assay.federated.transport.flower import CarrierError
+from assay.federated.transport.simulation import SimulationCarrier
 
 from .loopback import until
 from .toy_site import SALT, serially

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.federated.carriers.frames import (
+from assay.federated.transport.frames import (
     FrameError,
     pack,
     pack_answers,

@@ -10,7 +10,7 @@ from scipy.stats import binom, chi2
 
 from assay.errors import ConfigError
 from assay.federated.integers import bits_for, centred_binomial, discrete_gaussian, packed, summed
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 
 N = 200_000
 

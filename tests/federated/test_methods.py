@@ -9,7 +9,7 @@ import torch
 from assay.federated.exchange import Work
 from assay.federated.layout import Layout
 from assay.federated.wire import Message
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 
 from . import tiny
 

@@ -18,7 +18,7 @@ from assay.errors import ConfigError
 from assay.federated.methods.cpsgd import Quantiser, hadamard
 from assay.federated.noise import Central, Distributed, Local, Released
 from assay.federated.wire import Message, Schema, decode, encode
-from assay.privacy.rng import Seeded
+from assay.randomness.streams import Seeded
 
 from . import tiny
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay import Plan
+from assay.accounting.epsilon import Adjacency, epsilon, gaussian_epsilon, rdp_epsilon
 from assay.errors import ConfigError
 from assay.federated import methods, schedule
 from assay.federated.plan import FederatedPlan, Silo
-from assay.privacy.accounting import Adjacency, epsilon, gaussian_epsilon, rdp_epsilon
 
 from . import tiny
 
@@ -207,7 +207,7 @@ def test_every_method_says_what_it_protects():
 
 def test_the_sampling_rate_and_the_noise_are_those_that_run():
     """Over many rounds as many clients are drawn as the rate says (false alarm below 1e-6)."""
-    from assay.privacy.rng import Seeded
+    from assay.randomness.streams import Seeded
 
     drawn = [len(plan().sampler.draw(i, Seeded(3))) for i in range(2000)]
     assert abs(np.mean(drawn) - 10) < 5 * math.sqrt(9 / 2000)

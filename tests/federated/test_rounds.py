@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from assay.errors import AssayError
-from assay.federated.carriers.serial import Serial
-from assay.federated.run import federate, resume
-from assay.federated.site import Site
+from assay.federated.client import Site
+from assay.federated.server import federate, resume
+from assay.federated.transport.serial import Serial
 from assay.federated.wire import decode, encode, kind_of
 from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory

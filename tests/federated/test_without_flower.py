@@ -13,7 +13,7 @@ CALLS = {
 
 @pytest.mark.parametrize("engine", CALLS)
 def test_the_extra_is_named(engine, tmp_path):
-    carrier = f"from assay.federated.carriers.{engine} import *"
+    carrier = f"from assay.federated.transport.{engine} import *"
     program = f"import sys; sys.modules['flwr'] = None\n{carrier}\nfrom pathlib import Path\n{CALLS[engine]}"
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert "assay-dp[federated]" in ended.stderr

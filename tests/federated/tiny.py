@@ -4,12 +4,12 @@ import torch
 from torch import nn
 
 from assay.federated import methods
-from assay.federated.carriers.serial import Serial
+from assay.federated.client import Site
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.run import federate
-from assay.federated.site import Site
+from assay.federated.server import federate
+from assay.federated.transport.serial import Serial
 
 NAMES = {
     "model": "tiny",
@@ -77,7 +77,7 @@ def seeded(**settings):
 
 
 def directory(path, a_plan, training):
-    from assay.federated.run import run_spec
+    from assay.federated.server import run_spec
     from assay.runs.directory import RunDirectory
 
     return RunDirectory.create(path, run_spec(a_plan, training, NAMES, "serial", {}))

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from assay.federated import site
-from assay.federated.site import Site
+from assay.federated import client as site
+from assay.federated.client import Site
 
 SALT = "a setting that reaches the site"
 

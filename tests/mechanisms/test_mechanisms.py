@@ -6,15 +6,15 @@ import pytest
 import torch
 from dp_accounting.dp_event import GaussianDpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
-from assay.chain import Chain
 from assay.errors import ConfigError
-from assay.grads.clip import Flat, PerLayer
-from assay.grads.engine import Engine
+from assay.gradients.clipping import Flat, PerLayer
+from assay.gradients.engine import Engine
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.laplace import Laplace
-from assay.privacy.blocks import Blocks
-from assay.privacy.rng import Seeded
-from assay.types import Bounded
+from assay.mechanisms.types import Bounded
+from assay.methods.chain import Chain
+from assay.randomness.blocks import Blocks
+from assay.randomness.streams import Seeded
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": ()}
 COORDINATES = 18

@@ -7,8 +7,8 @@ import torch
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent
 
 from assay.mechanisms.spectral import Spectral
-from assay.privacy.rng import Seeded
-from assay.types import Bounded
+from assay.mechanisms.types import Bounded
+from assay.randomness.streams import Seeded
 
 N = 200_000
 # Sample covariances of N draws of unit scale lie within t·√(2/N) of their expectation but for a probability of about

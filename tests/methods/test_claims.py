@@ -5,7 +5,7 @@ import math
 import pytest
 
 from assay import Plan, methods
-from assay.grads import clip
+from assay.gradients import clipping as clip
 
 
 def spectral(name="gredp", sigma=2.172, groups=5, **options) -> Plan:

@@ -16,11 +16,11 @@ from torch.utils.data import TensorDataset
 
 from assay import Plan, fit
 from assay.errors import ConfigError, DataError
-from assay.grads.clip import Flat
-from assay.grads.layers import layer_path, trainable_layers
+from assay.gradients.clipping import Flat
 from assay.models import build, compat
+from assay.models.inputs import scale_inputs, shift_inputs
+from assay.models.layers import layer_path, trainable_layers
 from assay.models.transfer import load_weights, located, train_only
-from assay.stage import scale_inputs, shift_inputs
 
 SHAPE = (1, 8, 8)
 

@@ -9,7 +9,7 @@ import pytest
 import assay
 from assay import data, methods, models
 from assay.audit import Verdict, sentence
-from assay.training import Training
+from assay.training.settings import Training
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +19,7 @@ def trained(tmp_path_factory):
     digits = data.load("digits")
     model = models.build("logistic", input_shape=digits.input_shape, classes=digits.classes)
     method = methods.get("gredp", variant="published", groups=1)
-    from assay.grads import clip
+    from assay.gradients import clipping as clip
 
     plan = assay.Plan.calibrated(
         epsilon=2,

@@ -5,9 +5,9 @@ import math
 
 import pytest
 
+from assay.attacks.storage import write_attacks
 from assay.errors import ConfigError
 from assay.report.collect import Collector
-from assay.runs.attacked import write_attacks
 from assay.runs.directory import RunDirectory
 from assay.studies.directory import Study
 from assay.studies.grid import Grid

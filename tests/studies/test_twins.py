@@ -145,7 +145,7 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path, monkeypatch):
     def full(_):
         raise OSError("no space left")
 
-    monkeypatch.setattr("assay.files.os.fsync", full)
+    monkeypatch.setattr("assay._util.files.os.fsync", full)
     with pytest.raises(OSError, match="no space"):
         taken(other, tmp_path)
     assert list((other.path / "a").iterdir()) == []

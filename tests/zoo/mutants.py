@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.chain import Chain
-from assay.grads.clip import Flat
+from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
-from assay.privacy.rng import Seeded
-from assay.step import PrivateStep
-from assay.types import Bounded, Private
+from assay.mechanisms.types import Bounded, Private
+from assay.methods.chain import Chain
+from assay.randomness.streams import Seeded
+from assay.training.step import PrivateStep
 
 # --- clipping ---
 

@@ -9,11 +9,11 @@ from assay.audit.low_bits import low_bits
 from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen
-from assay.chain import Chain
-from assay.grads.clip import Flat, PerLayer
+from assay.gradients.clipping import Flat, PerLayer
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
-from assay.privacy.rng import Seeded
+from assay.methods.chain import Chain
+from assay.randomness.streams import Seeded
 
 from . import mutants
 

@@ -11,7 +11,7 @@ from assay import Plan, PrivateStep
 from assay.audit.observe import turned_into
 from assay.audit.replay import Replay, replay
 from assay.errors import UnsupportedModelError
-from assay.result import cross_entropy
+from assay.runs.result import cross_entropy
 
 from . import mutants
 

@@ -9,8 +9,8 @@ from torch.utils.data import TensorDataset
 from assay import Plan, PrivateStep
 from assay.audit import from_scores
 from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, periodic_scores
-from assay.privacy.rng import Seeded
-from assay.result import cross_entropy
+from assay.randomness.streams import Seeded
+from assay.runs.result import cross_entropy
 
 EPOCHS, BATCHES, CANARIES = 40, 50, 800
 

@@ -20,14 +20,14 @@ from torch.utils.data import TensorDataset
 from assay.attacks.setting import Train
 from assay.errors import ConfigError
 from assay.federated import partition
-from assay.federated.carriers.serial import Serial
+from assay.federated.client import Site
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.run import federate
-from assay.federated.site import Site
-from assay.plan import Plan
-from assay.train import train_again
-from assay.training import training_from_json
+from assay.federated.server import federate
+from assay.federated.transport.serial import Serial
+from assay.methods.plan import Plan
+from assay.training.loop import train_again
+from assay.training.settings import training_from_json
 
 Build = Callable[[int], nn.Module]
 """A new model of the run's architecture, from a seed."""

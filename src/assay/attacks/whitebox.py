@@ -21,7 +21,7 @@ from assay.attacks.network import learned
 from assay.attacks.outputs import Array, batches, logits
 from assay.attacks.setting import Setting
 from assay.errors import AssayError
-from assay.grads.engine import Engine
+from assay.gradients.engine import Engine
 
 _SMALLEST = 1e-20  # below the square root of the least float32 norm²; stands for what underflowed
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from scipy import special
 
+from assay.accounting.epsilon import gaussian_epsilon
 from assay.errors import ConfigError
-from assay.privacy.accounting import gaussian_epsilon
 
 LEAST_RELEASES = (
     100  # one release has no spread, and few may lie close together: that would pass for a direction without noise

@@ -21,15 +21,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from assay.audit.observe import turned_into
-from assay.chain import Chain
 from assay.data.records import Records
 from assay.errors import ConfigError
-from assay.grads.record_grads import RecordGrads
-from assay.grads.uses import Apart
+from assay.gradients.record_grads import RecordGrads
+from assay.gradients.uses.base import Apart
 from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
-from assay.privacy.rng import Stream
-from assay.step import PrivateStep
-from assay.types import Bounded, Grads, Private
+from assay.mechanisms.types import Bounded, Grads, Private
+from assay.methods.chain import Chain
+from assay.randomness.streams import Stream
+from assay.training.step import PrivateStep
 
 _LARGE = 1000.0  # a canary's gradient over the clipping bound
 

@@ -32,17 +32,17 @@ from assay.audit.training import TrainingAudit, audited, fair_coins, losses_of, 
 from assay.audit.worlds import two_worlds
 from assay.data.records import Records
 from assay.errors import ConfigError
-from assay.federated.carriers.serial import Serial
+from assay.federated.client import Site
 from assay.federated.exchange import Arrays, Exchange, Fields, Work
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.run import federate
-from assay.federated.site import Site
+from assay.federated.server import federate
+from assay.federated.transport.serial import Serial
 from assay.federated.wire import Message
-from assay.plan import Plan
-from assay.result import cross_entropy
+from assay.methods.plan import Plan
 from assay.runs.callbacks import OnStep
-from assay.step import PrivateStep
+from assay.runs.result import cross_entropy
+from assay.training.step import PrivateStep
 
 _LARGE = 1000.0  # a canary's update over the bound: every method clips it
 _NO_LOSS = -100  # the label that torch's cross-entropy passes over: loss and gradient are 0

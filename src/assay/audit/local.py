@@ -15,7 +15,7 @@ from torch import Tensor
 from assay.audit import bounds
 from assay.audit.bounds import Errors
 from assay.audit.single_step import StepAudit
-from assay.privacy.rng import Randomness
+from assay.randomness.streams import Randomness
 
 _RELEASES = 60_000
 

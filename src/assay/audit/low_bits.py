@@ -14,10 +14,10 @@ from torch import Tensor
 from assay.audit import bounds
 from assay.audit.bounds import Errors
 from assay.audit.specimen import Specimen, flat, releases_of
-from assay.chain import Chain
-from assay.privacy.blocks import Blocks
-from assay.privacy.rng import OsSeeded, Randomness
-from assay.types import Bounded
+from assay.mechanisms.types import Bounded
+from assay.methods.chain import Chain
+from assay.randomness.blocks import Blocks
+from assay.randomness.streams import OsSeeded, Randomness
 
 
 def low_bits(

@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from dp_accounting.dp_event import DpEvent
 from torch import Tensor
 
-from assay.chain import Chain, Form
-from assay.privacy.rng import Stream
-from assay.types import Bounded, Grads, Private
+from assay.mechanisms.types import Bounded, Grads, Private
+from assay.methods.chain import Chain, Form
+from assay.randomness.streams import Stream
 
 C = TypeVar("C", bound=Chain)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import special
 
+from assay.accounting.epsilon import gdp_mu
 from assay.audit.bounds import check_delta, check_significance, epsilon_of_mu
 from assay.errors import ConfigError
-from assay.privacy.accounting import gdp_mu
 
 _CLOSE = 1e-6  # how closely bounds are placed, from below
 _MOST_EPSILON, _MOST_MU = 200.0, 100.0

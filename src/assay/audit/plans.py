@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
+from assay.accounting.epsilon import Adjacency, Bound, bound, epsilon
 from assay.audit.local import ReleasesRecords, audit_records
 from assay.audit.result import Audit, Verdict, verdict
 from assay.audit.single_step import StepAudit, audit_step
 from assay.audit.specimen import Specimen
 from assay.errors import ConfigError
 from assay.federated.plan import FederatedPlan
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency, Bound, bound, epsilon
-from assay.privacy.rng import OsSeeded, Randomness
+from assay.methods.plan import Plan
+from assay.randomness.streams import OsSeeded, Randomness
 
 _ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
 

@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from assay.accounting.ledger import Ledger
 from assay.audit.observe import Observed, observed
 from assay.distributed.world import ALONE
 from assay.errors import ConfigError
-from assay.plan import Plan
-from assay.privacy.ledger import Ledger
-from assay.privacy.rng import Seeded, Stream
-from assay.step import PrivateStep
+from assay.methods.plan import Plan
+from assay.randomness.streams import Seeded, Stream
+from assay.training.step import PrivateStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeStep = Callable[[nn.Module, Plan, "Frozen"], PrivateStep]

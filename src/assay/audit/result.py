@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from assay.figures import at_least
+from assay._util.figures import at_least
 
 
 @dataclass(frozen=True, kw_only=True)

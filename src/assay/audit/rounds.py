@@ -24,21 +24,13 @@ from torch import Tensor
 from assay.audit import bounds
 from assay.audit.plans import PlanAudit, shown_by, side_by_side
 from assay.audit.result import Audit
-from assay.audit.single_step import (
-    BARE,
-    BARE_RELEASES,
-    StepAudit,
-    discriminant,
-    errors_of,
-    no_privacy,
-    tail_threshold,
-)
+from assay.audit.single_step import BARE, BARE_RELEASES, StepAudit, discriminant, errors_of, no_privacy, tail_threshold
 from assay.errors import ConfigError
 from assay.federated.exchange import Work
 from assay.federated.layout import Layout
 from assay.federated.plan import FederatedPlan
 from assay.federated.wire import Message
-from assay.privacy.rng import OsSeeded, Randomness
+from assay.randomness.streams import OsSeeded, Randomness
 
 _LAYOUT = Layout({"weight": (3, 4), "bias": (3,)})
 _LARGE = 1000.0  # updates of canaries over the bound: every method clips them

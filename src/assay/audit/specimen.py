@@ -13,13 +13,13 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from assay.chain import Chain
 from assay.errors import ConfigError
-from assay.grads.record_grads import RecordGrads
-from assay.grads.uses import Apart, Dense
-from assay.plan import Plan
-from assay.privacy.rng import Stream
-from assay.types import Bounded
+from assay.gradients.record_grads import RecordGrads
+from assay.gradients.uses.base import Apart, Dense
+from assay.mechanisms.types import Bounded
+from assay.methods.chain import Chain
+from assay.methods.plan import Plan
+from assay.randomness.streams import Stream
 
 _KINDS: tuple[Mapping[str, tuple[int, ...]], ...] = (
     {"weight": (1, 1, 3, 3)},

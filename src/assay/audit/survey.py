@@ -11,9 +11,9 @@ from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
 from assay.federated import methods as federated
 from assay.federated.plan import FederatedPlan
-from assay.grads import clip
-from assay.plan import Plan
-from assay.privacy.rng import Randomness
+from assay.gradients import clipping as clip
+from assay.methods.plan import Plan
+from assay.randomness.streams import Randomness
 
 _LAYERS = 5  # LeNet-5's, for methods that clip layer by layer
 

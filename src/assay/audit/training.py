@@ -4,7 +4,7 @@ White box: gradient canaries, scored by what every step releases. Black box: who
 the final model's loss. Each canary is included by a fair coin of its own. The model that comes out was trained on canaries:
 throw it away.
 
-The run's own loop trains (`assay.train.train_again`), with its stage, its views, its precision, its averages, and its
+The run's own loop trains (`assay.training.loop.train_again`), with its stage, its views, its precision, its averages, and its
 learning rate as scaled to its own batch size. Without canaries the parameters that come out are those of the run, to
 the bit.
 """
@@ -22,18 +22,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from assay.accounting.epsilon import Adjacency
 from assay.audit import one_run
 from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, likelihood_scores
 from assay.audit.result import Audit
 from assay.audit.scores import Assume, from_scores
 from assay.errors import ConfigError
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency
-from assay.result import cross_entropy
-from assay.stage import Loss, Stage
-from assay.step import PrivateStep
-from assay.train import Insertion, train_again
-from assay.training import Training, pick_device
+from assay.methods.plan import Plan
+from assay.methods.stage import Loss, Stage
+from assay.runs.result import cross_entropy
+from assay.training.loop import Insertion, train_again
+from assay.training.settings import Training, pick_device
+from assay.training.step import PrivateStep
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan

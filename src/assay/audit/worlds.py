@@ -21,12 +21,12 @@ from assay.audit.canaries import PlaceholderRecords
 from assay.audit.scores import from_scores
 from assay.audit.training import TrainingAudit, losses_of, with_more
 from assay.errors import ConfigError
+from assay.methods.plan import Plan
+from assay.methods.stage import Loss
 from assay.models import copies
-from assay.plan import Plan
-from assay.result import cross_entropy
-from assay.stage import Loss
-from assay.train import Insertion, train_again
-from assay.training import Training, pick_device
+from assay.runs.result import cross_entropy
+from assay.training.loop import Insertion, train_again
+from assay.training.settings import Training, pick_device
 
 
 def two_worlds(

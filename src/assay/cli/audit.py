@@ -12,10 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from assay.accounting.epsilon import Adjacency
 from assay.audit import Audit, Verdict, clients, sentence, verdict
 from assay.audit.bounds import check_releases, check_significance
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
+from assay.audit.storage import write_audit
 from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import TrainingAudit, black_box, mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
@@ -25,20 +27,18 @@ from assay.cli.inputs import check_not_chosen, of_run, planned
 from assay.cli.show import print_json
 from assay.errors import ConfigError
 from assay.federated import methods as federated
+from assay.federated.client import open_site
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.record import statement
-from assay.federated.run import site_settings
-from assay.federated.site import open_site
-from assay.grads import clip as clipping
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency
-from assay.privacy.rng import OsSeeded, Randomness, Seeded
-from assay.privacy.statement import render, shown
-from assay.runs.audited import write_audit
+from assay.federated.server import site_settings
+from assay.gradients import clipping
+from assay.methods.plan import Plan
+from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.training import training_from_json
+from assay.runs.statement import render, shown
+from assay.training.settings import training_from_json
 
 _TRAINED_AGAIN = (
     "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"

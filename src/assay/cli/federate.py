@@ -19,14 +19,15 @@ from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
 from assay.data import catalog
 from assay.errors import ConfigError
-from assay.federated import carriers, methods, partition
+from assay.federated import methods, partition
+from assay.federated import transport as carriers
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
-from assay.federated.run import KIND, run_spec, site_settings
-from assay.federated.run import federate as run_rounds
-from assay.federated.run import resume as resume_rounds
-from assay.grads.layers import trainable_layers
+from assay.federated.server import KIND, run_spec, site_settings
+from assay.federated.server import federate as run_rounds
+from assay.federated.server import resume as resume_rounds
+from assay.models.layers import trainable_layers
 from assay.runs.directory import RunDirectory
 
 
@@ -204,7 +205,7 @@ def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
     """Go on with a federated run."""
     spec = directory.read_spec()
     bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.run.resume"
+        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.server.resume"
     )
     if data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(data_dir)}

@@ -16,11 +16,11 @@ from assay import models as models_room
 from assay.data import DataBundle
 from assay.errors import ConfigError
 from assay.methods import Method
+from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
-from assay.plan import Plan, steps_for
-from assay.privacy.rng import Seeded
-from assay.tuning import Split
+from assay.randomness.streams import Seeded
+from assay.training.tuning import Split
 
 
 def load(

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from assay import methods
+from assay.accounting.epsilon import Adjacency
 from assay.errors import ConfigError
-from assay.privacy.accounting import Adjacency
 
 Method = Annotated[str, typer.Option(help="The method; `assay methods` lists them.")]
 Delta = Annotated[float, typer.Option(help="δ of (ε, δ)-differential privacy.")]

@@ -10,9 +10,6 @@ from typing import Any
 import typer
 from torch import nn
 
-from assay import augment as augment_room
-from assay import denoise as denoise_room
-from assay import encode as encode_room
 from assay import features as features_room
 from assay import methods as methods_room
 from assay import presets
@@ -20,13 +17,16 @@ from assay.cli import options
 from assay.cli.inputs import build, check_features, load, planned
 from assay.data import DataBundle
 from assay.errors import ConfigError
-from assay.grads import clip as clipping
+from assay.gradients import clipping
+from assay.integrations import tensorboard as logs
+from assay.methods import denoise as denoise_room
+from assay.methods import encode as encode_room
+from assay.methods.perturb.mean import parse as parse_center
+from assay.methods.plan import Plan
 from assay.models.transfer import begin, located
-from assay.optim import Optimizer
-from assay.perturb.mean import parse as parse_center
-from assay.plan import Plan
-from assay.runs import logs
-from assay.training import Training
+from assay.training import augment as augment_room
+from assay.training.optim import Optimizer
+from assay.training.settings import Training
 
 _DEFAULT_BATCH = 1024
 _DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}

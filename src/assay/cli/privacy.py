@@ -8,16 +8,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from assay.accounting.epsilon import Adjacency
 from assay.cli import options
 from assay.cli.show import print_json
 from assay.data.sampling import SAMPLERS
 from assay.errors import ConfigError
 from assay.federated.plan import FederatedPlan
-from assay.grads import clip as clipping
-from assay.plan import Plan, steps_for
-from assay.privacy.accounting import Adjacency
-from assay.privacy.statement import large_delta, shown
+from assay.gradients import clipping
+from assay.methods.plan import Plan, steps_for
 from assay.runs.record import number
+from assay.runs.statement import large_delta, shown
 
 
 def register(app: typer.Typer) -> None:

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from assay._util.files import replace_text
 from assay.errors import ConfigError
-from assay.files import replace_text
 from assay.report import papers
 from assay.report.collect import Collector
 from assay.report.page import render

@@ -9,27 +9,28 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
+from assay._util.figures import at_most
+from assay.accounting.epsilon import Adjacency
+from assay.accounting.ledger import Ledger
 from assay.cli import federate, options
 from assay.cli.inputs import of_run
 from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import catalog
-from assay.distributed import limits
 from assay.distributed.launch import check_alone
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
-from assay.figures import at_most
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency
-from assay.privacy.ledger import Ledger
-from assay.privacy.statement import scored
-from assay.runs import checkpoint, logs
+from assay.integrations import tensorboard as logs
+from assay.methods.plan import Plan
+from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
-from assay.train import fit
-from assay.train import resume as resume_run
-from assay.training import pick_device
+from assay.runs.statement import scored
+from assay.training import limits
+from assay.training.loop import fit
+from assay.training.loop import resume as resume_run
+from assay.training.settings import pick_device
 
 UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
 

@@ -13,12 +13,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from assay._util.figures import at_most
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
-from assay.figures import at_most
-from assay.privacy.statement import choices, initial_weights, scored, shown
-from assay.result import Progress, Result
 from assay.runs.callbacks import Callback
+from assay.runs.result import Progress, Result
+from assay.runs.statement import choices, initial_weights, scored, shown
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -33,7 +33,7 @@ def progress(allowed: float | None, ranks: World = ALONE, *, scored: str = "test
     Args:
         allowed: The ceiling on ε, if there is one.
         ranks: The processes that train.
-        scored: Which records accuracies are of (`assay.privacy.statement.scored`).
+        scored: Which records accuracies are of (`assay.runs.statement.scored`).
     """
     console = Console(stderr=True)
     if not ranks.leader:

@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from assay.cli.show import called
-from assay.privacy.statement import scored, shown
+from assay.runs.statement import scored, shown
 from assay.studies.directory import Study
 from assay.studies.grid import Run
 from assay.studies.running import Listener

@@ -13,7 +13,10 @@ import torch
 import typer
 from rich.console import Console
 
-from assay import presets, tuning
+from assay import presets
+from assay._util.files import replace_text
+from assay.accounting.epsilon import epsilon as epsilon_of
+from assay.accounting.ledger import Ledger
 from assay.cli import options, passing
 from assay.cli.preparing import Prepared
 from assay.cli.privacy import note_delta
@@ -21,18 +24,16 @@ from assay.cli.runs import UNFINISHED_CHOICE
 from assay.cli.show import end, in_words, print_json
 from assay.data.records import Records
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
-from assay.files import replace_text
-from assay.plan import Plan
-from assay.privacy.accounting import epsilon as epsilon_of
-from assay.privacy.ledger import Ledger
-from assay.privacy.statement import render, shown
-from assay.rehearsal import checked
-from assay.result import Result, cross_entropy, evaluate, finished
+from assay.methods.plan import Plan
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
+from assay.runs.result import Result, cross_entropy, evaluate, finished
+from assay.runs.statement import render, shown
 from assay.studies.grid import Settings, flags
-from assay.train import fit
-from assay.training import training_json
+from assay.training import tuning
+from assay.training.loop import fit
+from assay.training.preflight import checked
+from assay.training.settings import training_json
 
 _DECIDED = {
     "out": "the command's own --out",

@@ -13,9 +13,9 @@ import zlib
 from gzip import GzipFile
 from pathlib import Path
 
+from assay._util.files import replace_file
 from assay.data.catalog import KnownFile
 from assay.errors import DataError
-from assay.files import replace_file
 
 
 def verified_content(data: bytes, known: KnownFile, *, gzipped: bool, where: str) -> bytes:

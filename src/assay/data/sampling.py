@@ -25,7 +25,7 @@ from dp_accounting.dp_event import (
 from torch import Tensor
 
 from assay.errors import ConfigError
-from assay.privacy.rng import Randomness
+from assay.randomness.streams import Randomness
 
 
 class Sampler(Protocol):

@@ -8,7 +8,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from assay.distributed.world import World
-from assay.privacy.rng import Stream
+from assay.randomness.streams import Stream
 
 
 class Placement(Protocol):

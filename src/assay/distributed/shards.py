@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor
 
 from assay.distributed.world import Ranks
 from assay.errors import UnsupportedModelError
-from assay.grads.engine import Engine
-from assay.privacy.adding import add_normal, add_vector
-from assay.privacy.rng import Stream
+from assay.gradients.engine import Engine
+from assay.randomness.adding import add_normal, add_vector
+from assay.randomness.streams import Stream
 
 # one function, renamed in torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

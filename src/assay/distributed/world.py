@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from assay import digest
+from assay._util import digest
 from assay.distributed import launch
 from assay.distributed.noise import Silent
 from assay.errors import AssayError, ConfigError
-from assay.privacy.rng import Stream
+from assay.randomness.streams import Stream
 
 T = TypeVar("T")
 _BUCKET = 1 << 22  # numbers that travel together: small tensors are not worth a message each

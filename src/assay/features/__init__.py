@@ -13,7 +13,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from assay import spec
+from assay._util import spec
 from assay.data.bundle import DataBundle
 from assay.features import cache
 from assay.features.deskew import Deskew

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from assay._util.files import NO_ROOM, claimed, sync_folder
 from assay.data.locate import cache_directory
 from assay.errors import DataError
 from assay.features.progress import Progress, Tell, silent
 from assay.features.store import RECORDS, Store, pieces
-from assay.files import NO_ROOM, claimed, sync_folder
 
 
 def computed(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay import spec
+from assay._util import spec
 from assay.errors import ConfigError
 
 

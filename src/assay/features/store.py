@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.files import take_room
+from assay._util.files import take_room
 
 RECORDS = 250  # in a piece
 _DIGEST = 20

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import AssayError, ConfigError
-from assay.federated.carriers.deploy import authority, split_address
-from assay.federated.carriers.flower import Processes, quiet_environment, require
-from assay.federated.carriers.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE
-from assay.federated.carriers.superlink import read_public_key
+from assay.federated.transport.deploy import authority, split_address
+from assay.federated.transport.flower import Processes, quiet_environment, require
+from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE
+from assay.federated.transport.superlink import read_public_key
 
 _DAYS = 365
 _INTERFACES = ("0.0.0.0", "127.0.0.1")
@@ -173,7 +173,7 @@ def serve(certificates: Path, address: str, say: Callable[[str], None]) -> None:
     for key in keys:
         read_public_key(key)
     environment = quiet_environment(_private(certificates.absolute() / "flower"))
-    command = [sys.executable, "-m", "assay.federated.carriers.superlink", str(certificates / "nodes")]
+    command = [sys.executable, "-m", "assay.federated.transport.superlink", str(certificates / "nodes")]
     command += ["--host", host, "--port", str(port), "--ssl-ca-certfile", str(ca)]
     command += ["--ssl-certfile", str(certificates / "server.crt"), "--ssl-keyfile", str(certificates / "server.key")]
     command += ["--enable-supernode-auth", "--disable-runtime-dependency-installation"]
@@ -229,7 +229,7 @@ def join(
     command = [
         sys.executable,
         "-m",
-        "assay.federated.carriers.supernode",
+        "assay.federated.transport.supernode",
         "--superlink",
         superlink,
         "--root-certificates",

@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.federated.layout import Layout, clipped
 from assay.federated.noise import Noise
 from assay.federated.wire import Message, Schema
-from assay.privacy.rng import Stream
+from assay.randomness.streams import Stream
 
 Array = NDArray[Any]
 Fields = Mapping[str, Any]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from assay.errors import ConfigError
-from assay.privacy.rng import Stream
+from assay.randomness.streams import Stream
 
 Whole = NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from assay.errors import ConfigError, check_above_zero
 from assay.federated.plan import check_whole
-from assay.privacy.rng import Randomness, Stream, check_source, source
+from assay.randomness.streams import Randomness, Stream, check_source, source
 
 _LOSS_BATCH = 1000
 

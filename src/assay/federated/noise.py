@@ -30,8 +30,8 @@ from assay.errors import ConfigError
 from assay.federated.integers import bits_for, discrete_gaussian, packed, summed
 from assay.federated.layout import clipped
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
-from assay.privacy.rng import Stream
-from assay.types import Bounded
+from assay.mechanisms.types import Bounded
+from assay.randomness.streams import Stream
 
 Array = NDArray[Any]
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from assay._util.files import replace_file
 from assay.errors import ConfigError, check_above_zero
-from assay.files import replace_file
 
 Indices = NDArray[np.int64]
 

@@ -21,15 +21,15 @@ from typing import Any
 
 from dp_accounting.dp_event import DpEvent, SelfComposedDpEvent
 
+from assay.accounting.calibrate import smallest_noise
+from assay.accounting.epsilon import Adjacency, epsilon
 from assay.data.sampling import Poisson
 from assay.errors import ConfigError, check_above_zero
 from assay.federated import methods, schedule
 from assay.federated.methods import FederatedMethod
 from assay.federated.noise import Central, Distributed, Local, Noise, Released
-from assay.grads.clip import Flat
-from assay.plan import Plan
-from assay.privacy.accounting import Adjacency, epsilon
-from assay.privacy.calibrate import smallest_noise
+from assay.gradients.clipping import Flat
+from assay.methods.plan import Plan
 
 UNITS = ("client", "record")
 NOISES = ("central", "local", "distributed")

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay.accounting.epsilon import Adjacency, epsilon
+from assay.accounting.ledger import Ledger
 from assay.federated import methods
 from assay.federated.plan import FederatedPlan
-from assay.privacy.accounting import Adjacency, epsilon
-from assay.privacy.ledger import Ledger
-from assay.privacy.statement import BOUNDS, audit_line, curve_table, head, options_line, shown
 from assay.runs.record import SCHEMA, epsilon_facts, number, status
+from assay.runs.statement import BOUNDS, audit_line, curve_table, head, options_line, shown
 
 _MOST_CLIENTS = 64  # ε of each client is listed up to so many; each takes a composition of its own
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from assay.mechanisms.gaussian import gaussian_event
-from assay.privacy.adding import add_vector
-from assay.privacy.rng import Stream
-from assay.types import Bounded, Private
+from assay.mechanisms.types import Bounded, Private
+from assay.randomness.adding import add_vector
+from assay.randomness.streams import Stream
 
 
 @dataclass

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
-from assay.privacy.adding import add_normal
-from assay.privacy.rng import Stream
-from assay.types import Bounded, Private
+from assay.mechanisms.types import Bounded, Private
+from assay.randomness.adding import add_normal
+from assay.randomness.streams import Stream
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
-from assay.privacy.adding import add_drawn
-from assay.privacy.rng import Stream
-from assay.types import Bounded, Private
+from assay.mechanisms.types import Bounded, Private
+from assay.randomness.adding import add_drawn
+from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ import torch
 from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 from torch import Tensor
 
-from assay.privacy.rng import Stream
-from assay.types import Bounded, Grads, Private
+from assay.mechanisms.types import Bounded, Grads, Private
+from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

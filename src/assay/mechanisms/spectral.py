@@ -18,12 +18,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from assay.denoise.lowpass import spectral_axes
 from assay.errors import ConfigError
+from assay.mechanisms.frequencies import spectral_axes
 from assay.mechanisms.gaussian import gaussian_event
-from assay.privacy.adding import add_normal
-from assay.privacy.rng import Stream
-from assay.types import Bounded, Grads, Private
+from assay.mechanisms.types import Bounded, Grads, Private
+from assay.randomness.adding import add_normal
+from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from assay import registry
+from assay._util import registry
 from assay.errors import ConfigError
+from assay.models.layers import trainable_layers
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from assay.chain import Chain
-    from assay.plan import Plan
-    from assay.stage import Stage
+    from assay.methods.chain import Chain
+    from assay.methods.plan import Plan
+    from assay.methods.stage import Stage
 
 VARIANTS = ("sound", "published")
 
@@ -21,7 +22,7 @@ VARIANTS = ("sound", "published")
 class Method(Protocol):
     """How one step works, and what its paper would claim for a run of such steps. A frozen dataclass.
 
-    Two more functions are optional: `stage(plan)` gives what is released before the first step (`assay.stage`), `of_model(model)`
+    Two more functions are optional: `stage(plan)` gives what is released before the first step (`assay.methods.stage`), `of_model(model)`
     the method with what it must know of a model. `varying_noise = True` says that its claim holds for noise that falls over a run.
     """
 
@@ -99,15 +100,13 @@ def for_layers(method: Method, layers: list[str]) -> Method:
 
 def for_model(method: Method, model: nn.Module) -> Method:
     """The method with all that it must know of the model."""
-    from assay.grads.layers import trainable_layers  # the list of methods should not need the engine
-
     known = for_layers(method, trainable_layers(model))
     of_model = getattr(known, "of_model", None)
     adapted: Method = known if of_model is None else of_model(model)
     return adapted
 
 
-def stage(method: Method, plan: Plan) -> Stage | None:
+def stage_of(method: Method, plan: Plan) -> Stage | None:
     """What the method releases before the first step, if anything."""
     make = getattr(method, "stage", None)
     made: Stage | None = None if make is None else make(plan)

@@ -4,7 +4,7 @@ Published (Algorithms 1 and 2): relevance of the input features by layer-wise pr
 similar relevance; Laplace noise on every record's features, less where relevance is high (ε2); the cross-entropy expanded to a
 quadratic whose coefficients get Laplace noise (ε3). Claimed: ε1 + ε2 + ε3, whatever the number of steps (Theorem 4).
 
-What is true of it, part by part (`assay.perturb` has the arguments):
+What is true of it, part by part (`assay.methods.perturb` has the arguments):
 - relevance: the network that explains is trained on the private records without noise (`explain=records`), maps are not bounded,
   standardisation uses the data's extremes. No ε. With another source (`private`, `data:NAME`, `file:PATH`) maps are clipped, and ε1
   holds beside what the network cost.
@@ -27,22 +27,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
-from assay.chain import Chain
+from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.grads.clip import Assumed, Flat
+from assay.gradients.clipping import Assumed, Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
+from assay.mechanisms.types import Mechanism
 from assay.methods import check_variant, get
-from assay.perturb.explain import FORMS, Explainer
-from assay.perturb.inputs import OUTSIDE
-from assay.perturb.objective import StepNoise
-from assay.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
-from assay.privacy.accounting import rdp_epsilon
-from assay.types import Mechanism
+from assay.methods.chain import Chain
+from assay.methods.perturb.explain import FORMS, Explainer
+from assay.methods.perturb.inputs import OUTSIDE
+from assay.methods.perturb.objective import StepNoise
+from assay.methods.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
 
 if TYPE_CHECKING:
-    from assay.plan import Plan
-    from assay.stage import Stage
+    from assay.methods.plan import Plan
+    from assay.methods.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Discretised gradients with Bayesian denoising (discrete-denoise.txt, Algorithms 1-3).
 
-Each (micro-batch's) gradient becomes signs with a dead zone τ (`assay.encode.sign`), is clipped at C, summed, given
+Each (micro-batch's) gradient becomes signs with a dead zone τ (`assay.methods.encode.sign`), is clipped at C, summed, given
 N(0, σ²C²) and divided by the batch size; then each coordinate is corrected to the most probable of -ν, 0, +ν
-(`assay.denoise.bayes`). Clipping after discretising bounds a record by C, and the correction is post-processing.
+(`assay.methods.denoise.bayes`). Clipping after discretising bounds a record by C, and the correction is post-processing.
 
 `scale` says of what ν is a threshold: of the `average`, or of the noisy `sum` that Algorithm 1 prints (it never divides, and Eq. 3-4 give the noise as
 σC). Under the noise of a sum a ν of 0.01 leaves `stop` next to nothing, and every coordinate becomes its sign times ν; that is what Table 1 can
@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import GaussianDpEvent
 
-from assay.chain import Chain
-from assay.denoise.bayes import Bayes
-from assay.encode.sign import Sign
+from assay.accounting.epsilon import moments_epsilon
 from assay.errors import ConfigError
-from assay.grads.clip import Assumed
+from assay.gradients.clipping import Assumed
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import check_variant
-from assay.privacy.accounting import moments_epsilon
+from assay.methods.chain import Chain
+from assay.methods.denoise.bayes import Bayes
+from assay.methods.encode.sign import Sign
 
 if TYPE_CHECKING:
-    from assay.plan import Plan
+    from assay.methods.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from assay.chain import Chain
+from assay.accounting.epsilon import rdp_epsilon
 from assay.mechanisms.gaussian import Gaussian
-from assay.privacy.accounting import rdp_epsilon
+from assay.methods.chain import Chain
 
 if TYPE_CHECKING:
-    from assay.plan import Plan
+    from assay.methods.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -35,18 +35,18 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import GaussianDpEvent
 
-from assay.chain import Chain
-from assay.denoise.lowpass import LowPass
-from assay.encode.spectral import rules
+from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.grads.clip import PerLayer
+from assay.gradients.clipping import PerLayer
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
 from assay.methods import check_variant
-from assay.privacy.accounting import rdp_epsilon
+from assay.methods.chain import Chain
+from assay.methods.denoise.lowpass import LowPass
+from assay.methods.encode.spectral import rules
 
 if TYPE_CHECKING:
-    from assay.plan import Plan
+    from assay.methods.plan import Plan
 
 _FORMS = {"complex": (math.sqrt(0.5), math.sqrt(0.5)), "real": (1.0, 0.0), "hermitian": (1.0, 1.0)}
 

@@ -1,6 +1,6 @@
 """DP-LSSGD and DP-LSAdam: the private gradient smoothed before the optimizer sees it (dp-lssgd.txt, Algorithm 1).
 
-After the noise, g ← A_σ⁻¹ g with A_σ = I - σL, L the periodic 1-D Laplacian (`assay.denoise.laplacian`). Post-processing:
+After the noise, g ← A_σ⁻¹ g with A_σ = I - σL, L the periodic 1-D Laplacian (`assay.methods.denoise.laplacian`). Post-processing:
 the guarantee is that of the gradient before smoothing.
 
 Claimed ε (`claim=theorem`, Theorem 1): noise of variance ν² = 8TαG²/(n²ε) on the averaged gradient, with α = 2 log(1/δ)/ε + 1,
@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import GaussianDpEvent
 
-from assay.chain import Chain
-from assay.denoise.laplacian import Laplacian
+from assay.accounting.epsilon import moments_epsilon
 from assay.errors import ConfigError
-from assay.grads.clip import Assumed
+from assay.gradients.clipping import Assumed
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import check_variant
-from assay.privacy.accounting import moments_epsilon
+from assay.methods.chain import Chain
+from assay.methods.denoise.laplacian import Laplacian
 
 if TYPE_CHECKING:
-    from assay.plan import Plan
+    from assay.methods.plan import Plan
 
 _CLAIMS = ("theorem", "moments")
 

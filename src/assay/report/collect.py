@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from assay._util.files import is_part
+from assay.accounting.epsilon import Adjacency
+from assay.accounting.ledger import Ledger
+from assay.attacks.storage import read_attacks
 from assay.errors import AssayError, ConfigError
-from assay.files import is_part
-from assay.privacy.accounting import Adjacency
-from assay.privacy.ledger import Ledger
-from assay.privacy.statement import scored
 from assay.runs import checkpoint
-from assay.runs.attacked import read_attacks
 from assay.runs.directory import RunDirectory
+from assay.runs.statement import scored
 from assay.studies.directory import Study
 from assay.studies.summary import tried
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from assay.figures import at_most
+from assay._util.figures import at_most
 from assay.report.charts import Axis, Point, Series
 from assay.report.collect import number
 from assay.report.groups import Group, finite

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from assay.figures import at_least, at_most
-from assay.privacy.statement import scored
+from assay._util.figures import at_least, at_most
 from assay.report.collect import Finished, number
+from assay.runs.statement import scored
 from assay.studies.summary import tried
 
 _ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of it

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from string import Template
 
-from assay.figures import at_least, at_most
+from assay._util.figures import at_least, at_most
 from assay.report import curves
 from assay.report.charts import Series, legend, plot
 from assay.report.collect import Collected

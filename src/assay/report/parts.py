@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from assay.figures import at_least, at_most
+from assay._util.figures import at_least, at_most
 from assay.report import curves
 from assay.report.charts import Axis, plot
 from assay.report.groups import Tone

@@ -7,14 +7,14 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from assay._util.figures import at_most
 from assay.attacks.evaluation import NOT_PRIVATE
-from assay.figures import at_most
-from assay.privacy.statement import scored
 from assay.report import statement
 from assay.report.collect import Finished
 from assay.report.groups import accuracy, finite
 from assay.report.html import Html, join, tag
 from assay.report.parts import curves_of, ident, num, path_name, section, table
+from assay.runs.statement import scored
 
 _OPEN_AT_MOST = 2  # runs whose statement is open from the start
 _MARKED_AT_MOST = 60  # runs whose own curves have a mark for each value; with more the values are in their tables only

@@ -1,4 +1,4 @@
-"""A privacy statement (the Markdown that `assay.privacy.statement` writes) as HTML. Knows what statements use, escapes everything else."""
+"""A privacy statement (the Markdown that `assay.runs.statement` writes) as HTML. Knows what statements use, escapes everything else."""
 
 from __future__ import annotations
 

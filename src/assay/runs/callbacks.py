@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 if TYPE_CHECKING:
-    from assay.result import Progress, Result
+    from assay.runs.result import Progress, Result
 
 
 class Callback:

@@ -16,8 +16,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from assay._util.files import replace_file
 from assay.errors import AssayError
-from assay.files import replace_file
 
 SCHEMA = "assay.checkpoint/1"
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay._util.files import lock, replace_json, replace_text
 from assay.errors import AssayError, ConfigError
-from assay.files import lock, replace_json, replace_text
 
 SPEC_SCHEMA = "assay.run/1"
 

@@ -9,21 +9,33 @@ import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from assay import denoise, encode, methods
-from assay.plan import Plan
-from assay.privacy.accounting import bound, epsilon_curve, gdp_mu, rdp_epsilon
-from assay.privacy.accounting import epsilon as epsilon_of
-from assay.privacy.ledger import Ledger
-from assay.stage import rows
-
-if TYPE_CHECKING:
-    from assay.federated.plan import FederatedPlan
+from assay import methods
+from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
+from assay.accounting.epsilon import epsilon as epsilon_of
+from assay.accounting.ledger import Ledger
+from assay.methods import denoise, encode
+from assay.methods.plan import Plan
+from assay.methods.stage import rows
 
 SCHEMA = "assay.record/1"
+
+
+class Priced(Protocol):
+    """What a record asks of a plan, central or federated: its targets and its paper's claim."""
+
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> Adjacency: ...
+    @property
+    def epsilon_limit(self) -> float | None: ...
+    @property
+    def epsilon_claimed(self) -> float | None: ...
+    def claimed(self) -> float: ...
 
 
 def number(value: float | None) -> float | str | None:
@@ -45,9 +57,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def epsilon_facts(
-    plan: Plan | FederatedPlan, ledger: Ledger, accountant: str, claimed: float | None = None
-) -> dict[str, Any]:
+def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float | None = None) -> dict[str, Any]:
     """ε as a record holds it: verified from the ledger alone, claimed by the plan's method (`claimed`, if the run ended before its
     plan did), not yet audited.
     """

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay._util.files import lock, replace_json
 from assay.errors import AssayError, ConfigError
-from assay.files import lock, replace_json
 from assay.runs.directory import RunDirectory
 from assay.studies.grid import Grid, Run
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from assay._util.files import replace_json, replace_text
 from assay.errors import AssayError
-from assay.files import replace_json, replace_text
 from assay.runs.directory import RunDirectory
 from assay.studies import summary
 from assay.studies.columns import columns

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from assay.attacks.storage import read_attacks
 from assay.errors import AssayError, ConfigError
-from assay.runs.attacked import read_attacks
 from assay.runs.stopping import stop_requests
 from assay.studies import twins
 from assay.studies.directory import Study
@@ -158,7 +158,7 @@ def _words(study: Study, run: Run) -> list[str]:
 
 def _start(run: Run, words: list[str], lock: int | None, listener: Listener) -> _Child:
     process = subprocess.Popen(
-        [sys.executable, "-m", "assay.studies.worker", *words],
+        [sys.executable, "-m", "assay.cli.worker", *words],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.privacy.statement import shown
-from assay.runs.attacked import read_attacks
+from assay.attacks.storage import read_attacks
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
+from assay.runs.statement import shown
 from assay.studies.directory import Study
 from assay.studies.grid import Run, Settings
 

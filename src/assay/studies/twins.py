@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from assay._util.files import copy_folder
 from assay.errors import AssayError
-from assay.files import copy_folder
 from assay.runs.directory import RunDirectory
 from assay.studies.directory import Study
 from assay.studies.grid import Run, arguments

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from dp_accounting.dp_event import DpEvent
 
-from assay import registry
+from assay._util import registry
 
 if TYPE_CHECKING:
     from assay.federated.exchange import Exchange

@@ -34,7 +34,7 @@ from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.integers import Whole, bits_for, centred_binomial, packed, summed
 from assay.federated.layout import Layout, clipped
 from assay.federated.wire import Message, Schema
-from assay.privacy.rng import Seeded, Stream
+from assay.randomness.streams import Seeded, Stream
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent
 
+from assay.accounting.epsilon import rdp_epsilon
 from assay.federated.exchange import Averaging, Exchange
 from assay.federated.layout import Layout
-from assay.privacy.accounting import rdp_epsilon
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan

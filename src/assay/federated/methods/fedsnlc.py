@@ -28,6 +28,7 @@ import torch
 from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
 from torch import Tensor
 
+from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError, check_above_zero
 from assay.federated import bits
 from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
@@ -35,8 +36,7 @@ from assay.federated.layout import Layout, clipped
 from assay.federated.methods.fedags import gaussian_claim
 from assay.federated.wire import Message, Schema
 from assay.methods import check_variant
-from assay.privacy.accounting import rdp_epsilon
-from assay.privacy.rng import Stream
+from assay.randomness.streams import Stream
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan

@@ -1,0 +1,1 @@
+"""What a release costs: events, ε of events, calibration, schedules and the ledger."""

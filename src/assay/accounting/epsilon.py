@@ -1,0 +1,420 @@
+"""The ε that a run really spends: verified by privacy loss distributions, cross-checked by Rényi
+divergences.
+
+Every function takes a dp_accounting event. Noise multipliers in it are relative to the most that *one*
+record can contribute (C); where neighbours replace a record, the sum moves by up to 2C, and that is
+accounted for here.
+
+All results are upper bounds. Events that cannot be bounded are refused with the reason, never skipped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+
+import numpy as np
+from dp_accounting import NeighboringRelation, dp_event, rdp
+from dp_accounting.dp_event import DpEvent
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
+from numpy.typing import NDArray
+
+from assay.accounting import events
+from assay.accounting.losses import (
+    Concentrated,
+    Gaussian,
+    Laplace,
+    Poisson,
+    PoissonReplaced,
+    RandomizedResponse,
+    Selected,
+    Term,
+    Terms,
+    WithoutReplacement,
+    epsilon_at,
+    refined,
+)
+from assay.errors import AssayError, ConfigError
+
+
+class Adjacency(StrEnum):
+    """Which data sets are neighbours, i.e. what one record's presence means."""
+
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+    REPLACE_ONE = "replace-one"
+
+
+class Bound(StrEnum):
+    """Where an ε comes from, and with it how close it is to the exact ε of the event; an upper bound in any case."""
+
+    EXACT = "exact"
+    """A closed form."""
+    PLD = "PLD"
+    """Privacy loss distributions: within 1 % of the exact ε."""
+    LOOSE_PLD = "loose PLD"
+    """The same, where a step itself is only bounded, or the grid or rounding end before 1 %."""
+    RENYI = "Rényi"
+    """Rényi divergences."""
+    SUM = "sum"
+    """The ε at δ = 0 of all releases, added up."""
+    NONE = "none"
+    """No finite one: something leaves without noise, or all of the above are infinite."""
+
+
+class UnaccountableError(AssayError):
+    """No sound bound is known here for this event under this adjacency."""
+
+
+# Rounding in the Fourier transforms that compose T steps: masses were seen to be wrong by at most 4e-16 T
+# in all (T up to 200,000). Five times that is taken off δ, so that rounding cannot lower ε.
+_ROUNDING = 2e-15
+_ROUNDING_SHARE = 0.01  # of δ: with more taken off, ε may be more than 1 % too large
+_CUT = 1e-4  # share of δ given up to losses beyond the grid
+_CUT_OF_DELTA = 1e-12  # the same where δ is the answer
+_SEARCHED = 1e-12  # how closely dp_accounting's root finder places the ε of a Gaussian
+_RDP_ROUNDING = 1e-12  # dp_accounting ends its series for fractional orders e^-30 short of their sum
+_BY_DIVERGENCE = (Concentrated, Selected)  # without a privacy loss distribution
+# Beyond these, numbers are taken for the nearest one that costs more.
+_LEAST_NOISE, _MOST_NOISE, _LEAST_RATE = 1e-3, 1e9, 1e-15
+
+
+def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """Return the verified ε of the event at δ: never below the true one, and within 1 % of it as a rule (`bound` says where).
+
+    `math.inf` where something leaves without noise; 0 where δ alone covers the whole event. Gaussians
+    without sampling are exact (Balle and Wang 2018). All else is composed from privacy loss distributions
+    on a grid that is refined until the result has settled (`losses.refined`). Where floating point or
+    memory end before that (δ below 1e-14 a step, ε far below 1e-4), the result is the least of the bounds
+    by privacy loss, Rényi divergence and plain addition, still an upper bound.
+    """
+    return epsilon_curve(event, [delta], adjacency)[0][1]
+
+
+def bound(event: DpEvent, delta: float, adjacency: Adjacency) -> Bound:
+    """Return which bound the ε of `epsilon` is."""
+    _check_delta(delta)
+    return _epsilons(_terms(event, adjacency), (delta,), (1,))[0][0][1]
+
+
+def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency) -> list[tuple[float, float]]:
+    """Return (δ, ε) for each δ; ε as of `epsilon`, from one and the same privacy loss distribution."""
+    for delta in deltas:
+        _check_delta(delta)
+    terms = _terms(event, adjacency)
+    if not deltas:
+        return []
+    return [(delta, eps) for delta, (eps, _) in zip(deltas, _epsilons(terms, tuple(deltas), (1,))[0], strict=True)]
+
+
+def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Sequence[int]) -> list[float]:
+    """Return the verified ε after each number of steps, as of `epsilon`; much faster than one by one."""
+    _check_delta(delta)
+    terms = _terms(step, adjacency)
+    spent = dict.fromkeys(counts, 0.0)
+    for count in spent:
+        if count < 0:
+            raise ConfigError("counts", count, "whole numbers ≥ 0")
+    taken = tuple(sorted(count for count in spent if count))
+    if taken:
+        bounds = [row[0][0] for row in _epsilons(terms, (delta,), taken)]
+        # More steps cost no less, so a bound for more steps is one for fewer: the curve cannot dip.
+        spent |= zip(taken, np.minimum.accumulate(bounds[::-1])[::-1].tolist(), strict=True)
+    return [spent[count] for count in counts]
+
+
+def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
+    """Return a δ at which the event is (ε, δ)-private: never below the least such δ."""
+    if not 0 <= epsilon < math.inf:
+        raise ConfigError("epsilon", epsilon, "a finite number ≥ 0")
+    terms = _terms(event, adjacency)
+    if terms is None:
+        return 1.0
+    if sum(term.pure * count for term, count in terms) <= epsilon:
+        return 0.0
+    if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
+        raise UnaccountableError("δ for a given ε is not computed for releases known by their Rényi divergences only")
+    if len(terms) == 1 and terms[0][1] == 1:
+        at, only = np.array([epsilon]), terms[0][0]
+        return float(max(only.forward(at)[0], only.backward(at)[0]))
+    answers, _ = refined(
+        terms,
+        [1],
+        _CUT_OF_DELTA,
+        lambda losses, steps: [float(losses.get_delta_for_epsilon(epsilon)) + _ROUNDING * steps],
+    )
+    return min(float(answers[0, 0]), 1.0)
+
+
+def rdp_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """Return the ε by Rényi divergences (Mironov 2017; Canonne et al. 2020), a second opinion on `epsilon`.
+
+    An upper bound as well, and usually the looser one. `math.inf` where no Rényi bound is at hand: Poisson
+    sampling of Laplace noise, and Poisson sampling where neighbours replace a record.
+    """
+    _check_delta(delta)
+    terms = _terms(event, adjacency)
+    return math.inf if terms is None else _rdp_epsilon(terms, delta)
+
+
+def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+    """Return the ε of the moments accountant as papers up to 2020 used it (Abadi et al. 2016, Theorem 2; Mironov 2017,
+    Proposition 3): min over α of the divergence plus log(1/δ)/(α - 1).
+
+    The same divergences as `rdp_epsilon`, converted more loosely; for what such a paper claims.
+    """
+    _check_delta(delta)
+    terms = _terms(event, adjacency)
+    if terms is None or delta == 0:
+        return math.inf
+    orders, divergences = _divergences(terms)
+    return float(np.min(divergences - math.log(delta) / (orders - 1)))
+
+
+def gaussian_epsilon(multiplier: float, delta: float) -> float:
+    """Return the exact ε of one Gaussian release, rounded up in the twelfth digit (Balle and Wang 2018)."""
+    _check_delta(delta)
+    if not multiplier >= 0:
+        raise ConfigError("multiplier", multiplier, "a number ≥ 0")
+    exact = float(get_epsilon_gaussian(multiplier, delta))
+    return exact + _SEARCHED * (1 + exact) if exact else 0.0
+
+
+def gdp_mu(epsilon: float, delta: float) -> float:
+    """Return the μ for which μ-Gaussian differential privacy has this ε at this δ (Dong, Roth and Su 2022).
+
+    It restates one point (ε, δ) in other words: the run is not μ-GDP at every δ.
+    """
+    _check_delta(delta)
+    if not epsilon >= 0:
+        raise ConfigError("epsilon", epsilon, "a number ≥ 0")
+    if epsilon == math.inf:
+        return math.inf
+    return 1 / float(get_sigma_gaussian(epsilon, delta)) if delta else 0.0
+
+
+def _check_delta(delta: float) -> None:
+    if not 0 <= delta < 1:
+        raise ConfigError("delta", delta, "a number from 0 to below 1, usually below one over the number of records")
+
+
+_Found = tuple[float, Bound]
+
+
+@functools.lru_cache(maxsize=1024)
+def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, ...]) -> tuple[tuple[_Found, ...], ...]:
+    """ε at each δ (columns) of the terms repeated so many times (rows), and which bound it is."""
+    if not terms:
+        return (((0.0, Bound.EXACT) if terms == () else (math.inf, Bound.NONE),) * len(deltas),) * len(times)
+    only = terms[0][0]
+    if len(terms) == 1 and isinstance(only, Gaussian):
+        return tuple(
+            tuple(_least({Bound.EXACT: gaussian_epsilon(only.multiplier * n**-0.5, d)}) for d in deltas) for n in times
+        )
+    totals = [tuple((term, count * n) for term, count in terms) for n in times]
+    if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
+        return tuple(
+            tuple(_least({Bound.RENYI: _rdp_epsilon(total, d - _ROUNDING * _steps(total))}) for d in deltas)
+            for total in totals
+        )
+    composed, settled = refined(
+        terms,
+        times,
+        _CUT * min(delta or 1.0 for delta in deltas),
+        lambda losses, steps: [epsilon_at(losses, delta - _ROUNDING * steps) for delta in deltas],
+    )
+    composed = np.broadcast_to(composed, (len(times), len(deltas)))
+    fall_back = not settled or bool(np.isinf(composed).any())
+    tight = settled and not any(isinstance(term, WithoutReplacement) for term, _ in terms)
+
+    def found(total: Terms, delta: float, eps: float) -> _Found:
+        precise = tight and _ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
+        return _least(
+            {
+                Bound.PLD if precise else Bound.LOOSE_PLD: eps,
+                Bound.RENYI: _rdp_epsilon(total, delta) if fall_back else math.inf,
+                Bound.SUM: sum(term.pure * count for term, count in total),
+            }
+        )
+
+    return tuple(
+        tuple(found(total, delta, eps) for delta, eps in zip(deltas, row, strict=True))
+        for total, row in zip(totals, composed.tolist(), strict=True)
+    )
+
+
+def _least(bounds: Mapping[Bound, float]) -> _Found:
+    """The least of these, the first of equals."""
+    kind = min(bounds, key=bounds.__getitem__)
+    return bounds[kind], kind if bounds[kind] < math.inf else Bound.NONE
+
+
+def _steps(terms: Terms) -> int:
+    return sum(count for _, count in terms)
+
+
+def _rdp_epsilon(terms: Terms, delta: float) -> float:
+    return float(rdp.compute_epsilon(*_divergences(terms), delta)[0]) if delta > 0 else math.inf
+
+
+def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rényi orders and the divergences at them, ∞ where there is no bound."""
+    # An accountant for each relation: dp_accounting allows some events under one only. The terms'
+    # multipliers are relative to the actual shift already, which its Rényi accountant takes for granted
+    # under either.
+    added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    for term, count in terms:
+        event = _event(term)
+        if event is None:
+            return added.orders, np.full_like(added.orders, math.inf)
+        accountant = replaced if isinstance(term, WithoutReplacement | RandomizedResponse) else added
+        try:
+            with _quietly():
+                accountant.compose(event, count)
+        except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
+            return added.orders, np.full_like(added.orders, math.inf)
+    orders = added.orders
+    # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
+    rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
+    return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
+
+
+def _event(term: Term) -> DpEvent | None:
+    """The event whose Rényi divergences are the term's; None where dp_accounting knows none."""
+    match term:
+        case Gaussian(sigma):
+            return dp_event.GaussianDpEvent(sigma)
+        case Concentrated(rho):
+            return dp_event.ZCDpEvent(rho)
+        case Laplace(scale):
+            return dp_event.LaplaceDpEvent(scale)
+        case Poisson(rate, Gaussian(sigma)):
+            return dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
+        case WithoutReplacement(size, source, Gaussian(sigma)):
+            return dp_event.SampledWithoutReplacementDpEvent(source, size, dp_event.GaussianDpEvent(sigma))
+        case RandomizedResponse(noise, buckets):
+            return dp_event.RandomizedResponseDpEvent(noise, buckets)
+        case Selected(inner, mean):
+            parts = [(_event(part), count) for part, count in inner]
+            if any(part is None for part, _ in parts):
+                return None
+            whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(part, count) for part, count in parts])
+            return dp_event.RepeatAndSelectDpEvent(whole, mean, math.inf)
+        case _:
+            return None
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """Without dp_accounting's warnings about Rényi orders that it leaves out, which only raises ε."""
+    log = logging.getLogger("absl")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _terms(event: DpEvent, adjacency: Adjacency) -> Terms | None:
+    """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
+    events.check(event)
+    counts: Counter[Term] = Counter()
+    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
+    for term, count in _parts(event, Adjacency(adjacency)):
+        if term is None:
+            return None
+        if isinstance(term, Gaussian):
+            precision += count * term.multiplier**-2
+        else:
+            counts[term] += count
+    if precision:
+        counts[Gaussian(precision**-0.5)] += 1
+    return tuple(counts.items())
+
+
+def _parts(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[Term | None, int]]:
+    """The terms of an event and how often each happens; None stands for a release without privacy."""
+    replace = adjacency is Adjacency.REPLACE_ONE
+    for leaf, times in events.flatten(event):
+        if isinstance(leaf, dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent):
+            yield from ((term, times * count) for term, count in _sampled(leaf, adjacency))
+        elif isinstance(leaf, dp_event.RepeatAndSelectDpEvent):
+            if replace:
+                raise UnaccountableError(f"{leaf} is accounted for under {Adjacency.ADD_OR_REMOVE_ONE} only")
+            inner = _terms(leaf.event, adjacency)
+            if inner != ():
+                yield None if inner is None else Selected(inner, leaf.mean), times
+        elif isinstance(leaf, dp_event.ZCDpEvent):
+            if leaf.rho:  # divergences of a shift twice as long are at most four times as large
+                yield Concentrated(leaf.rho * (4 if replace else 1)), times
+        elif not isinstance(leaf, dp_event.RandomizedResponseDpEvent):
+            yield _noise(leaf, 2 if replace else 1), times
+        elif not replace:
+            raise UnaccountableError(
+                f"{leaf} has no finite ε under {adjacency}: the number of answers tells whether a record is "
+                f"there. Use {Adjacency.REPLACE_ONE}."
+            )
+        elif leaf.num_buckets > 1 and leaf.noise_parameter < 1:
+            noise = leaf.noise_parameter
+            yield RandomizedResponse(noise, leaf.num_buckets) if noise > _LEAST_RATE else None, times
+
+
+def _noise(event: DpEvent, shift: int) -> Gaussian | Laplace | None:
+    """The noise of one release relative to `shift` times the bound of one record; None if there is none."""
+    if isinstance(event, dp_event.NonPrivateDpEvent) or event.noise_multiplier < _LEAST_NOISE:
+        return None
+    multiplier = min(event.noise_multiplier, _MOST_NOISE) / shift
+    return Gaussian(multiplier) if isinstance(event, dp_event.GaussianDpEvent) else Laplace(multiplier)
+
+
+def _sampled(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[Term | None, int]]:
+    replace = adjacency is Adjacency.REPLACE_ONE
+    poisson = isinstance(event, dp_event.PoissonSampledDpEvent)
+    if not poisson and not replace:
+        raise UnaccountableError(
+            f"{event} has no bound under {adjacency}: adding a record changes the number of records and with "
+            f"it every sample of fixed size. Use {Adjacency.REPLACE_ONE}, or Poisson sampling."
+        )
+    rate = event.sampling_probability if poisson else event.sample_size / event.source_dataset_size
+    inner = events.joint([event.event])
+    if rate == 0 or isinstance(inner, dp_event.NoOpDpEvent):
+        return
+    if rate == 1:
+        yield from _parts(inner, adjacency)
+        return
+    if isinstance(inner, dp_event.NonPrivateDpEvent):
+        yield None, 1
+        return
+    # Relative to 2C where a record of the sample itself is replaced.
+    base = (
+        _noise(inner, 1 if poisson else 2)
+        if isinstance(inner, dp_event.GaussianDpEvent | dp_event.LaplaceDpEvent)
+        else inner
+    )
+    rate = max(rate, _LEAST_RATE)
+    match base:
+        case None:
+            yield None, 1
+        case Gaussian() if not poisson:
+            yield WithoutReplacement(event.sample_size, event.source_dataset_size, base), 1
+        case Gaussian() if replace:
+            yield PoissonReplaced(rate, base.multiplier), 1
+        case Gaussian() | Laplace() if not replace:
+            yield Poisson(rate, base), 1
+        case Laplace():
+            raise UnaccountableError(
+                f"{event} has no bound under {adjacency}: no dominating pair is known for Laplace noise on a "
+                f"sample when a record is replaced. Use Gaussian noise, or Poisson sampling under "
+                f"{Adjacency.ADD_OR_REMOVE_ONE}."
+            )
+        case _:
+            raise UnaccountableError(
+                f"{event} has no bound: what is released from one sample must be Gaussian (any number of "
+                f"releases) or one Laplace release, not {inner}."
+            )

@@ -1,0 +1,42 @@
+"""The audits of a finished run, in its record and its statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from assay._util.files import replace_json, replace_text
+from assay.audit.result import Verdict, sentence
+from assay.runs.directory import RunDirectory
+from assay.runs.record import number
+
+_WORST_LAST = (Verdict.CONSISTENT, Verdict.SUSPECT, Verdict.CLAIM_REFUTED, Verdict.BUG)
+
+
+def write_audit(directory: RunDirectory, audit: dict[str, Any], statement: Callable[[dict[str, Any]], str]) -> None:
+    """Add `audit` (with `epsilon`, `confidence`, `verdict` and `sentence`) to those of a finished run's record, and write its `statement` anew.
+
+    All are kept, in order, in `audits`; `audit` is what they say together.
+    """
+    record = directory.read_record()
+    before = record.get("audits", [] if record["audit"] is None else [record["audit"]])
+    record["audits"] = [*before, audit]
+    record["audit"] = together(record["audits"])
+    record["epsilon"]["audited"] = number(float(record["audit"]["epsilon"]))
+    replace_text(directory.statement, statement(record))
+    replace_json(directory.record, record)
+
+
+def together(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The strongest of several audits, with the confidence that it has as the strongest: whatever it is, it is wrong only if one of them is,
+    so the chances of being wrong add up.
+    """
+    if len(audits) == 1:
+        return audits[0]
+    best = max(audits, key=lambda audit: (_WORST_LAST.index(Verdict(audit["verdict"])), float(audit["epsilon"])))
+    confidence = max(0.0, round(1 - sum(1 - audit["confidence"] for audit in audits), 12))
+    return best | {
+        "confidence": confidence,
+        "sentence": sentence(Verdict(best["verdict"]), float(best["epsilon"]), confidence),
+        "how": f"{best['how']}; the strongest of {len(audits)} audits, which hold together with this confidence",
+    }

@@ -1,0 +1,207 @@
+"""A site: where clients live. One client's whole turn is `Site.answer`: bytes in, bytes out.
+
+What a client promises its user does not rest on the tasks that the server sends: it clips and adds its noise itself (unless the server is
+trusted with that), keeps a ledger of its own (`ledgers`, one file a client, written before an answer leaves), refuses to go beyond its
+ceiling, and takes fresh noise each time it is asked, however often the server asks about the same round. It rests on the plan and the
+folder that the site is opened with: a node of a deployment sees to it that those are its own (`carriers/pinned.py`), and elsewhere server
+and clients are one operator's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from assay import data as data_room
+from assay import models as models_room
+from assay.accounting.ledger import Ledger
+from assay.data.records import Records
+from assay.distributed.world import ALONE
+from assay.errors import BudgetSpentError
+from assay.federated import partition
+from assay.federated.exchange import Arrays, Fields, Work
+from assay.federated.layout import Layout
+from assay.federated.local import Training, mean_loss, train
+from assay.federated.plan import FederatedPlan
+from assay.federated.pristine import Pristine
+from assay.federated.wire import Schema, decode, encode
+from assay.methods.plan import Plan
+from assay.models.circulant import replace_linear
+from assay.randomness.streams import Seeded, Stream
+from assay.runs.result import cross_entropy
+from assay.training.step import PrivateStep
+
+TASK_FIELDS = {"round": int, "turn": int}
+
+
+def open_site(settings: Mapping[str, Any]) -> Site:
+    """The site that a JSON-able description asks for: the `plan`, `training` and `names` of a run's run.json and, optionally,
+    `ledgers`, a folder for the clients' ledgers (without it they are kept in memory). All of it is believed.
+    """
+    names = settings["names"]
+    folder = names["data_dir"]
+    bundle = data_room.load(names["data"], None if folder is None else Path(folder))
+    x, y = bundle.train_x[: names["records"]], bundle.train_y[: names["records"]]
+    parts = partition.parse(names["partition"]).divide(y.numpy(), settings["plan"]["clients"], names["partition_seed"])
+    model = models_room.build(names["model"], input_shape=bundle.input_shape, classes=bundle.classes)
+    if names["circulant"] is not None:
+        replace_linear(model, names["circulant"])
+    ledgers = settings.get("ledgers")
+    return Site(
+        FederatedPlan.from_json(settings["plan"]),
+        Training(**settings["training"]),
+        model,
+        [(x[part], y[part]) for part in map(torch.from_numpy, parts)],
+        ledgers=None if ledgers is None else Path(ledgers),
+    )
+
+
+class Site:
+    """Clients with their records, and one model that they train in turn, each from where the task says.
+
+    Guarantee: an answer depends on no other client's records: nothing that a turn leaves in the model reaches the next (`Pristine`).
+    """
+
+    def __init__(
+        self,
+        plan: FederatedPlan,
+        training: Training,
+        model: nn.Module,
+        records: list[tuple[Tensor, Tensor]],
+        *,
+        ledgers: Path | None = None,
+    ) -> None:
+        self.plan, self.training, self.records = plan, training, records
+        self._pristine = Pristine(model)
+        self.layout = Layout.of(model, parameters_only=plan.unit == "record")
+        self.exchange = plan.method.exchange(plan, self.layout)
+        self._folder = ledgers
+        self._ledgers: dict[int, Ledger] = {}
+        self._answered = 0
+        self._randomness = training.randomness()
+        self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
+
+    def answer(self, client: int, task: bytes) -> bytes:
+        """One client's turn. With a fixed seed the same task gives the same bytes. A task that is not one is a `WireError`; a
+        client that has spent its budget answers with a refusal.
+        """
+        asked = decode(task, "task", self._schema)
+        number, turn = asked.fields["round"], asked.fields["turn"]
+        start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
+        model = self._pristine.fresh()
+        self.layout.load(model, start)
+        try:
+            work = self._work(client, model, start, number, turn)
+        except BudgetSpentError as error:
+            return encode("refusal", {"round": number, "reason": str(error)[:500]}, {})
+        instructions = {name: asked.arrays[name] for name in self.exchange.task_arrays}
+        fields, arrays = self._reply(client, work, instructions, number)
+        return encode("answer", {"round": number, **fields}, arrays)
+
+    def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
+        """What the method sends of a client's work."""
+        return self.exchange.answer(work, instructions, number, self._stream(f"noise of client {client}", number))
+
+    def _stream(self, purpose: str, number: int) -> Stream:
+        # The server chooses the round's number, so without a seed it must not choose the noise: a count of our own does.
+        self._answered += 1
+        return self._randomness.stream(purpose, self._answered if self._randomness.fingerprint is None else number)
+
+    def _work(self, client: int, model: nn.Module, start: Tensor, number: int, turn: int) -> Work:
+        x, y = self.records[client]
+        if self.plan.unit == "record":
+            loss = self._train_privately(client, model, turn)
+        else:
+            if not self.plan.hidden:
+                self._pay(client, turn)
+            loss = train(model, x, y, self.training, self._stream(f"batches of client {client}", number))
+        update = self.layout.vector(model) - start
+        if not bool(torch.isfinite(update).all()):
+            update = torch.zeros_like(update)
+
+        def loss_at(vector: Tensor) -> float:
+            self.layout.load(model, vector)
+            return mean_loss(model, x, y)
+
+        return Work(
+            start=start,
+            update=update,
+            loss=loss,
+            records=len(x),
+            weight=1.0 if self.plan.unit == "record" else self.training.weight(len(x)),
+            lr=self.training.lr,
+            loss_at=loss_at,
+        )
+
+    def _ledger(self, client: int) -> Ledger:
+        """The client's ledger, read anew from its file and claimed: another process may have answered for the client in between."""
+        if self._folder is None and client in self._ledgers:
+            return self._ledgers[client]
+        if self._folder is not None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        path = None if self._folder is None else self._folder / f"client-{client}.jsonl"
+        plan = self.plan
+        ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        ledger.claim()
+        return self._ledgers.setdefault(client, ledger) if self._folder is None else ledger
+
+    def _pay(self, client: int, turn: int) -> None:
+        """Charge one participation, durable before the answer is made."""
+        ledger, draws = self._ledger(client), self._randomness.fingerprint
+        try:
+            if draws is None:
+                ledger.begin(self.plan.after_turns, self.plan.turns - ledger.total_steps).charge(1)
+            else:  # the same turn again gives the same answer again
+                segment = ledger.begin(self.plan.after_turns, self.plan.turns, draws=draws)
+                segment.charge(max(turn + 1, segment.charged))
+        finally:
+            ledger.close()
+
+    def _train_privately(self, client: int, model: nn.Module, turn: int) -> float:
+        """The private step on the client's own records; a client without records has nothing to protect and does nothing."""
+        x, _ = self.records[client]
+        silo = self.plan.silo
+        assert silo is not None
+        if len(x) == 0:
+            return 0.0
+        step, records = self._private_step(client, model, turn * silo.steps, self.plan.client_plan(len(x)))
+        try:
+            if step.limit - step.taken < silo.steps:
+                raise BudgetSpentError(f"client {client} has spent its budget: ε = {step.epsilon():.4g}")
+            parameters = [p for p in model.parameters() if p.requires_grad]
+            for inputs, targets in step.batches(records, silo.steps):
+                if step.backward(cross_entropy(model(inputs), targets)):
+                    with torch.no_grad():
+                        for parameter in parameters:
+                            if parameter.grad is not None:
+                                parameter.sub_(parameter.grad, alpha=self.training.lr)
+        finally:
+            step.close()
+            step.ledger.close()
+        return 0.0
+
+    def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
+        """DP-SGD at a client under this plan, after so many steps of its own (unseeded: after those its ledger knows), and its records."""
+        ledger, seed = self._ledger(client), self.training.seed
+        step = PrivateStep(
+            model.train(),
+            plan,
+            ledger=ledger,
+            randomness=self.training.randomness() if seed is None else Seeded(_derived(seed, client)),
+            taken=ledger.total_steps if self._randomness.fingerprint is None else taken,
+            world=ALONE,
+        )
+        return step, Records(TensorDataset(*self.records[client]))
+
+
+def _derived(seed: int, client: int) -> int:
+    """A seed of a client's own."""
+    material = seed.to_bytes(8, "little") + client.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(material, digest_size=8, person=b"assay client").digest(), "little")

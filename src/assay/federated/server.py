@@ -1,0 +1,387 @@
+"""The server's loop: `federate` and `resume`. It sees a `Carrier` and nothing else of the clients.
+
+A round is charged, and the ledger is on disk, before anybody is asked. The server believes no client: an answer counts if it
+comes from a client that was asked, is the first from it, is about this round and has exactly the right arrays of finite numbers; bounds
+are enforced again where the noise is the server's. Anything else is as if that client had not answered, and the round goes on.
+
+After every round a checkpoint is written. A killed run resumes with the round that it was in: with a fixed seed to the bit
+where it would have ended, else with fresh randomness, the lost round staying charged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from assay._util import digest
+from assay.accounting import events
+from assay.accounting.ledger import Ledger
+from assay.data.records import Records
+from assay.errors import AssayError
+from assay.federated.layout import Layout
+from assay.federated.local import Training
+from assay.federated.plan import FederatedPlan
+from assay.federated.record import finished_record, statement
+from assay.federated.transport.carrier import Carrier
+from assay.federated.wire import Message, Schema, WireError, decode, encode
+from assay.runs import checkpoint
+from assay.runs.callbacks import Callback, Callbacks
+from assay.runs.directory import RunDirectory
+from assay.runs.record import environment, number
+from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
+from assay.runs.stopping import stop_requests
+
+KIND = "federated"
+
+
+def run_spec(
+    plan: FederatedPlan, training: Training, names: Mapping[str, Any], engine: str, reach: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What run.json says of a federated run: `reach` is how the engine finds its clients (`assay.federated.transport`)."""
+    return {
+        "kind": KIND,
+        "plan": plan.to_json(),
+        "training": asdict(training),
+        "names": dict(names),
+        "engine": engine,
+        "reach": dict(reach),
+    }
+
+
+def site_settings(spec: Mapping[str, Any], directory: RunDirectory | None) -> dict[str, Any]:
+    """What `open_site` takes, the clients' ledgers beside the run's own (a node of a deployment takes a folder of its own instead)."""
+    ledgers = None if directory is None else str(directory.path.resolve() / "clients")
+    return {key: spec[key] for key in ("plan", "training", "names")} | {"ledgers": ledgers}
+
+
+def federate(
+    model: nn.Module,
+    carrier: Carrier,
+    *,
+    plan: FederatedPlan,
+    training: Training,
+    names: Mapping[str, Any],
+    test: Dataset[Any] | None = None,
+    directory: RunDirectory | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Result:
+    """Run the plan, or continue it if `directory` has a checkpoint.
+
+    Args:
+        model: Holds the initial weights and gets the result.
+        carrier: Reaches the clients.
+        plan: Everything that decides ε.
+        training: How clients and server train, apart from what decides ε.
+        names: Describes model and data in the record.
+        test: Records to measure accuracy on. They are not protected.
+        directory: Where the run is written, if anywhere.
+        callbacks: As for `assay.fit`; `on_step` is called after every round.
+
+    Returns:
+        The model with its record and its privacy statement.
+
+    Raises:
+        InterruptedRunError: The process was asked to stop; a checkpoint is written.
+    """
+    return _Run(model, carrier, plan, training, names, test, directory, callbacks).go()
+
+
+def resume(
+    model: nn.Module,
+    carrier: Carrier,
+    directory: RunDirectory,
+    *,
+    test: Dataset[Any] | None = None,
+    callbacks: Iterable[Callback] = (),
+) -> Result:
+    """Continue the run in a directory, under the plan it was started with."""
+    if directory.finished:
+        raise AssayError(f"{directory.path} is finished: there is nothing to resume")
+    spec = directory.read_spec()
+    plan, training = FederatedPlan.from_json(spec["plan"]), Training(**spec["training"])
+    return federate(
+        model,
+        carrier,
+        plan=plan,
+        training=training,
+        names=spec["names"],
+        test=test,
+        directory=directory,
+        callbacks=callbacks,
+    )
+
+
+class _Run:
+    def __init__(
+        self,
+        model: nn.Module,
+        carrier: Carrier,
+        plan: FederatedPlan,
+        training: Training,
+        names: Mapping[str, Any],
+        test: Dataset[Any] | None,
+        directory: RunDirectory | None,
+        callbacks: Iterable[Callback],
+    ) -> None:
+        self.model, self.carrier, self.plan, self.training = model, carrier, plan, training
+        self.names, self.directory, self.callbacks = names, directory, Callbacks(callbacks)
+        self.stopped = False
+        self.test = None if test is None else Records(test)
+        self.layout = Layout.of(model, parameters_only=plan.unit == "record")
+        self.exchange = plan.method.exchange(plan, self.layout)
+        self.vector = self.layout.vector(model)
+        self.randomness = training.randomness()
+        self.done = 0
+        self.asked_before: NDArray[np.int64] = np.zeros(plan.clients, dtype=np.int64)
+        self.history: list[dict[str, Any]] = []
+        self.bytes = {"up": 0, "down": 0}
+        self.refused_rounds = 0
+        self.seconds = 0.0
+        self.bad_answers = 0
+        self.ledger = Ledger(
+            None if directory is None else directory.ledger,
+            delta=plan.delta,
+            adjacency=plan.adjacency,
+            ceiling=plan.epsilon_limit,
+        )
+        self.ledger.claim()  # from here on the directory is this run's alone
+        charged = 0
+        if directory is not None and directory.checkpoint.exists():
+            charged = self._restore(*checkpoint.load(directory.checkpoint))
+            self.ledger.check_covers(charged)
+        self.schedule = [] if plan.hidden else plan.asked()
+        self._begin(lost=self.ledger.total_steps - charged)
+
+    def _begin(self, lost: int) -> None:
+        """Open the ledger's segment; `lost` rounds were charged after the checkpoint, each of them the round that comes next."""
+        plan, draws = self.plan, self.randomness.fingerprint
+        seeded = draws is not None
+        self.origin = 0 if seeded else self.done
+        cost: Callable[[int], DpEvent] = plan.event
+        if not plan.hidden and not seeded:
+            if self.done < plan.rounds:
+                group = self.schedule[self.done]
+                self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
+            cost = self._remaining_cost()
+        start = digest.of_model(self.model) if seeded and self.done == 0 else None
+        self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws, start=start)
+        self.randomness = self.segment.own(self.randomness)
+        self.limit = self.origin + self.segment.allowed
+
+    def _remaining_cost(self) -> Callable[[int], DpEvent]:
+        """What the next n rounds add to what is charged: by how often the most asked client will have been asked then."""
+        counts = self.asked_before.copy()
+        most = [int(counts.max())]
+        for group in self.schedule[self.done :]:
+            counts[[client for client in group if counts[client] < self.plan.turns]] += 1
+            most.append(int(counts.max()))
+        one = sum(count for _, count in events.flatten(self.plan.turn_event))
+        spent = sum(count for _, count in events.flatten(self.ledger.event())) // max(1, one)
+
+        def cost(rounds: int) -> DpEvent:
+            turns = most[rounds] - spent
+            return self.plan.after_turns(turns) if turns > 0 else ComposedDpEvent([])
+
+        return cost
+
+    def go(self) -> Result:
+        """Run to the end of the plan or of the budget, or until a callback ends it."""
+        begun = time.monotonic() - self.seconds
+        with closing(self.ledger), stop_requests() as stop:
+            while self.done < self.limit:
+                self._round()
+                self.seconds = time.monotonic() - begun
+                at_end = self.done % max(1, self.plan.rounds // 20) == 0 or self.done == self.limit
+                if at_end:
+                    self._note()
+                self._keep()
+                self._save()
+                self._tell(at_end)
+                if self.callbacks.error is not None:
+                    raise self.callbacks.error
+                if self.callbacks.stop and self.done < self.limit:
+                    self._end_early(at_end)
+                    break
+                if stop() and self.done < self.limit:
+                    where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
+                    raise InterruptedRunError(
+                        f"stopped after round {self.done} of {self.limit} as asked, checkpoint written{where}"
+                    )
+        result = self._finish()
+        self.callbacks.end(result)
+        return result
+
+    def _end_early(self, at_end: bool) -> None:
+        """End the run here, as a callback asks, with the ε of all rounds (`assay.runs.callbacks` says why)."""
+        self.segment.charge(self.limit - self.origin)
+        self.stopped = True
+        if not at_end:
+            self._note()
+        self.history[-1]["epsilon"] = number(self.ledger.epsilon())
+
+    def _chosen(self) -> list[int]:
+        if self.plan.hidden:
+            return [int(client) for client in self.plan.sampler.draw(self.done, self.randomness)]
+        return [client for client in self.schedule[self.done] if self.asked_before[client] < self.plan.turns]
+
+    def _turn(self, client: int) -> int:
+        """How often this client was asked before; 0 where that is hidden."""
+        return 0 if self.plan.hidden else int(self.asked_before[client])
+
+    def _round(self) -> None:
+        turn, chosen = self.done, self._chosen()
+        self.segment.charge(turn - self.origin + 1)
+        instructions = self.exchange.instructions(turn)
+        arrays = {"model": self.vector.numpy(), **instructions}
+        tasks = {client: encode("task", {"round": turn, "turn": self._turn(client)}, arrays) for client in chosen}
+        expected = self.exchange.expects(instructions)
+        schema = Schema(expected.arrays, {"round": int, **expected.fields})
+        answers, up = self._collect(tasks, schema, turn)
+        self.asked_before[chosen] += 1
+        update = self.exchange.combine(
+            [answers[client] for client in sorted(answers)], instructions, turn, self.randomness.stream("noise", turn)
+        )
+        if update is None:
+            self.refused_rounds += 1
+        else:
+            self.vector = (self.vector.double() + self.training.server_lr * update).float()
+            self.layout.load(self.model, self.vector)
+        self._count(tasks, arrays, schema, up)
+        self.done += 1
+
+    def _collect(self, tasks: Mapping[int, bytes], schema: Schema, turn: int) -> tuple[dict[int, Message], int]:
+        """The first valid answer of each client that was asked; and how many bytes came in."""
+        answers: dict[int, Message] = {}
+        up = 0
+        for client, data in self.carrier.exchange(tasks):
+            up += len(data)
+            if client not in tasks or client in answers:
+                self.bad_answers += 1
+                continue
+            try:
+                answer = decode(data, "answer", schema)
+            except WireError:
+                self.bad_answers += 1
+                continue
+            if answer.fields["round"] == turn:
+                answers[client] = answer
+            else:
+                self.bad_answers += 1
+        return answers, up
+
+    def _count(self, tasks: Mapping[int, bytes], arrays: Mapping[str, Any], schema: Schema, up: int) -> None:
+        """Bytes of this round. Where it is hidden who was drawn, their number is hidden too: the expected one is counted."""
+        self.round_bytes = {"up": up, "down": sum(map(len, tasks.values()))}
+        if self.plan.hidden:
+            fields = {name: kind() for name, kind in schema.fields.items()}
+            blank = {name: np.zeros(length, dtype) for name, (dtype, length) in schema.arrays.items()}
+            self.round_bytes = {
+                "up": self.plan.per_round * len(encode("answer", fields, blank)),
+                "down": self.plan.per_round * len(encode("task", {"round": 0, "turn": 0}, arrays)),
+            }
+        for way, count in self.round_bytes.items():
+            self.bytes[way] += count
+
+    def _note(self) -> None:
+        accuracy, loss = self._evaluate()
+        self.history.append(
+            {
+                "epoch": round(self.done * self.plan.per_round / self.plan.clients, 2),
+                "round": self.done,
+                "step": self.done,
+                "epsilon": number(self.segment.epsilon_after(self.done - self.origin)),
+                "train_loss": None,
+                "test_accuracy": accuracy,
+                "test_loss": loss,
+                "bytes_up": self.round_bytes["up"],
+                "bytes_down": self.round_bytes["down"],
+            }
+        )
+
+    def _evaluate(self) -> tuple[float | None, float | None]:
+        if self.test is None:
+            return None, None
+        with self._released_model() as model, torch.no_grad():
+            return evaluate(model, self.test, cross_entropy)
+
+    @contextmanager
+    def _released_model(self) -> Iterator[nn.Module]:
+        yield self.model.eval()
+
+    def _tell(self, at_end: bool) -> None:
+        last = self.history[-1] if self.history else {}
+        now = Progress(
+            step=self.done,
+            steps=self.limit,
+            epoch=self.done * self.plan.per_round / self.plan.clients,
+            loss=None,
+            epsilon=float(last["epsilon"]) if last else None,
+            accuracy=last.get("test_accuracy"),
+            epoch_end=at_end,
+        )
+        self.callbacks.tell(now, self._released_model)
+
+    def _keep(self) -> None:
+        """The model after this round, if it is one of those that stay: evenly spaced, the last one among them."""
+        rounds, wanted = self.plan.rounds, self.training.keep_models
+        if self.directory is not None and self.done * wanted // rounds > (self.done - 1) * wanted // rounds:
+            save_model(self.directory.kept_models / f"{self.done:06d}.safetensors", self.model.state_dict())
+
+    def _save(self) -> None:
+        if self.directory is None:
+            return
+        tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
+        tensors |= {f"method.{n}": t for n, t in self.exchange.state().items()}
+        state = {
+            "round": self.done,
+            "charged": self.ledger.total_steps,
+            "asked": self.asked_before.tolist() if not self.plan.hidden else [],
+            "history": self.history,
+            "bytes": self.bytes,
+            "refused_rounds": self.refused_rounds,
+            "seconds": self.seconds,
+        }
+        checkpoint.save(self.directory.checkpoint, tensors, state)
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
+        """Take up a checkpoint; returns how many rounds were charged when it was written."""
+        self.model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
+        self.exchange.restore({n.removeprefix("method."): t for n, t in tensors.items() if n.startswith("method.")})
+        self.vector = self.layout.vector(self.model)
+        self.done, self.history, self.bytes = state["round"], state["history"], state["bytes"]
+        self.refused_rounds, self.seconds = state["refused_rounds"], state["seconds"]
+        if not self.plan.hidden:
+            self.asked_before = np.array(state["asked"], dtype=np.int64)
+        return int(state["charged"])
+
+    def _finish(self) -> Result:
+        accuracy, loss = (
+            (self.history[-1]["test_accuracy"], self.history[-1]["test_loss"]) if self.history else self._evaluate()
+        )
+        record = finished_record(
+            plan=self.plan,
+            ledger=self.ledger,
+            training=asdict(self.training),
+            names=self.names,
+            rounds=self.done,
+            stopped=self.stopped,
+            refused_rounds=self.refused_rounds,
+            turns=None if self.plan.hidden else self.asked_before.tolist(),
+            history=self.history,
+            communication=self.bytes,
+            result={"test_accuracy": accuracy, "test_loss": loss},
+            seconds=self.seconds,
+            environment=environment(),
+        )
+        text = statement(record, self.plan, self.randomness.describe())
+        return finished(self.model, record, text, self.directory, self.bad_answers)

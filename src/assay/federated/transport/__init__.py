@@ -1,0 +1,46 @@
+"""Carriers by name: what runs the clients. Each module offers `check(reach)` and `open_carrier(settings, directory, reach)`.
+
+`settings` is what `assay.federated.client.open_site` takes; `directory` is the run's folder.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from assay.errors import ConfigError
+from assay.federated.transport.carrier import Carrier
+
+ENGINES = {
+    "serial": "in this process, one client after another",
+    "simulation": "in many processes on this machine, by Flower",
+    "deploy": "on other machines, by Flower",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """Where the superlink is and what its certificate is checked against, for `deploy`."""
+
+    superlink: str | None = None
+    certificates: str | None = None
+
+
+def check(engine: str, reach: Reach) -> None:
+    """Refuse an engine that is not there or cannot reach its clients, before anything is written."""
+    if engine not in ENGINES:
+        raise ConfigError("engine", engine, "one of " + ", ".join(ENGINES))
+    for field, value in vars(reach).items():
+        if value is not None and engine != "deploy":
+            raise ConfigError(field, value, f"nothing, unless the engine is deploy (it is {engine})")
+    importlib.import_module(f"{__name__}.{engine}").check(reach)
+
+
+def open_carrier(engine: str, settings: Mapping[str, Any], directory: Path, reach: Reach) -> Carrier:
+    """The carrier of this name."""
+    check(engine, reach)
+    carrier: Carrier = importlib.import_module(f"{__name__}.{engine}").open_carrier(settings, directory, reach)
+    return carrier

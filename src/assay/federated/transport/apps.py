@@ -1,0 +1,271 @@
+"""What runs inside Flower: a ClientApp that asks the site, and a ServerApp that relays. Imported by Flower's own processes only.
+
+The server's rounds are not here. They run in the `assay federate` process; the ServerApp takes its tasks from a Unix socket, hands them to the
+nodes that hold the clients, and gives back what comes. So one process that we control owns the ledger and the checkpoints, and
+whichever of Flower's processes dies takes nothing with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from importlib import import_module
+from multiprocessing.connection import Client, Connection
+from typing import Any, Protocol
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from assay.federated.transport.frames import (
+    FrameError,
+    pack,
+    pack_answers,
+    pack_tasks,
+    unpack,
+    unpack_answers,
+    unpack_tasks,
+    whole,
+)
+from assay.federated.transport.names import DEFAULT_SITE, SITE_VARIABLE
+from assay.federated.transport.pinned import held
+
+_HELLO, _TASKS = "query", "train"
+_ASK_AGAIN = 60.0  # seconds after which a node that did not say which clients it holds is asked again
+
+
+class _Site(Protocol):
+    def answer(self, client: int, task: bytes) -> bytes: ...
+
+
+# ---------------------------------------------------------------------------------------------------------------- the node's side
+def hello(message: Message, context: Context) -> Message:
+    """Say which clients this node holds."""
+    share = Share.of(context.node_config)
+    return Message(_content(pack({"node": [share.index, share.of_how_many]})), reply_to=message)
+
+
+def work(message: Message, context: Context) -> Message:
+    """Answer the tasks of this node's clients, under the plan that the node holds to and no other (`pinned`)."""
+    return _answered(message, context, held)
+
+
+def virtual_work(message: Message, context: Context) -> Message:
+    """The same in a simulation, where server and clients are one operator's: the plan and the ledgers are those of the run."""
+    return _answered(message, context, dict)
+
+
+def _answered(message: Message, context: Context, agreed: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
+    """Each task is answered on its own: one that fails leaves the others' answers whole.
+
+    Why it failed stays on the node: the text of an exception may hold data.
+    """
+    share, answers = Share.of(context.node_config), []
+    header, blobs = unpack(_frame(message))
+    for client, task in unpack_tasks(header, blobs).items():
+        try:
+            if not share.holds(client):
+                raise PermissionError(f"client {client} is not among those this node holds")
+            site = _site(json.dumps(agreed(header["settings"]), sort_keys=True))
+            answers.append((client, site.answer(client, task)))
+        except Exception:
+            traceback.print_exc()
+    return Message(_content(pack_answers(answers)), reply_to=message)
+
+
+def _app(answer: Callable[[Message, Context], Message]) -> ClientApp:
+    app = ClientApp()
+    app.query()(hello)
+    app.train()(answer)
+    return app
+
+
+client_app = _app(work)  # on a line of its own: Flower looks for this name without running the file
+virtual_app = _app(virtual_work)
+
+
+@lru_cache(maxsize=1)
+def _site(settings: str) -> _Site:
+    """The site of this process. Its code is the node's choice, by environment variable, never the server's."""
+    module, _, function = os.environ.get(SITE_VARIABLE, DEFAULT_SITE).partition(":")
+    site: _Site = getattr(import_module(module), function)(json.loads(settings))
+    return site
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Node `index` of `of_how_many` holds the clients that leave the remainder `index`: each client is held once."""
+
+    index: int
+    of_how_many: int
+
+    def __post_init__(self) -> None:
+        if whole(self.index) >= whole(self.of_how_many):
+            raise FrameError(f"node {self.index} of {self.of_how_many}")
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Share:
+        return cls(config["partition-id"], config["num-partitions"])
+
+    def holds(self, client: int) -> bool:
+        return client % self.of_how_many == self.index
+
+
+# -------------------------------------------------------------------------------------------------------------- the server's side
+def serve(grid: Grid, context: Context) -> None:
+    """Relay for the process that listens at the socket named in the run's configuration."""
+    relay(grid, str(context.run_config["relay"]))
+
+
+server_app = ServerApp()
+server_app.main()(serve)
+
+
+def relay(grid: Grid, socket: str) -> None:
+    """Carry tasks and answers between the socket and the grid until the other side hangs up, for whatever reason it does."""
+    with Client(socket, family="AF_UNIX") as line:
+        try:
+            _Relay(grid, line).run()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+@dataclass(slots=True)
+class _Relay:
+    grid: Grid
+    line: Connection
+    nodes: set[int] = field(default_factory=set)  # online, and known for what they hold
+    holder: dict[int, int] = field(default_factory=dict)  # the node of each client
+    asked: dict[int, float] = field(default_factory=dict)
+    hellos: dict[str, int] = field(default_factory=dict)
+    clients: int = 0
+    number: int = 0
+
+    def run(self) -> None:
+        start, _ = unpack(self.line.recv_bytes())
+        self.clients = start["clients"]
+        self._gather(start["wait"])
+        while True:
+            header, blobs = unpack(self.line.recv_bytes())
+            self.number = header["exchange"]
+            self._exchange(unpack_tasks(header, blobs), start["settings"], start["patience"])
+
+    def _gather(self, wait: float) -> None:
+        """Wait until every client is held by a node, or as long as was asked, and tell who is missing."""
+        deadline = time.monotonic() + wait
+        while True:
+            self._meet()
+            missing = [client for client in range(self.clients) if client not in self.holder]
+            if not missing or time.monotonic() > deadline:
+                self.line.send_bytes(pack({"ready": len(self.nodes), "missing": missing}))
+                return
+            if self._spoken_to(0.5):
+                return
+
+    def _exchange(self, tasks: Mapping[int, bytes], settings: Mapping[str, Any], patience: float) -> None:
+        deadline = time.monotonic() + patience
+        self._meet()
+        work: dict[int, dict[int, bytes]] = {}
+        for client, task in tasks.items():
+            if client in self.holder:
+                work.setdefault(self.holder[client], {})[client] = task
+        pending = {}
+        for node, its_tasks in work.items():
+            frame = pack_tasks(its_tasks, {"settings": dict(settings)})
+            for identity in self._push(frame, node, _TASKS, patience):
+                pending[identity] = node
+        absent = set(tasks) - {client for its_tasks in work.values() for client in its_tasks}
+        pause = 0.1
+        while pending and time.monotonic() < deadline:
+            for identity, reply in self._pull(pending):
+                node = pending.pop(identity)
+                absent |= self._hand_over(reply, work.pop(node))
+            self._meet()
+            pending = {identity: node for identity, node in pending.items() if node in self.nodes}
+            if self._spoken_to(pause):
+                return
+            pause = min(1.5 * pause, 1.0)
+        absent |= {client for its_tasks in work.values() for client in its_tasks}
+        self.line.send_bytes(pack({"exchange": self.number, "missing": sorted(absent)}))
+
+    def _hand_over(self, reply: Message, asked: Mapping[int, bytes]) -> set[int]:
+        """Send a node's answers on; say which of its clients gave none. A node speaks for the clients it was asked about only."""
+        silent = set(asked)
+        if not reply.has_error():
+            try:
+                answers = unpack_answers(_frame(reply))
+            except FrameError:
+                answers = []
+            for client, answer in answers:
+                if client in asked:
+                    self.line.send_bytes(pack({"exchange": self.number, "answer": client}, [answer]))
+                    silent.discard(client)
+        return silent
+
+    def _meet(self) -> None:
+        """Forget nodes that have gone; ask new ones what they hold, and take their word when it comes."""
+        online, now = set(self.grid.get_node_ids()), time.monotonic()
+        if self.nodes - online:
+            self.nodes &= online
+            self.holder = {client: node for client, node in self.holder.items() if node in online}
+        for node in sorted(online - self.nodes):
+            if now - self.asked.get(node, -_ASK_AGAIN) >= _ASK_AGAIN:
+                self.asked[node] = now
+                self.hellos |= dict.fromkeys(self._push(pack({}), node, _HELLO, _ASK_AGAIN), node)
+        for identity, reply in self._pull(self.hellos):
+            node = self.hellos.pop(identity)
+            if node in online and (share := _share(reply)) is not None:
+                self._welcome(node, share)
+
+    def _welcome(self, node: int, share: Share) -> None:
+        """Take a node in, unless another one that is online holds one of its clients: nobody's records take part twice."""
+        clients = range(share.index, self.clients, share.of_how_many)
+        if any(self.holder.get(client, node) != node for client in clients):
+            text = f"a second node says it is node {share.index} of {share.of_how_many}, whose clients another one holds: it is left out"
+            self.line.send_bytes(pack({"warning": text}))
+            return
+        self.nodes.add(node)
+        self.holder |= dict.fromkeys(clients, node)
+
+    def _push(self, frame: bytes, node: int, kind: str, ttl: float) -> Iterable[str]:
+        return [name for name in self.grid.push_messages([Message(_content(frame), node, kind, ttl=ttl)]) if name]
+
+    def _pull(self, identities: Iterable[str]) -> Iterator[tuple[str, Message]]:
+        names = list(identities)
+        for reply in self.grid.pull_messages(names) if names else ():
+            if reply.metadata.reply_to_message_id in names:
+                yield reply.metadata.reply_to_message_id, reply
+
+    def _spoken_to(self, seconds: float) -> bool:
+        """Wait, unless the other side has something to say: that it hangs up, or that it wants no more of this exchange but the next."""
+        return self.line.poll(seconds)
+
+
+def _share(reply: Message) -> Share | None:
+    try:
+        header, _ = unpack(_frame(reply))
+        index, of_how_many = header["node"]
+        return Share(index, of_how_many)
+    except (FrameError, KeyError, TypeError, ValueError):
+        return None
+
+
+# -------------------------------------------------------------------------------------------------------- bytes in Flower's messages
+def _content(frame: bytes) -> RecordDict:
+    """Bytes as an array: Flower sends those in chunks, of any total size, and content once for equal chunks."""
+    return RecordDict({"frame": ArrayRecord({"bytes": Array(np.frombuffer(frame, dtype=np.uint8))})})
+
+
+def _frame(message: Message) -> bytes:
+    try:
+        record = message.content["frame"]
+        assert isinstance(record, ArrayRecord)
+        return bytes(record["bytes"].numpy())
+    except Exception as error:  # untrusted content: whatever is wrong with it, it is no frame
+        raise FrameError("a message without a frame") from error

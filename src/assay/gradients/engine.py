@@ -1,0 +1,335 @@
+"""The engine: one forward, one backward, every record's gradient norm, and one clipped sum.
+
+Each module that owns trainable parameters runs with those parameters detached, so that the one backward pass computes
+input gradients only; its input and the gradient of its output are handed to the rule of its layer type, which knows the
+norm of each record's gradient and their weighted sum (`assay.gradients.uses.base`). No second backward pass, no weight gradient
+computed twice, no [records, parameters] tensor unless it is the smallest thing to keep.
+
+Nothing is kept between steps: what a forward pass records hangs on its autograd graph and is gone with it. A backward
+pass that is not ours (a generator's loss through a private discriminator) collects nothing.
+
+On its first batch the engine proves itself on the user's model (`assay.gradients.proof.first_batch`): the sum of the per-record
+gradients must equal autograd's own, and one record's loss must not touch another record's activations.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import ConfigError, UnsupportedModelError
+from assay.gradients import cost
+from assay.gradients.arithmetic import full
+from assay.gradients.forwards import Forwards
+from assay.gradients.proof import first_batch as proof
+from assay.gradients.record_grads import RecordGrads, Reduce
+from assay.gradients.rules import attention
+from assay.gradients.rules.fallback import PerRecordCall
+from assay.gradients.rules.layers import (
+    RULES,
+    ConvRule,
+    EmbeddingRule,
+    ExpandRule,
+    Rules,
+    TapeRule,
+)
+from assay.gradients.rules.shared_indices import SharedIndices
+from assay.gradients.units import Unit, Units
+from assay.gradients.uses.base import Apart, Dense, Found
+from assay.gradients.uses.repeated import gathered
+from assay.gradients.uses.views import folded
+from assay.models import compat, copies
+from assay.models.layers import layer_path, trainable_layers
+
+_SMALL_OUTPUT = 1 << 16
+
+
+class _Anchor(torch.autograd.Function):
+    """Makes an output part of the autograd graph, in place, so that in-place activations after it stay legal."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:  # noqa: ARG004
+        ctx.mark_dirty(out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:  # noqa: ARG004
+        return grads[0], None
+
+
+class Engine:
+    """Attaches to a model; turns losses, one a record, into `RecordGrads`. `detach()` gives the model back as it was.
+
+    `measured` lets a short measurement decide between two ways to the same result where the shapes leave a choice; their last
+    bits differ, so that two runs may.
+    """
+
+    def __init__(self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False) -> None:
+        compat.check(model)
+        # glibc returns large blocks to the system and fetches them anew, every step, until a process has freed one of this
+        # size; then it keeps them. The page faults cost up to a fifth of a step.
+        torch.empty(2**25 - 2**16, dtype=torch.uint8)
+        self.model = model
+        self._measured = measured
+        if measured:
+            rules = {k: ConvRule(cost.by_windows) if type(r) is ConvRule else r for k, r in rules.items()}
+        self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not self.parameters:
+            raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
+        units = Units(model, self.parameters, rules)
+        self._expanded = units.expanded
+        self.layers = trainable_layers(model)
+        index = {path: i for i, path in enumerate(self.layers)}
+        self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
+        self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        self._constant = compat.constant_in_eval(model)
+        self._records = 0
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._collecting: Found | None = None
+        self._reduce: Reduce | None = None
+        self._ready: Callable[[nn.Module], object] | None = None
+        self._proof: proof.Proof | None = proof.Proof()
+        # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
+        self._left_alone: frozenset[str] = frozenset()
+        self._forwards = Forwards(model)
+        self._watching = self._proof.watch(model, self._as_it_is)
+        self._indices: SharedIndices | None = None
+        try:
+            self._take_over(units)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _take_over(self, units: Units) -> None:
+        """Run the units in place of the model."""
+        if any(isinstance(taped.rule, EmbeddingRule) for taped in units.taped):
+            self._indices = SharedIndices(self.model)
+        for taped in units.taped:
+            run = functools.partial(self._run_taped, taped)
+            if self._indices is not None and isinstance(taped.rule, EmbeddingRule):
+                run = functools.partial(self._run_embedding, self._indices, taped)
+            self._forwards.replace(taped.module, run)
+        for attending in units.attending:
+            self._forwards.replace(attending.module, functools.partial(self._run_attention, attending))
+        for expanded in units.expanded:
+            self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
+
+    def _as_it_is(self) -> nn.Module | None:
+        with self._forwards.lifted():
+            return copies.of_model(self.model, sharing=self.model.parameters())
+
+    def detach(self) -> None:
+        """Take the engine off the model."""
+        self._forwards.restore()
+        self._stop_watching()
+        if self._indices is not None:
+            self._indices.stop()
+        self._expanded = []
+
+    @property
+    def proven(self) -> bool:
+        """Whether the engine has proven itself on this model."""
+        return self._proof is None
+
+    def expanded(self) -> list[nn.Module]:
+        """The modules that run with a copy of their parameters for every record."""
+        return [unit.module for unit in self._expanded]
+
+    def placed(self, reduce: Reduce, ready: Callable[[nn.Module], object]) -> None:
+        """Take up the parameters that have taken the place of the model's own, split over ranks. Their sums go through `reduce`, and
+        `ready` is called with a layer before its backward pass, which needs its parameters whole.
+        """
+        self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
+        self._reduce, self._ready = reduce, ready
+
+    def collect(self, losses: Tensor, views: int = 1) -> RecordGrads:
+        """One backward pass of `losses` [B]; every record's gradient of every trainable parameter.
+
+        With `views`, so many rows in a row belong to one record, and its gradient is the sum of theirs (`assay.gradients.uses.views`).
+        """
+        _check_losses(losses)
+        for name, parameter in self._frozen.items():
+            if parameter.requires_grad:
+                raise UnsupportedModelError(
+                    f"parameter {name} was frozen when the engine was attached and is not now: its gradient would carry the "
+                    "records without noise. Unfreeze before attaching, or attach anew"
+                )
+        if any(module.training for module in self._constant):
+            compat.check(self.model)
+        if self._proof is None:
+            # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
+            proof.enclosed(losses, (*self.parameters.values(), self._anchor))
+        found: Found = []
+        proof_now = self._proof
+        self._records = losses.shape[0]
+        low = torch.float64
+        left_alone: frozenset[str] = frozenset()
+        try:
+            if proof_now is not None:
+                compat.check(self.model)
+                proof_now.before(losses, (*self.parameters.values(), self._anchor), self.model)
+                left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
+            self._collecting = found
+            expected = proof.backward(losses, self.parameters)
+        finally:
+            self._collecting = None
+            if proof_now is not None:
+                proof_now.forget()
+        uses = gathered(found) if len(found) > 1 else found
+        if views > 1:
+            uses = [(names, folded(use, views)) for names, use in uses]
+        if self._measured:
+            cost.choose_all(uses)
+        records = self._records // views
+        grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
+        if proof_now is None:
+            for name in expected:
+                raise UnsupportedModelError(proof.used_outside(name))
+        elif proof_now.compare(grads, expected, low) and len(losses) > 1:
+            self._proof, self._left_alone = None, left_alone
+            self._stop_watching()
+            if self._indices is not None:
+                self._indices.settled()
+        return grads
+
+    def _stop_watching(self) -> None:
+        for hook in self._watching:
+            hook.remove()
+
+    def empty(self) -> RecordGrads:
+        """The gradients of a batch without records."""
+        return RecordGrads(0, [], self.parameters, self._layer_of, len(self.layers))
+
+    def _run_taped(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
+        module, rule = unit.module, unit.rule
+        (x,) = args if len(args) == 1 else (*args, *kwargs.values())
+        if self._proof is not None:
+            out = rule.forward(module, module._parameters, x)
+        elif x.requires_grad:
+            out = rule.forward(module, {n: None if p is None else p.detach() for n, p in module._parameters.items()}, x)
+        else:  # nothing before this layer is trained
+            # what torch.no_grad() does, without its cost, which is that of a small layer
+            torch._C._set_grad_enabled(False)
+            try:
+                out = rule.forward(module, module._parameters, x)
+            finally:
+                torch._C._set_grad_enabled(True)
+        version, shape = x._version, out.shape
+        inputs = [x, x.detach() if x.requires_grad else x]
+
+        def record(g: Tensor) -> None:
+            if self._ready is not None:
+                self._ready(module)
+            collecting = self._collecting
+            if collecting is None:
+                if torch.is_grad_enabled():
+                    raise UnsupportedModelError(
+                        f"a gradient through {unit.path} that is itself differentiated (create_graph=True, a gradient penalty) is not supported: "
+                        "what it contributes to a record's gradient would be left out"
+                    )
+                return
+            if not inputs:
+                raise UnsupportedModelError(
+                    f"a second backward pass reached {unit.path}: its losses need a forward pass of their own"
+                )
+            given, seen = inputs
+            inputs.clear()  # this function lives as long as the losses; what it keeps need not
+            if given._version != version:
+                raise UnsupportedModelError(
+                    f"the input of {unit.path} was changed in place after {unit.path} had used it; make that operation "
+                    "not in-place"
+                )
+            if on_base:
+                g = g.reshape(shape)
+            if not shape or shape[0] != self._records:
+                raise UnsupportedModelError(proof.not_first(unit.path, g, self._records))
+            names, use = rule.uses(module, unit.wanted, full(seen), full(g))
+            collecting.append((tuple(map(unit.names.__getitem__, names)), use))
+
+        # An in-place activation on a view rewrites the history of what it is a view of: record there, not on the view.
+        root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
+        on_base = root is not out
+        if not root.requires_grad:
+            # a leaf keeps its gradient until the step ends, which only a small output is worth
+            if not on_base and unit.path in self._left_alone and out.numel() <= _SMALL_OUTPUT:
+                out.requires_grad_()
+                # What `register_hook` does, less the handle to take the hook off again, which costs more than the hook. Later
+                # hooks find their place by the number of their handle, which is never below 0.
+                out._backward_hooks = OrderedDict({-1: record})
+                return out
+            root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
+            out = root.view(shape)
+        if self._proof is not None:
+            self._proof.saw(unit.path, out)
+        root.register_hook(record)
+        return out
+
+    def _run_embedding(self, shared: SharedIndices, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
+        (index,) = (*args, *kwargs.values())
+        return self._run_taped(unit, shared.by_record(unit.path, index, settle=self._proof is not None))
+
+    def _run_attention(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
+        module = unit.module
+        assert isinstance(module, nn.MultiheadAttention)
+
+        def project(x: Tensor, start: int, stop: int) -> Tensor:
+            rows = attention.Projection(start, stop)
+            if not unit.wanted:
+                return rows.forward(module, module._parameters, x)
+            return self._run_taped(replace(unit, rule=rows), x)
+
+        return attention.attend(module, project, *args, **kwargs)
+
+    def _run_expanded(self, unit: Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
+        rule, module = unit.rule, unit.module
+        records = rule.records(module, args, kwargs)
+        own = dict(module.named_parameters()) if isinstance(rule, PerRecordCall) else dict(module._parameters)
+        params: dict[str, Tensor | None] = {}
+        for name, parameter in own.items():
+            if parameter is None:
+                params[name] = None
+                continue
+            source = parameter if self._proof is not None else parameter.detach()
+            copies = source.expand(records, *parameter.shape)
+            if name in unit.names:
+                if not copies.requires_grad:
+                    copies.requires_grad_()
+                copies.register_hook(self._keep(unit.names[name]))
+                if self._proof is not None:
+                    self._proof.saw(unit.path, copies)
+            params[name] = copies
+        if self._proof is None:
+            return rule.forward(module, params, args, kwargs, records)
+        with self._proof.within():
+            return rule.forward(module, params, args, kwargs, records)
+
+    def _keep(self, name: str) -> Callable[[Tensor], None]:
+        def record(g: Tensor) -> None:
+            if self._collecting is not None:
+                if g.dim() == 0 or g.shape[0] != self._records:
+                    raise UnsupportedModelError(proof.not_first(name, g, self._records))
+                self._collecting.append(((name,), Apart([Dense(full(g))])))
+
+        return record
+
+
+def _check_losses(losses: Tensor) -> None:
+    if losses.dim() != 1:
+        raise ConfigError(
+            "loss",
+            f"tensor of shape {tuple(losses.shape)}",
+            "one value per record, shape [batch]: use reduction='none' (and average over everything but the first dimension)",
+        )
+    if not losses.requires_grad:
+        raise ConfigError(
+            "loss",
+            "a tensor without gradient",
+            "a loss computed from the model's output with gradients enabled",
+        )

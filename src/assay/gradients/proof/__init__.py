@@ -1,0 +1,1 @@
+"""What the engine proves on the user's own model."""

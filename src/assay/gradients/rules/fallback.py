@@ -1,0 +1,163 @@
+"""Per-record gradients of anything: run the module once a record, each with its own copy of the parameters.
+
+Correct for every module that treats records separately, slower than a rule. `torch.func.vmap` runs the copies together;
+what it cannot batch (recurrent layers, data-dependent control flow) runs in a loop. Randomness inside the module
+(dropout) is drawn once, in the one forward pass there is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.utils import _pytree as pytree
+
+from assay.errors import UnsupportedModelError
+from assay.gradients.proof import isolation
+
+_RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
+@dataclass(slots=True)
+class PerRecordCall:
+    """An `ExpandRule` for modules without a rule. Remembers whether vmap can batch the module, and which arguments all records share:
+    in a later batch such a one (a mask) may happen to have as many rows as there are records.
+    """
+
+    batchable: bool = True
+    shared: dict[tuple[int, int], bool] = field(default_factory=dict)
+    """By how many arguments there are and which one it is; known from the first batch of more than one record on."""
+
+    def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Records in the first tensor argument."""
+        for leaf, axis in _leaves(module, args, kwargs):
+            if isinstance(leaf, Tensor) and axis is not None:
+                return leaf.shape[axis]
+        raise UnsupportedModelError(f"{type(module).__name__} was called without a tensor that has a record dimension")
+
+    def forward(
+        self,
+        module: nn.Module,
+        params: Mapping[str, Tensor | None],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        records: int,
+    ) -> Any:
+        """Run every record alone with its own parameters and put the outputs together again."""
+        leaves = self._settled(module, _leaves(module, args, kwargs), records)
+        _, structure = pytree.tree_flatten((args, kwargs))
+        values = [leaf for leaf, _ in leaves]
+        axes = [axis for _, axis in leaves]
+        outputs: dict[str, Any] = {}
+
+        def one(own: Mapping[str, Tensor], *mine: Any) -> tuple[Tensor, ...]:
+            whole = [v if axis is None else v.unsqueeze(axis) for v, axis in zip(mine, axes, strict=True)]
+            a, k = pytree.tree_unflatten(whole, structure)
+            out = functional_call(module, everywhere(module, own), a, k, tie_weights=False)
+            flat, outputs["structure"] = pytree.tree_flatten(out)
+            outputs["axes"] = _output_axes(module, flat)
+            return tuple(v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None)
+
+        own = {name: value for name, value in params.items() if value is not None}
+        tensors = None
+        if self.batchable and not isinstance(module, _RECURRENT):
+            try:
+                tensors = vmap(one, in_dims=(0, *axes), out_dims=0, randomness="different")(own, *values)
+            except (RuntimeError, NotImplementedError, ValueError):
+                self.batchable = False  # a property of the module, not of this batch: do not try again
+        if tensors is None:
+            copies = {name: value.unbind(0) for name, value in own.items()}
+            parts = [None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)]
+            # an iteration that a call takes one step of (spectral normalisation) goes no further for a record that stands later
+            start = isolation.copied(module.named_buffers())
+            rows = []
+            for i in range(records):
+                isolation.put_back(module, start)
+                rows.append(
+                    one(
+                        {name: copy[i] for name, copy in copies.items()},
+                        *(v if part is None else part[i] for v, part in zip(values, parts, strict=True)),
+                    )
+                )
+            tensors = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        together = iter(tensors)
+        flat = [None if axis is None else next(together).movedim(0, axis) for axis in outputs["axes"]]
+        return pytree.tree_unflatten(flat, outputs["structure"])
+
+    def _settled(
+        self, module: nn.Module, leaves: list[tuple[Any, int | None]], records: int
+    ) -> list[tuple[Any, int | None]]:
+        """The leaves with the axis of their records, None for what all records share: in every batch what it was in the first."""
+        found: list[tuple[Any, int | None]] = []
+        for i, (leaf, axis) in enumerate(leaves):
+            if axis is None:
+                found.append((leaf, None))
+                continue
+            apart = leaf.dim() > axis and leaf.shape[axis] == records
+            shared = self.shared.get((len(leaves), i), not apart)
+            if records > 1:
+                self.shared[len(leaves), i] = shared
+            if not shared and not apart:
+                raise UnsupportedModelError(
+                    f"{type(module).__name__} was called with a tensor of shape {tuple(leaf.shape)} for {records} records, where one of as many "
+                    "rows as records was expected: it is not the same for all records in every batch. Expand it to all records"
+                )
+            found.append((leaf, None if shared else axis))
+        return found
+
+
+def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`values` by every name their tensors have in `module`, each place once.
+
+    torch's own tying names a module that stands in two places twice, and then puts the replacement back as the original.
+    """
+    own = {id(t): name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    found: dict[str, Tensor] = {}
+    for path, part in module.named_modules():
+        for name, t in [*part._parameters.items(), *part._buffers.items()]:
+            if t is not None and own.get(id(t)) in values:
+                found[f"{path}.{name}" if path else name] = values[own[id(t)]]
+    return found
+
+
+def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:
+    """Where the records are in an argument of a module that says so by `batch_first`."""
+    first = 0 if getattr(module, "batch_first", True) else 1
+    if isinstance(module, _RECURRENT):
+        return first if name == "input" else 1
+    if isinstance(module, nn.MultiheadAttention):
+        if name == "attn_mask":
+            if value.dim() == 3:
+                raise UnsupportedModelError(
+                    "MultiheadAttention: attn_mask must be [T, S]; a mask per record and head is not supported"
+                )
+            return None
+        return first if name in {"query", "key", "value"} else 0
+    return 0
+
+
+def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, int | None]]:
+    """Every argument leaf with the axis its records would stand on, None for what has none."""
+    names = list(inspect.signature(type(module).forward).parameters)[1:]
+    named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(kwargs.items())
+    found: list[tuple[Any, int | None]] = []
+    for name, value in named:
+        for leaf in pytree.tree_leaves(value):
+            axis = _record_axis(module, name, leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
+            found.append((leaf, axis))
+    return found
+
+
+def _output_axes(module: nn.Module, flat: list[Any]) -> list[int | None]:
+    """Where the records are in each output."""
+    first = 0 if getattr(module, "batch_first", True) else 1
+    if isinstance(module, _RECURRENT):
+        return [first, *[1] * (len(flat) - 1)]
+    if isinstance(module, nn.MultiheadAttention):
+        return [first, *(0 if isinstance(v, Tensor) else None for v in flat[1:])]
+    return [0 if isinstance(v, Tensor) else None for v in flat]

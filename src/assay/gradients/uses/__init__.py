@@ -1,0 +1,1 @@
+"""Norms and weighted sums of per-record gradients, one file a shape of use."""

@@ -1,0 +1,185 @@
+"""Per-record gradients of convolution weights, one to three dimensions, any stride, padding, dilation and groups.
+
+Ways, of which the engine takes the cheapest for the shape:
+- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for little
+  more than the price of their sum. Where these are smaller than what they are computed from they are kept, and the
+  clipped sum is one matrix-vector product. The same products can be had by laying out the input's windows and multiplying matrices, which
+  is quicker for some shapes: only a clock can tell (`assay.gradients.cost`);
+- where they are larger (many channels on small maps), the ghost norm: ‖Σ_t g_t p_tᵀ‖² from the two Gram matrices of
+  output gradients and patches, then the ordinary weight gradient of the scaled output gradients;
+- where neither is small, the first way in pieces for the norm and the ordinary weight gradient for the sum.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from assay.gradients.arithmetic import CHUNK_ELEMENTS as _CHUNK_ELEMENTS
+from assay.gradients.arithmetic import masked, rounding, squares
+from assay.gradients.uses.base import Dense, Use
+
+
+@dataclass(frozen=True, slots=True)
+class ConvShape:
+    """What a convolution does, apart from its weights. Padding that zeros cannot express is applied before."""
+
+    weight: torch.Size
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def kernel(self) -> tuple[int, ...]:
+        """The window's sides."""
+        return tuple(self.weight[2:])
+
+    def weight_gradients(self, x: Tensor, g: Tensor) -> Tensor:
+        """One weight gradient a record, [B, *weight]: the backend's gradient with the records folded into the groups."""
+        B = x.shape[0]
+        folded_x, folded_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
+        return self.gradient(folded_x, folded_g, B).view(B, *self.weight)
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether `window_gradients` can serve: two dimensions, one group."""
+        return len(self.stride) == 2 and self.groups == 1
+
+    def window_gradients(self, x: Tensor, g: Tensor) -> Tensor:
+        """The same with channels last, [B, out, height, width, in]: output gradients times the windows of the input."""
+        x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)]).permute(0, 2, 3, 1)
+        B, out, channels = x.shape[0], g.shape[1], x.shape[3]
+        each, down, right, across = x.stride()
+        size = (B, *g.shape[2:], *self.kernel, channels)
+        step = (down * self.stride[0], right * self.stride[1], down * self.dilation[0], right * self.dilation[1])
+        windows = x.as_strided(size, (each, *step, across)).reshape(B, -1, math.prod(self.kernel) * channels)
+        return torch.bmm(g.flatten(2), windows).view(B, out, *self.kernel, channels)
+
+    def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
+        """The ordinary weight gradient, summed over records."""
+        return self.gradient(x, g, 1)
+
+    def gradient(self, x: Tensor, g: Tensor, fold: int) -> Tensor:
+        """The weight gradient with `fold` records in the channels, side by side: [fold · weight[0], ...]."""
+        weight = x.new_empty(fold * self.weight[0], *self.weight[1:])  # only its shape is looked at
+        outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
+            g,
+            x,
+            weight,
+            None,
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0] * len(self.stride),
+            fold * self.groups,
+            (False, True, False),
+        )
+        return outputs[1]
+
+    def patch_gram(self, x: Tensor) -> Tensor:
+        """Inner products of all pairs of input windows, [B·groups, positions, positions].
+
+        Sums the Gram matrix of single (padded) input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ},
+        x_{s+δ}⟩, so the channels are contracted once and not once an offset.
+        """
+        x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        x = x.reshape(x.shape[0] * self.groups, x.shape[1] // self.groups, *x.shape[2:])
+        sides = x.shape[2:]
+        points = x.flatten(2)
+        gram = torch.bmm(points.mT, points).view(x.shape[0], *sides, *sides)
+        outs = [
+            (side - step * (k - 1) - 1) // stride + 1
+            for side, step, k, stride in zip(sides, self.dilation, self.kernel, self.stride, strict=True)
+        ]
+        total = None
+        for offset in itertools.product(*map(range, self.kernel)):
+            window = tuple(
+                slice(o * step, o * step + stride * (n - 1) + 1, stride)
+                for o, step, stride, n in zip(offset, self.dilation, self.stride, outs, strict=True)
+            )
+            part = gram[(slice(None), *window, *window)]
+            total = part.clone() if total is None else total.add_(part)
+        assert total is not None
+        positions = math.prod(outs)
+        return total.view(x.shape[0], positions, positions)
+
+
+@dataclass(slots=True)
+class Convolved:
+    """The weight of a convolution by its factors: input `x` and output gradient `g`, for kernels too large to keep."""
+
+    shape: ConvShape
+    x: Tensor
+    g: Tensor
+
+    def sq_norm(self) -> Tensor:
+        out, window = self.shape.weight[0] // self.shape.groups, math.prod(self.shape.weight[1:])
+        positions = math.prod(self.g.shape[2:])
+        ghost = positions * (out + window) <= out * window
+        return self.raised(self._ghost() if ghost else torch.cat([Dense(part).sq_norm() for part in self.pieces()]))
+
+    def raised(self, sq: Tensor) -> Tensor:
+        """Squared norms, in place, with what another order of summation may have taken from them."""
+        window, positions = math.prod(self.shape.weight[1:]), math.prod(self.g.shape[2:])
+        # ‖Σ g_t p_tᵀ‖ ≤ Σ ‖g_t‖‖p_t‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows
+        gg, xx = squares(self.g.flatten(1)), squares(self.x.flatten(1)).mul_(math.prod(self.shape.kernel))
+        # inner products below the least number may have lost this much; Σ_t ‖p_t‖ ≤ √positions ‖p‖
+        tiny = positions * torch.finfo(self.g.dtype).tiny
+        sq = sq.add_(gg * xx, alpha=rounding(self.g.dtype, 1))
+        return sq.add_(xx, alpha=self.shape.weight[0] * tiny).add_(gg, alpha=window * self.shape.groups * tiny)
+
+    def _ghost(self) -> Tensor:
+        B, groups = self.x.shape[0], self.shape.groups
+        g = self.g.reshape(B * groups, self.g.shape[1] // groups, -1)
+        both = torch.bmm(g.mT, g).mul_(self.shape.patch_gram(self.x))
+        return both.sum((1, 2)).clamp_min_(0).view(B, groups).sum(1)
+
+    def pieces(self) -> Iterator[Tensor]:
+        """The gradients of a few records at a time."""
+        step = max(1, _CHUNK_ELEMENTS // math.prod(self.shape.weight))
+        for x, g in zip(self.x.split(step), self.g.split(step), strict=True):
+            yield self.shape.weight_gradients(x, g)
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        scaled = self.g * weights.view(-1, *[1] * (self.g.dim() - 1))  # [B, 1] to [B, 1, ..., 1]
+        return self.shape.summed_gradient(self.x, scaled)
+
+    def per_record(self) -> Tensor:
+        return self.shape.weight_gradients(self.x, self.g)
+
+    def without(self, bad: Tensor) -> Convolved:
+        return Convolved(self.shape, masked(self.x, bad), masked(self.g, bad))
+
+
+class ChannelsLast(Dense):
+    """Gradients at hand of kernels [out, in, height, width], kept as [B, out, height, width, in]."""
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return super().weighted_sum(weights).permute(0, 3, 1, 2)
+
+    def per_record(self) -> Tensor:
+        return self.values.permute(0, 1, 4, 2, 3)
+
+    def without(self, bad: Tensor) -> ChannelsLast:
+        return ChannelsLast(masked(self.values, bad))
+
+
+Windows = Callable[[ConvShape, Tensor, Tensor], bool]
+"""Whether the gradients of this shape are had more quickly by windows."""
+
+
+def convolved(shape: ConvShape, x: Tensor, g: Tensor, by_windows: Windows) -> Use:
+    """The cheapest form for this shape (see the module's docstring)."""
+    if math.prod(shape.weight) <= 4 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
+        if shape.has_windows and by_windows(shape, x, g):
+            return ChannelsLast(shape.window_gradients(x, g))
+        return Dense(shape.weight_gradients(x, g))
+    return Convolved(shape, x, g)

@@ -1,1 +1,0 @@
-"""Per-record gradients at the price of plain training: the engine, a rule per layer type, and the clipping rules."""

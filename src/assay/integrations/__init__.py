@@ -1,0 +1,1 @@
+"""Other tools, as callbacks of a run."""

@@ -1,0 +1,178 @@
+"""A method as one expression: how a record's gradient is bounded, encoded, noised and cleaned up.
+
+each ─▶ clip ─▶ sum ─▶ before ─▶ noise ─▶ (÷ expected batch size) ─▶ decode ─▶ after
+per record, sensitive          │ released from here on, free to use
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from dp_accounting.dp_event import DpEvent
+from torch import Tensor
+
+from assay.errors import ConfigError
+from assay.gradients.arithmetic import constant, squares
+from assay.gradients.record_grads import RecordGrads
+from assay.gradients.rules.correlation import Basis, restored
+from assay.gradients.rules.layers import Rules
+from assay.mechanisms.types import (
+    Bounded,
+    ClipRule,
+    Denoiser,
+    Encoder,
+    Grads,
+    Mechanism,
+    OnParameters,
+    Private,
+    Stateful,
+)
+from assay.randomness.streams import Stream
+
+Form = torch.Size | Basis
+"""What a released gradient is: the parameter's shape (a map has it in its leading corner), or coordinates in a basis."""
+
+PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""A map of one record's gradient (or one micro-batch's), applied to all at once: {name: [B, *shape]} in and out."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Clipping, encoding, noise and post-processing; the same object runs a step and states what it costs.
+
+    With micro-batches of μ > 1 records (`micro`), gradients are averaged over a micro-batch before clipping. Replacing
+    the members of a micro-batch moves its clipped average from one vector of norm C to another, so one record moves the
+    sum by up to 2C. That holds because every record draws its micro-batch independently of the others: no record
+    displaces another.
+
+    `rules` take the place of the engine's own for the layer types they name. A rule may hand over a map larger than its
+    parameter (the whole correlation of a convolution), of which the leading corner is the gradient, or coordinates of one: `decode`
+    sees these, `after` the gradient.
+    """
+
+    clip: ClipRule
+    noise: Mechanism
+    micro: int = 1
+    rules: Rules = field(default_factory=dict)
+    each: Sequence[PerRecordMap] = ()
+    before: Sequence[Encoder] = ()
+    decode: Sequence[Denoiser] = ()
+    after: Sequence[Denoiser] = ()
+
+    def __post_init__(self) -> None:
+        if self.micro < 1:
+            raise ConfigError("micro_batch", self.micro, "a whole number, 1 or above")
+        if self.each and self.rules:
+            raise ConfigError(
+                "encode",
+                "sign together with the full spectral domain",
+                "one of the two: signs are taken of a gradient's own coordinates, which the full domain does not keep apart",
+            )
+        white, spoiler = self.noise.white, "the noise of this method"
+        for step in (*self.decode, *self.after):
+            if step.needs_white and not white:
+                raise ConfigError(
+                    "denoise",
+                    str(step),
+                    f"a place before {spoiler}: it reads every coordinate against noise that is independent and equal in all",
+                )
+            if not step.keeps_white:
+                white, spoiler = False, str(step)
+
+    @property
+    def l2(self) -> float:
+        """What one record can move the clipped sum by."""
+        return self.clip.l2 if self.micro == 1 else 2 * self.clip.l2
+
+    def on(self, parameters: Grads) -> Chain:
+        """The chain for a model with these parameters."""
+        return replace(self, noise=self.noise.on(parameters)) if isinstance(self.noise, OnParameters) else self
+
+    def event(self) -> DpEvent:
+        """What one release costs before sampling: read off a release of nothing, by the code that releases something."""
+        return self.release(Bounded({}, self.l2), _NoStream()).event
+
+    def clipped_sum(
+        self, grads: RecordGrads, groups: list[int], slots: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Σ of clipped gradients, and the norms [B, L] they had.
+
+        `groups` is what the clipping rule said for the engine's layers, `slots` [B] which micro-batch each record is in.
+        """
+        if self.micro == 1 and not self.each:
+            norms = grads.norms(groups)
+            return grads.weighted_sum(self.clip.weights(norms), groups), norms
+        whole = grads.per_record()
+        if self.micro > 1:
+            assert slots is not None
+            whole = _averaged(whole, slots)
+        for step in self.each:
+            whole = step(whole)
+        width = max(groups, default=0) + 1
+        sums = next(iter(whole.values())).new_zeros(len(next(iter(whole.values()))), width)
+        for name, values in whole.items():
+            sums[:, groups[grads.layer_of[name]]] += squares(values.reshape(len(values), -1))
+        norms = sums.sqrt_()
+        weights = self.clip.weights(norms)
+        return {n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()}, norms
+
+    def release(self, grads: Bounded, stream: Stream) -> Private:
+        """Encode and add the noise."""
+        for encode in self.before:
+            grads = encode(grads)
+        return self.noise.release(grads, stream)
+
+    def finish(self, released: Private, expected_size: float, forms: Mapping[str, Form] | None = None) -> Grads:
+        """The average gradient, after post-processing; `forms` say what each parameter's gradient is made of."""
+        grads: Grads = released.value
+        for value in grads.values():
+            value.mul_(constant(1.0 / expected_size, value.dtype, value.device))
+        for step in self.decode:
+            grads = step(grads, released.noise_std / expected_size)
+        if self.rules and forms is not None:
+            grads = {name: restored(value, forms[name]) for name, value in grads.items()}
+        for step in self.after:
+            grads = step(grads, released.noise_std / expected_size)
+        return grads
+
+    def state(self) -> dict[str, Any]:
+        """What changes from step to step, by where it is; released values only."""
+        return {place: part.state() for place, part in self._stateful()}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up a state that `state` returned."""
+        for place, part in self._stateful():
+            part.restore(state[place])
+
+    def _stateful(self) -> list[tuple[str, Stateful]]:
+        parts = {"clip": self.clip} | {f"after {i}": step for i, step in enumerate(self.after)}
+        return [(place, part) for place, part in parts.items() if isinstance(part, Stateful)]
+
+
+def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
+    """Mean over the records of each micro-batch that has any."""
+    present, place, counts = slots.unique(return_inverse=True, return_counts=True)
+    return {
+        name: v.new_zeros(len(present), *v.shape[1:])
+        .index_add_(0, place, v)
+        .div_(counts.view(-1, *[1] * (v.dim() - 1)))
+        for name, v in whole.items()
+    }
+
+
+class _NoStream:
+    """Randomness for a release of nothing: asking it for numbers is a mistake."""
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        raise AssertionError(f"a dry release asked for {shape} numbers of {dtype} on {device}")
+
+    laplace = normal
+
+    def uniform(self, n: int) -> Tensor:
+        raise AssertionError(f"a dry release asked for {n} numbers")
+
+    def integers(self, high: int, n: int) -> Tensor:
+        raise AssertionError(f"a dry release asked for {n} numbers below {high}")

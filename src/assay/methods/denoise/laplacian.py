@@ -1,0 +1,117 @@
+"""Laplacian smoothing of a released gradient (Wang et al., "DP-LSSGD", and its Adam form DP-LSAdam).
+
+A_σ = I - σL with L the periodic one-dimensional Laplacian is circulant, with eigenvalues
+λ_k = 1 + 2σ - 2σ cos(2πk/d), so A_σ⁻¹ g is one division in the frequency domain.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from assay.errors import ConfigError
+from assay.mechanisms.types import Grads
+
+_BLOCK = 1024  # as fast as any for short kernels; smaller ones overlap too much, larger ones leave the cache
+_TRANSFORMED = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplacian:
+    """g ← A_σ⁻¹ g, over the whole parameter vector in the order given (as published) or over each tensor by itself.
+
+    The sum of the coordinates is kept, the l2 norm never grows. White noise of variance s² leaves with variance β·s² in
+    each coordinate (`beta`), and correlated between neighbours. σ = 0 changes nothing.
+    """
+
+    sigma: float = 1.0
+    over: str = "vector"
+
+    needs_white: ClassVar[bool] = False
+    keeps_white: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.sigma < math.inf:
+            raise ConfigError("laplacian sigma", self.sigma, "a finite number, 0 or above")
+        if self.over not in ("vector", "tensor"):
+            raise ConfigError("laplacian over", self.over, "vector (all parameters as one) or tensor (each by itself)")
+
+    def __call__(self, grads: Grads, noise_std: float) -> Grads:  # noqa: ARG002
+        """The smoothed gradients."""
+        if self.over == "tensor":
+            return {name: smooth(v.reshape(-1), self.sigma).view(v.shape) for name, v in grads.items()}
+        if not grads:
+            return grads
+        whole = smooth(torch.cat([v.reshape(-1) for v in grads.values()]), self.sigma)
+        parts = whole.split_with_sizes([v.numel() for v in grads.values()])
+        return {n: own.view(v.shape).to(v.dtype) for (n, v), own in zip(grads.items(), parts, strict=True)}
+
+
+def smooth(g: Tensor, sigma: float) -> Tensor:
+    """A_σ⁻¹ g for a vector g, exact to rounding. Numbers narrower than 32 bits are computed in 32.
+
+    A transform of all d numbers at once is slow whenever d has a large prime factor. But coordinate i of the solution
+    depends on coordinate j as α^|i-j| (Lemma 7 of the paper, `_decay`), so a long vector is cut into blocks that overlap
+    by r on both sides, each block is solved as if it were periodic, and r coordinates at its ends are dropped. What that
+    changes is at most 4α^r · max|g|, and r is chosen so that this lies below the rounding of the transform itself.
+    """
+    if sigma == 0 or len(g) < 2:
+        return g
+    values = g if g.dtype in _TRANSFORMED else g.float()
+    d = len(values)
+    margin = math.ceil(math.log(16 / torch.finfo(values.dtype).eps) / _decay(sigma))
+    size = max(_BLOCK, 1 << (16 * margin - 1).bit_length())
+    if d <= size:
+        return _solved(values, sigma).to(g.dtype)
+    step = size - 2 * margin
+    count = -(-d // step)
+    padded = torch.cat([values[d - margin :], values, values[:margin], values.new_zeros(count * step - d)])
+    solved = _solved(padded.unfold(0, size, step), sigma)
+    return solved[:, margin : margin + step].reshape(-1)[:d].to(g.dtype)
+
+
+def gamma(sigma: float, d: int) -> float:
+    """γ = (1/d) Σ 1/λ_k (Proposition 1): A_σ^(-1/2) applied to white noise multiplies its variance by γ."""
+    if sigma == 0:
+        return 1.0
+    a, rest = _once_around(sigma, d)
+    return (1 + a) / rest / math.sqrt(1 + 4 * sigma)
+
+
+def beta(sigma: float, d: int) -> float:
+    """β = (1/d) Σ 1/λ_k² (Proposition 2, simplified): A_σ⁻¹ applied to white noise multiplies its variance by β."""
+    if sigma == 0:
+        return 1.0
+    a, rest = _once_around(sigma, d)
+    square = 1 + 4 * sigma
+    return ((1 + 2 * sigma) / math.sqrt(square) * (1 + a) / rest + 2 * d * a / rest**2) / square
+
+
+def _decay(sigma: float) -> float:
+    """-log α for the α of Lemma 7, (1 + 2σ - √(1+4σ))/(2σ), in a form that loses no digits when σ is large."""
+    return 2 * math.asinh(0.5 / math.sqrt(sigma))
+
+
+def _once_around(sigma: float, d: int) -> tuple[float, float]:
+    """α^d and 1 - α^d; both are needed to full precision."""
+    return math.exp(-d * _decay(sigma)), -math.expm1(-d * _decay(sigma))
+
+
+def _solved(values: Tensor, sigma: float) -> Tensor:
+    """A_σ⁻¹ along the last dimension, by the real FFT."""
+    n = values.shape[-1]
+    spectrum: Tensor = torch.fft.rfft(values).mul_(_response(sigma, n, values.dtype, values.device))
+    solved: Tensor = torch.fft.irfft(spectrum, n=n)
+    return solved
+
+
+@lru_cache(maxsize=64)
+def _response(sigma: float, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1/λ_k for k = 0..n/2."""
+    angle = torch.arange(n // 2 + 1, dtype=torch.float64) * (math.pi / n)
+    return (1 / (1 + 4 * sigma * torch.sin(angle).square())).to(device=device, dtype=dtype)

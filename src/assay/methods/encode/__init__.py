@@ -1,0 +1,42 @@
+"""Encodings: what is done to a record's gradient before it is clipped, and undone (as far as it can be) after the noise.
+
+An encoding changes what clipping bounds; it never changes the bound. It can be given to any method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from assay._util import spec
+from assay.methods.encode.sign import Sign
+from assay.methods.encode.spectral import SpectralDomain
+
+if TYPE_CHECKING:
+    from assay.methods.chain import Chain
+
+
+class Encoding(Protocol):
+    """Changes a chain so that gradients are encoded."""
+
+    def applied(self, chain: Chain) -> Chain:
+        """The chain with this encoding."""
+        ...
+
+
+KINDS: dict[str, type[Encoding]] = {"sign": Sign, "spectral": SpectralDomain}
+
+
+def parse(text: str) -> Encoding:
+    """The encoding that `text` names, e.g. `sign:tau=0.001`."""
+    return spec.parse("encode", text, KINDS)
+
+
+def parse_all(texts: Sequence[str]) -> tuple[Encoding, ...]:
+    """Several, in the order in which they are applied."""
+    return tuple(parse(text) for text in texts)
+
+
+def describe(encoding: Encoding) -> str:
+    """The text that `parse` turns into this encoding."""
+    return spec.describe(encoding, KINDS)

@@ -1,0 +1,40 @@
+"""Gradients reduced to signs (discrete-denoise paper, Algorithm 2)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from assay.methods.chain import Chain
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """+1 above τ, -1 below -τ, 0 between: of every coordinate of a record's (or a micro-batch's) gradient, before clipping.
+
+    Clipping afterwards bounds the encoded gradient by C whatever the signs are, so the guarantee is that of the method it is
+    used with.
+    """
+
+    tau: float = 0.001
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.tau) and self.tau >= 0):
+            raise ConfigError("sign tau", self.tau, "a finite number, 0 or above")
+
+    def __call__(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The signs."""
+        return {name: torch.hardshrink(value, self.tau).sign_() for name, value in gradients.items()}
+
+    def applied(self, chain: Chain) -> Chain:
+        """The chain with signs in place of gradients."""
+        if chain.each:
+            raise ConfigError("encode", "sign", "once: the gradients of this method are signs already")
+        return replace(chain, each=(self,))

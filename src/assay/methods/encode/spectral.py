@@ -1,0 +1,62 @@
+"""Gradients in the frequency domain (GReDP Eq. 14-20, Spectral-DP).
+
+The unitary Fourier transform keeps every norm (Parseval) and takes white noise to white noise. A gradient that is
+transformed, clipped, given Hermitian noise and transformed back is therefore, in distribution, the gradient clipped and
+noised as it is; nothing is transformed here that need not be. What does change something:
+
+- the domain. `kernel` transforms the gradient of a convolution kernel itself. `full` takes the whole correlation of input
+  and output gradient, as large as the (padded) input, of which the kernel's gradient is the leading corner (Eq. 15-16): its
+  norm is larger, so clipping leaves less of the gradient.
+- the filter. Keeping a part ρ of the frequencies after the noise is `assay.methods.denoise.lowpass`; in the full domain it acts on
+  the whole map, before the corner is cut out (without a map where the noise is white: `assay.gradients.rules.correlation`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from assay.errors import ConfigError
+from assay.gradients.rules.correlation import FullCorrelationRule
+from assay.gradients.rules.layers import Rules
+from assay.methods.denoise.lowpass import LowPass
+
+if TYPE_CHECKING:
+    from assay.methods.chain import Chain
+
+DOMAINS = ("kernel", "full")
+
+
+def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
+    """The layer rules of a domain; with `maps` the sum keeps the whole correlation, else only its corner, filtered where ρ < 1."""
+    if domain not in DOMAINS:
+        raise ConfigError("domain", domain, "one of " + ", ".join(DOMAINS))
+    if domain == "kernel":
+        return {}
+    rule = FullCorrelationRule(maps=maps, rho=rho if rho < 1 and not maps else None)
+    return {nn.Conv1d: rule, nn.Conv2d: rule, nn.Conv3d: rule}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpectralDomain:
+    """Clips in the frequency domain and keeps a part ρ of the frequencies."""
+
+    domain: str = "kernel"
+    rho: float = 1.0
+
+    def __post_init__(self) -> None:
+        rules(self.domain, maps=False)
+        LowPass(rho=self.rho)
+
+    def applied(self, chain: Chain) -> Chain:
+        """The chain in this domain."""
+        if chain.rules or chain.decode:
+            raise ConfigError("encode", "spectral", "once: this method works in the frequency domain already")
+        filtered = self.rho < 1
+        return replace(
+            chain,
+            rules=rules(self.domain, maps=chain.micro > 1 or not chain.noise.white, rho=self.rho),
+            decode=(LowPass(rho=self.rho),) if filtered else (),
+        )

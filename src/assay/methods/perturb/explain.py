@@ -1,0 +1,168 @@
+"""The network whose decisions are explained (`assay.methods.perturb.relevance`): where it comes from, and what it cost.
+
+| source | the network | cost |
+|---|---|---|
+| `private` | trained on the private records by DP-SGD | its steps, composed with all else |
+| `data:NAME` | trained on a public data set, brought to the records' shape | none; refused if NAME is the private data |
+| `file:PATH` | a checkpoint (safetensors) that the user declares public | none |
+| `records` | trained on the private records without noise, as in the paper | no ε at all |
+
+A run that is started from Python without `names` has no name to compare with: what is public is then the caller's word.
+
+LeNet-5 for images, as in the paper; a perceptron for flat records.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from assay import data as data_room
+from assay import models
+from assay.data.records import Records
+from assay.errors import ConfigError
+from assay.methods.perturb.relevance import PUBLIC_MODEL
+from assay.methods.stage import PrivateTraining
+from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from assay.methods.plan import Plan
+
+FORMS = "private, data:NAME (a public data set), file:PATH (a public checkpoint), or with variant published records"
+
+_STEPS, _BATCH, _LR = 400, 128, 1e-3  # without noise: Adam, whatever the number of records
+_PRIVATE_LR, _MOMENTUM = 0.5, 0.9  # DP-SGD: the command line's own are made for longer runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explainer:
+    """A network from one of the sources; `steps` is the plan of its DP-SGD, for `private`."""
+
+    source: str
+    steps: Plan | None = None
+
+    def __post_init__(self) -> None:
+        kind, _, name = self.source.partition(":")
+        if self.source not in ("private", "records") and not (kind in ("data", "file") and name):
+            raise ConfigError("explain", self.source, FORMS)
+
+    @property
+    def cost(self) -> DpEvent:
+        """What the network cost the private records."""
+        if self.source == "records":
+            return NonPrivateDpEvent()
+        if self.steps is None:
+            return PUBLIC_MODEL
+        return self.steps.event()
+
+    def describe(self) -> str:
+        """For the statement."""
+        kind, _, name = self.source.partition(":")
+        return {
+            "records": "trained on the private records without noise",
+            "private": "trained on the private records by DP-SGD"
+            + ("" if self.steps is None else f", {self.steps.steps} steps"),
+            "data": f"trained on the data set {name}, taken as public",
+            "file": "a checkpoint that was given, taken as public",
+        }[kind]
+
+    def check(self, private_data: str | None) -> None:
+        """Refuse public data that are the private data, and files that are not there."""
+        kind, _, name = self.source.partition(":")
+        if kind == "data" and name == private_data:
+            raise ConfigError("explain", self.source, f"another data set: {name} is the private one ({FORMS})")
+        if kind == "data" and name not in {info.name for info in data_room.available()}:
+            raise ConfigError("explain", self.source, "data:NAME with a name that `assay data` lists")
+        if kind == "file" and not Path(name).is_file():
+            raise ConfigError("explain", self.source, "file:PATH of a safetensors file that exists")
+
+    def network(
+        self,
+        records: Records,
+        classes: int,
+        randomness: Randomness,
+        device: torch.device,
+        train_privately: PrivateTraining,
+    ) -> nn.Module:
+        """The network, trained; it is released (or public), whatever it was trained on, except for `records`."""
+        shape = tuple(records.zeros()[0].shape[1:])
+        kind, _, name = self.source.partition(":")
+        if kind == "data":
+            bundle = data_room.load(name)
+            x = _of_shape(bundle.train_x, shape, self.source)
+            network = _new(shape, bundle.classes, randomness, device)
+            return _trained(network, _tensor_batches(x, bundle.train_y, randomness, device))
+        network = _new(shape, classes, randomness, device)
+        if kind == "file":
+            try:
+                network.load_state_dict(load_file(name))
+            except (SafetensorError, RuntimeError) as error:
+                raise ConfigError(
+                    "explain", self.source, f"parameters of {_name(shape)} for this data: {error}"
+                ) from error
+            return network
+        if kind == "records":
+            return _trained(network, _record_batches(records, randomness))
+        assert self.steps is not None
+        optimizer = torch.optim.SGD(network.parameters(), lr=_PRIVATE_LR, momentum=_MOMENTUM)
+        train_privately(network, records, self.steps, optimizer, randomness)
+        return network
+
+
+def _name(shape: tuple[int, ...]) -> str:
+    return "lenet5" if len(shape) == 3 and min(shape[1:]) >= 4 else "mlp"
+
+
+def _new(shape: tuple[int, ...], classes: int, randomness: Randomness, device: torch.device) -> nn.Module:
+    """A new network; the run's own generator stays where it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(int(randomness.stream("explain init", 0).integers(2**62, 1)))
+        return models.build(_name(shape), input_shape=shape, classes=classes).to(device)
+
+
+def _of_shape(x: Tensor, shape: tuple[int, ...], source: str) -> Tensor:
+    """Public images at the private records' size and number of channels."""
+    if tuple(x.shape[1:]) == shape:
+        return x
+    if x.dim() != 4 or len(shape) != 3:
+        raise ConfigError("explain", source, f"public data of shape {shape}, or images for images")
+    x = F.interpolate(x.mean(1, keepdim=True) if x.shape[1] != shape[0] else x, size=shape[1:], mode="bilinear")
+    return x.expand(-1, shape[0], -1, -1) if x.shape[1] != shape[0] else x
+
+
+def _orders(n: int, randomness: Randomness) -> Iterator[Tensor]:
+    epochs = (randomness.stream("explain order", e).uniform(n).argsort().split(_BATCH) for e in itertools.count())
+    yield from itertools.islice(itertools.chain.from_iterable(epochs), _STEPS)
+
+
+def _record_batches(records: Records, randomness: Randomness) -> Iterator[tuple[Tensor, Tensor]]:
+    for index in _orders(len(records), randomness):
+        x, y = records.gather(index)
+        yield x, y
+
+
+def _tensor_batches(
+    x: Tensor, y: Tensor, randomness: Randomness, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    for index in _orders(len(x), randomness):
+        yield x[index].to(device), y[index].to(device)
+
+
+def _trained(network: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> nn.Module:
+    """By Adam, without noise."""
+    optimizer = torch.optim.Adam(network.parameters(), lr=_LR)
+    for x, y in batches:
+        optimizer.zero_grad()
+        F.cross_entropy(network(x), y).backward()
+        optimizer.step()
+    return network

@@ -1,0 +1,38 @@
+"""Heat maps of released relevance and of its regions (afrrs.txt, Fig. 2 and 3). Made of released values only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torch import Tensor
+
+from assay._util.files import replace_file
+from assay.methods.perturb.regions import Regions
+
+
+def draw(relevance: Tensor, regions: Regions, path: Path) -> None:
+    """Relevance and the mean relevance of each feature's region side by side; channels are averaged. Flat records get none."""
+    if relevance.dim() < 2:
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for place, (title, values) in enumerate(
+        (("relevance", relevance), (f"{len(regions)} regions", regions.of_features(regions.relevance))), start=1
+    ):
+        axes = figure.add_subplot(1, 2, place)
+        shown = axes.imshow(_flat(values), cmap="Reds")
+        axes.set_title(title)
+        figure.colorbar(shown, ax=axes)
+    replace_file(path, lambda part: canvas.print_png(str(part)))  # type: ignore[no-untyped-call]
+
+
+def _flat(values: Tensor) -> list[list[float]]:
+    """As one image."""
+    values = values.double()
+    while values.dim() > 2:
+        values = values.mean(0)
+    listed: list[list[float]] = values.tolist()
+    return listed

@@ -1,0 +1,119 @@
+"""What comes out of a run, here or across clients: how far it is, how well it does, and its files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from assay._util.files import replace_file, replace_json, replace_text
+from assay.data.records import Records
+from assay.errors import AssayError
+from assay.methods.stage import Loss
+from assay.runs.directory import RunDirectory
+
+_EVALUATION_BATCH = 1000
+
+
+class InterruptedRunError(AssayError):
+    """The run was asked to stop; a checkpoint is written and it can be resumed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run is. Every number in it may be shown: the loss is a released one."""
+
+    step: int
+    steps: int
+    epoch: float
+    loss: float | None
+    epsilon: float | None
+    accuracy: float | None
+    epoch_end: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A trained model and its record; `directory` is where they were written, if anywhere.
+
+    `nonfinite` counts gradients that held NaN or Inf and were left out. It is for the operator: it is not private, and not in
+    the record.
+    """
+
+    model: nn.Module
+    record: dict[str, Any]
+    statement: str
+    directory: RunDirectory | None
+    nonfinite: int
+
+    @property
+    def epsilon(self) -> float:
+        """The verified ε."""
+        return float(self.record["epsilon"]["verified"])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Accuracy on the test records, if there were any."""
+        value: float | None = self.record["result"]["test_accuracy"]
+        return value
+
+    @property
+    def budget_spent(self) -> bool:
+        """Whether the budget ended the run before its plan did."""
+        return bool(self.record["status"] == "budget-spent")
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """Cross-entropy, one value a record (averaged over positions where there are several)."""
+    losses = F.cross_entropy(output, target, reduction="none")
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def finished(
+    model: nn.Module,
+    record: dict[str, Any],
+    statement: str,
+    directory: RunDirectory | None,
+    nonfinite: int,
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Result:
+    """The result of a run, its files written: the record last, since where it is the run is complete. `tensors` are the model's, if
+    they are not to be had from it.
+    """
+    model.eval()
+    if directory is not None:
+        save_model(directory.model, model.state_dict() if tensors is None else tensors)
+        replace_text(directory.statement, statement)
+        replace_json(directory.record, record)
+        directory.finish()
+    return Result(model=model, record=record, statement=statement, directory=directory, nonfinite=nonfinite)
+
+
+def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Parameters and buffers as safetensors, written whole."""
+    whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
+    path.parent.mkdir(exist_ok=True)
+    replace_file(path, lambda part: save_file(whole, part))
+
+
+def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:
+    """Accuracy (None where the output is not a score for each class) and mean loss."""
+    right, total, counted = 0, 0.0, 0
+    classes = True
+    for start in range(0, len(records), _EVALUATION_BATCH):
+        inputs, targets = records.gather(torch.arange(start, min(start + _EVALUATION_BATCH, len(records))))
+        output = model(inputs)
+        total += float(loss(output, targets).double().sum())
+        counted += len(targets)
+        classes = classes and output.dim() == 2 and not targets.is_floating_point()
+        if classes:
+            right += int((output.argmax(1) == targets).sum())
+    if not counted:
+        return None, None
+    return (right / counted if classes else None), total / counted

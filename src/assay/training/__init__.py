@@ -1,0 +1,1 @@
+"""Private training: the step, the one loop, and the settings that do not decide ε."""

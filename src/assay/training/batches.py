@@ -1,0 +1,128 @@
+"""What a loop gets of each batch: this rank's records of those that the plan's sampler drew, in parts that fit the memory.
+
+Every record of the rank that was drawn is in exactly one part, in no part twice, and a micro-batch is never cut. A batch in which
+the rank has no record is one record of zeros, which counts for nothing. Which records, micro-batches and views a step has follows
+from its number and the randomness alone, however it is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from assay.data.records import Records
+from assay.distributed.world import World
+from assay.methods.plan import Plan
+from assay.randomness.streams import Randomness, Stream
+from assay.training.augment import Augmentation
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPart:
+    """Some records of a batch, by where they are in the data set; none stand for one of zeros, which fills an empty pass."""
+
+    index: Tensor | None
+    slots: Tensor | None
+    """Which micro-batch each record is in, if there are any."""
+
+    @property
+    def padding(self) -> bool:
+        """Whether it counts for nothing."""
+        return self.index is None
+
+    def __len__(self) -> int:
+        return 1 if self.index is None else len(self.index)
+
+
+class Batch:
+    """One step's batch. Sensitive: which records are in it is what amplification keeps secret."""
+
+    def __init__(
+        self,
+        records: Records,
+        index: Tensor,
+        slots: Tensor | None,
+        largest: int | None,
+        augment: Augmentation | None,
+        stream: Stream | None,
+    ) -> None:
+        self._records, self._index, self._slots, self._augment, self._stream = records, index, slots, augment, stream
+        self._cuts = _cuts(len(index), largest, slots) if len(index) else []
+
+    def __len__(self) -> int:
+        """How many passes through the model it needs."""
+        return max(1, len(self._cuts))
+
+    def parts(self, passes: int) -> Iterator[BatchPart]:
+        """Its parts, and padding up to so many passes."""
+        slots = self._slots
+        for start, stop in self._cuts:
+            yield BatchPart(self._index[start:stop], None if slots is None else slots[start:stop])
+        for _ in range(len(self._cuts), passes):
+            yield BatchPart(None, None if slots is None else slots.new_zeros(1))
+
+    def gather(self, part: BatchPart) -> Any:
+        """The records of a part, each as its views; in the order of the parts, which draw from one stream."""
+        batch = self._records.zeros() if part.index is None else self._records.gather(part.index)
+        return batch if self._augment is None or self._stream is None else self._augment(batch, self._stream)
+
+
+class Batches:
+    """The batches of a plan from these records, a step at a time; no part has more than `largest` records if it can be helped."""
+
+    def __init__(
+        self,
+        records: Records,
+        plan: Plan,
+        randomness: Randomness,
+        world: World,
+        largest: int | None,
+        augment: Augmentation | None,
+    ) -> None:
+        self._records, self._plan, self._randomness, self._world = records, plan, randomness, world
+        self._largest, self._augment = largest, augment
+        self._part = world.part(len(records), plan.records)
+
+    def draw(self, step: int) -> Batch:
+        """The batch of this step, counted from the start of this randomness."""
+        index = self._drawn(step)
+        slots = None
+        if self._plan.micro_batch > 1:
+            count = max(1, round(self._plan.batch_size / self._plan.micro_batch))
+            slots, order = self._randomness.stream("micro", step).integers(count, len(index)).sort()
+            index = index[order]
+        # one stream for all parts of a batch; secret like the noise: who knew it could tell a record's place in the batch
+        stream = None if self._augment is None else self._randomness.stream("augment", step)
+        return Batch(self._records, index, slots, self._largest, self._augment, stream)
+
+    def _drawn(self, step: int) -> Tensor:
+        """This rank's part of the batch.
+
+        Every rank draws for the whole and keeps what is its own. With a fixed seed that is the batch of one process; without one every
+        rank has a key of its own, which is the same in distribution where records are drawn independently of each other.
+        """
+        sampler = self._plan.sampler
+        index = (
+            sampler.draw(step, self._randomness)
+            if sampler.independent
+            else self._world.once(lambda: sampler.draw(step, self._randomness))
+        )
+        return self._part.own(index)
+
+
+def _cuts(records: int, largest: int | None, slots: Tensor | None) -> list[tuple[int, int]]:
+    """Parts of at most `largest` records; a micro-batch is never cut."""
+    if largest is None or records <= largest:
+        return [(0, records)]
+    if slots is None:
+        return [(i, min(i + largest, records)) for i in range(0, records, largest)]
+    ends = [i + 1 for i in range(records - 1) if slots[i] != slots[i + 1]] + [records]
+    cuts, start = [], 0
+    for end, following in zip(ends, [*ends[1:], None], strict=True):
+        if following is None or following - start > largest:
+            cuts.append((start, end))
+            start = end
+    return cuts

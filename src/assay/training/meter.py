@@ -1,0 +1,50 @@
+"""The training loss as a side query (`assay.mechanisms.types.SideQuery`): what people watch while a model trains, released with noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+
+class MeanLoss:
+    """The training loss, released: Σ min(loss, bound) with noise, averaged over the steps since it was last read.
+
+    A loss printed as it is would be a release without noise. It takes one percent of a step's privacy (the gradient's noise
+    grows by half a percent); the average over an epoch of MNIST is still good to a hundredth.
+    """
+
+    def __init__(self, bound: float = 3.0, share: float = 0.01) -> None:
+        self.bound, self.share = bound, share
+        self._sum, self._steps = 0.0, 0
+
+    @property
+    def sensitivity(self) -> float:
+        """The bound."""
+        return self.bound
+
+    def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
+        """Σ of the losses, each between 0 and the bound; not-a-number counts as the bound."""
+        return losses.detach().float().nan_to_num(nan=self.bound).clamp(0.0, self.bound).sum()
+
+    def receive(self, noisy: float, expected_size: float) -> None:
+        """Add one step's average."""
+        self._sum += noisy / expected_size
+        self._steps += 1
+
+    @property
+    def value(self) -> float | None:
+        """The average so far, at least 0; None before the first step."""
+        return max(0.0, self._sum / self._steps) if self._steps else None
+
+    def reset(self) -> None:
+        """Begin a new average."""
+        self._sum, self._steps = 0.0, 0
+
+    def state(self) -> dict[str, Any]:
+        """The running average; released values only."""
+        return {"sum": self._sum, "steps": self._steps}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a running average."""
+        self._sum, self._steps = float(state["sum"]), int(state["steps"])

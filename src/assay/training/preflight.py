@@ -1,0 +1,104 @@
+"""What a run is refused for before anything is written, charged or replaced: its settings, and a model that is tried out on a few records, as its
+first batch would be.
+
+Nothing of the trial leaves: it is a copy of the model, and of the loss, that sees the records. What such a copy would write down of them
+(data-dependent initialisation) is refused, and must neither be there nor be hidden when the run begins.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from assay.data.records import Records
+from assay.errors import AssayError, ConfigError, UnsupportedModelError
+from assay.gradients.engine import Engine
+from assay.gradients.forwards import check_free
+from assay.gradients.proof.isolation import separate
+from assay.gradients.rules.layers import RULES
+from assay.methods.plan import Plan
+from assay.methods.stage import Loss
+from assay.models import compat, copies
+from assay.training import augment, limits
+from assay.training.settings import Training, pick_device
+
+# A table that all records share may have as many rows as there are records here, and be taken for one row a record: what one
+# number of records is refused for, and another is not, says nothing.
+_SIZES = (5, 7)
+
+
+def checked(
+    model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, data: str | None, ranks: int
+) -> Plan:
+    """The plan as it is for the model; refuses a run that could not be trained so. `data` is the name of the data set, if it has one."""
+    plan = plan.for_model(model)
+    if plan.stage is not None:
+        plan.stage.check(model, Records(train), data)
+    training.at_batch(plan.batch_size)
+    limits.check(plan, ranks, shard=training.shard)
+    plan.chain()
+    device = pick_device(training.device)
+    decided = plan.stage is not None and plan.center is None  # a stage that decides what the model sees
+    if not training.shard and not decided:
+        _rehearse(model, train, loss, plan, training, device)
+    if training.augment is not None:
+        _check_augment(training.augment, train, plan, ranks)
+    return plan
+
+
+def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
+    """Refuse views of what is no picture, or where the records that training sees are not the records themselves."""
+    if ranks > 1:
+        raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
+    if plan.stage is not None and not plan.stage.takes_views:
+        raise ConfigError(
+            "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"
+        )
+    augment.check(text, tuple(Records(train).gather(torch.tensor([0]))[0].shape[1:]))
+
+
+def _rehearse(
+    model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, device: torch.device
+) -> None:
+    """Refuse a model, or a loss, that cannot be trained so under the plan. One that cannot be copied is not asked before its first batch."""
+    model.to(device).train()
+    compat.check(model)
+    check_free(model)
+    records = Records(train, device)
+    if len(records) < 2:
+        return
+    for size in _SIZES:
+        trial = copies.of_model(model)
+        if trial is None:
+            return
+        batch = records.gather(torch.arange(min(size, len(records))))
+        try:
+            _try(trial, batch, copies.of_loss(loss), plan, training, device)
+            return
+        except UnsupportedModelError:
+            if size == _SIZES[-1]:
+                raise
+
+
+def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Training, device: torch.device) -> None:
+    inputs, targets = batch
+    engine = Engine(model, {**RULES, **plan.chain().rules})
+    try:
+        with torch.random.fork_rng(devices=[]):
+            outputs = training.outputs(model, inputs, device)
+            separate(loss, outputs, targets)
+            engine.collect(loss(outputs, targets))
+    except AssayError:
+        raise
+    except Exception as error:  # the user's own model and loss, which may fail in any way
+        shape = tuple(inputs.shape[1:]) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+        raise ConfigError(
+            "model",
+            type(model).__name__,
+            f"a model and a loss that take these records (inputs {shape}); it failed with {type(error).__name__}: {error}",
+        ) from error
+    finally:
+        engine.detach()
