@@ -199,7 +199,7 @@ def federate(
         partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
     carrier = carriers.open_carrier(engine, site_settings(spec, directory), out, reach)
     try:
-        with progress(plan.epsilon_limit) as watch:
+        with progress(plan.epsilon_limit) as shown:
             result = run_rounds(
                 network,
                 carrier,
@@ -208,7 +208,7 @@ def federate(
                 names=names,
                 test=bundle.test,
                 directory=directory,
-                watch=watch,
+                callbacks=[shown],
             )
     finally:
         carrier.close()
@@ -226,8 +226,8 @@ def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
     reach = carriers.Reach(**spec["reach"])
     carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
     try:
-        with progress(spec["plan"]["epsilon_limit"]) as watch:
-            result = resume_rounds(network, carrier, directory, test=bundle.test, watch=watch)
+        with progress(spec["plan"]["epsilon_limit"]) as shown:
+            result = resume_rounds(network, carrier, directory, test=bundle.test, callbacks=[shown])
     finally:
         carrier.close()
     end(result, json, left_out="answers were not usable", steps="rounds")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,11 +24,10 @@ from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
 from assay.integrations import tensorboard as logs
 from assay.methods.plan import Plan
-from assay.runs import checkpoint
+from assay.runs import checkpoint, statement
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.runs.result import Progress
-from assay.runs.statement import scored, shown
+from assay.runs.statement import scored
 from assay.training import limits
 from assay.training.loop import fit
 from assay.training.loop import resume as resume_run
@@ -193,7 +191,7 @@ def train(
             out=out,
             force=force,
             names=made.names,
-            watch=_both(watched, logged),
+            callbacks=[shown, logged],
         )
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
@@ -223,8 +221,8 @@ def resume(
     )
     names, limit = spec["names"], spec["plan"]["epsilon_limit"]
     on = scored(names)
-    with progress(limit, ranks, scored=on) as watched, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(watched, logged))
+    with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
+        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
@@ -281,15 +279,7 @@ def _note_earlier(directory: RunDirectory) -> None:
         steps, epsilon, delta = spent(path)
         if delta is not None:
             console.print(
-                f"note: an earlier run in this directory was charged {steps} steps, ε = {shown(number(epsilon))} at δ = {delta:g} "
+                f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
                 f"({path.relative_to(directory.path)}); it stays spent",
                 markup=False,
             )
-
-
-def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def watch(now: Progress) -> None:
-        for watcher in watchers:
-            watcher(now)
-
-    return watch

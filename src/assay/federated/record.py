@@ -12,7 +12,7 @@ from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.ledger import Ledger
 from assay.federated import methods
 from assay.federated.plan import FederatedPlan
-from assay.runs.record import SCHEMA, epsilon_facts, number
+from assay.runs.record import SCHEMA, epsilon_facts, number, status
 from assay.runs.statement import BOUNDS, audit_line, curve_table, head, options_line, shown
 
 _MOST_CLIENTS = 64  # ε of each client is listed up to so many; each takes a composition of its own
@@ -45,6 +45,7 @@ def finished_record(
     training: Mapping[str, Any],
     names: Mapping[str, Any],
     rounds: int,
+    stopped: bool = False,
     refused_rounds: int,
     turns: list[int] | None,
     history: list[dict[str, Any]],
@@ -53,11 +54,15 @@ def finished_record(
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone."""
+    """The record of a finished run. ε comes from the ledger alone.
+
+    `stopped` says that a callback ended the run: every client's ε is then that of all its planned turns.
+    """
+    each = [plan.turns] * plan.clients if stopped and turns is not None else turns
     return {
         "schema": SCHEMA,
         "kind": "federated",
-        "status": "done" if rounds >= plan.rounds else "budget-spent",
+        "status": status(rounds, plan.rounds, stopped),
         "method": plan.method.name,
         "variant": plan.method.variant,
         "options": methods.options(plan.method),
@@ -95,7 +100,7 @@ def finished_record(
             "noise": plan.noise if plan.unit == "client" else None,
             "min_answers": plan.answers if plan.unit == "client" and plan.noise == "distributed" else None,
             "turns": None if turns is None else {"most": max(turns), "least": min(turns), "planned": plan.turns},
-            "clients_epsilon": _each_client(plan, names, turns),
+            "clients_epsilon": _each_client(plan, names, each),
             "partition": names["partition"],
             "partition_seed": names["partition_seed"],
             "partition_counts": names.get("counts"),

@@ -157,6 +157,12 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
         ]
     if record["status"] == "budget-spent":
         lines += ["> The budget ended this run before its planned last step.", ""]
+    if record["status"] == "stopped":
+        lines += [
+            "> A callback ended this run before its planned last step, by what the run had released. "
+            "ε counts all planned steps.",
+            "",
+        ]
     return lines
 
 

@@ -133,7 +133,7 @@ class PrivateStep(Unique):
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
         self._loop = 0
-        self._closed, self._unfinished = False, False
+        self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
         self,
@@ -376,7 +376,17 @@ class PrivateStep(Unique):
 
     def settle(self) -> None:
         """Give back what was charged ahead and not used. Call when a loop ends or pauses in an orderly way."""
-        self._segment.settle(self.taken - self._origin)
+        if not self._rest_charged:
+            self._segment.settle(self.taken - self._origin)
+
+    def charge_rest(self) -> None:
+        """Charge all steps up to `limit`, for a run that ends here because of what it released. None is given back.
+
+        The ε of a number of steps that was chosen by looking at released values is too small; that of all steps holds
+        (`assay.runs.callbacks`).
+        """
+        self._segment.charge(self._limit - self._origin)
+        self._rest_charged = True
 
     def epsilon(self) -> float:
         """The verified ε charged so far; never less than what was spent."""

@@ -215,7 +215,9 @@ def _check_replaced(
         answer = call.again(other, replacement.change)
     except UnsupportedModelError:
         raise
-    except Exception:  # the user's own model, which need not take such records (lengths in no order, a value out of range)
+    except (
+        Exception
+    ):  # the user's own model, which need not take such records (lengths in no order, a value out of range)
         if must:
             raise
         return
@@ -363,7 +365,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
             for replacements in rounds(tensors((output, target)), records, coins, full=True, gaps=False):
                 other = copies.of_loss(loss)
                 alone = all(
-                    _kept_alike(plain, asked(other, r.change), r) for r in replacements if r.real or _takes(asked, other, r)
+                    _kept_alike(plain, asked(other, r.change), r)
+                    for r in replacements
+                    if r.real or _takes(asked, other, r)
                 )
                 if not (same and close(plain, asked(other))):
                     raise UnsupportedModelError(
@@ -373,7 +377,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
                 if not alone:
                     raise UnsupportedModelError(LOSS_MIXES)
             rows = a_few(records, coins)
-            if not drew and not close(plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))):
+            if not drew and not close(
+                plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))
+            ):
                 raise UnsupportedModelError(
                     "the loss of a record depends on how many records there are in its batch, and so on whether another one is among them: give the "
                     "plain loss of each (reduction='none'); the step divides by the expected batch size, a constant"

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from assay.errors import UnsupportedModelError
 from assay.gradients.proof.isolation import extra_state, has_extra_state, writes
 
-
 _MODES = 16  # a model that has a mode of its own for every batch is asked on random ones
 
 
