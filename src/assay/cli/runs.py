@@ -181,7 +181,7 @@ def train(
     if ranks.leader:
         note_delta(made.plan.delta, made.plan.records)
     on = scored(made.names)
-    with progress(made.plan.epsilon_limit, ranks, scored=on) as watched, logs.logging(log, out, on) as logged:
+    with progress(made.plan.epsilon_limit, ranks, scored=on) as shown, logs.logging(log, out, on) as logged:
         result = fit(
             made.network,
             made.bundle.train,
