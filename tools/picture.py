@@ -8,6 +8,7 @@ Three runs on scikit-learn's digits are trained, audited and put on one page; a 
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,9 @@ from selenium import webdriver
 
 MOST_BYTES = 250_000
 WIDTH = 1160
-_TRAIN = "train --data digits --model lenet5 --epochs 10 --batch-size 256 --epsilon 1 --delta 1e-4 --seed 0".split()
+_TRAIN = shlex.split(
+    "train --data digits --model lenet5 --epochs 10 --batch-size 256 --epsilon 1 --delta 1e-4 --seed 0"
+)
 _RUNS = {
     "dpsgd": [],
     "gredp": ["--method", "gredp", "--variant", "published"],
