@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay import Plan, methods
-from assay.gradients import clipping as clip
+from assay.data.sampling import Shuffled
 
 GREDP = methods.get("gredp", variant="published", groups=5)
 GREDP_REAL = methods.get("gredp", variant="published", groups=5, noise_form="real")
@@ -34,12 +34,12 @@ def test_the_python_blocks_run_one_after_another():
         ({"noise_multiplier": 2.172, "batch_size": 500, "steps": 3600, "method": GREDP_REAL}, 1.00, math.inf),
         ({"noise_multiplier": 1.0, "batch_size": 256, "steps": 8000, "method": DISCRETE, "micro_batch": 4}, 2.68, 15.9),
         ({"noise_multiplier": 1.0, "batch_size": 256, "steps": 8000}, 2.28, None),
-        ({"noise_multiplier": 1.0, "batch_size": 256, "steps": 8000, "sampling": "shuffle"}, None, 42.0),
+        ({"noise_multiplier": 1.0, "batch_size": 256, "steps": 8000, "sampling": Shuffled}, None, 42.0),
     ],
 )
 def test_the_figures_of_the_table(settings, claimed, verified):
     method = settings.get("method", methods.get("dpsgd"))
-    plan = Plan(records=60_000, delta=1e-5, clip=clip.parse(method.clip), **settings)
+    plan = Plan(records=60_000, delta=1e-5, clip=method.clip, **settings)
     if claimed is not None:
         assert plan.claimed() == pytest.approx(claimed, rel=0.01)
     if verified is not None:

@@ -135,7 +135,7 @@ def with_more(plan: Plan, records: int) -> Plan:
     """The plan for so many records at the same sampling rate: the same event, hence the same ε."""
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
-    size = float(records) if plan.sampling == "full" else plan.sampler.rate * records
+    size = float(records) if plan.sampling.whole else plan.sampler.rate * records
     return replace(plan, records=records, batch_size=size, epsilon_limit=None)
 
 

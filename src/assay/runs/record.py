@@ -83,6 +83,7 @@ def finished_record(
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The record of a finished run. ε comes from the ledger alone."""
+    described = plan.to_json()
     return {
         "schema": SCHEMA,
         "status": "done" if steps >= plan.steps else "budget-spent",
@@ -107,12 +108,12 @@ def finished_record(
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),
         "audit": None,
         "noise_multiplier": plan.noise_multiplier,
-        "noise_schedule": plan.noise_schedule,
+        "noise_schedule": described["noise_schedule"],
         "clip": str(plan.clip),
         "micro_batch": plan.micro_batch,
-        "center": plan.center,
+        "center": described["center"],
         "sampling": {
-            "kind": plan.sampling,
+            "kind": plan.sampling.name,
             "rate": plan.sampler.rate,
             "expected_batch_size": plan.batch_size,
         },
