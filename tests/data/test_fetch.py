@@ -383,5 +383,5 @@ def test_get_of_what_ships_with_a_package_needs_nothing() -> None:
 
 
 def test_get_of_an_unknown_name_is_bad_usage() -> None:
-    with pytest.raises(ConfigError, match="one of digits, .*mnist"):
+    with pytest.raises(ConfigError, match="one of digits, "):
         get("imagenet")
