@@ -57,11 +57,20 @@ def register(kind: str, thing: T) -> T:
     Raises:
         ConfigError: the kind is not known, the name is taken, or the thing is not of the kind.
     """
+    kept(kind).register(thing)
+    return thing
+
+
+def kept(kind: str) -> Registry[Any]:
+    """All things of a kind by name.
+
+    Raises:
+        ConfigError: the kind is not known.
+    """
     if kind not in HOMES:
         raise ConfigError("kind", kind, "one of " + ", ".join(HOMES))
     importlib.import_module(HOMES[kind])
-    _KEPT[kind].register(thing)
-    return thing
+    return _KEPT[kind]
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -154,7 +163,7 @@ def _modules(package: str) -> list[str]:
 
 
 @functools.cache
-def _entry_points() -> metadata.EntryPoints:
+def _entry_points() -> Any:  # of another type in each version of Python, with `select` in all of them
     return metadata.entry_points()
 
 

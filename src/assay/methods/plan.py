@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -478,7 +478,7 @@ class Plan:
         """The plan that `to_json` described, of this version or an earlier one."""
         known = dict(data)
         options = known.pop("options")
-        read = {
+        read: dict[str, Callable[[Any], object]] = {
             "noise_schedule": schedules.parse,
             "clip": clipping.parse,
             "center": lambda text: None if text is None else mean.parse(text),
@@ -488,7 +488,8 @@ class Plan:
             "encode": encoding.parse_all,
             "denoise": denoising.parse_all,
         }
-        return cls(**{key: read[key](value) if key in read else value for key, value in known.items()})
+        made: dict[str, Any] = {key: read[key](value) if key in read else value for key, value in known.items()}
+        return cls(**made)
 
 
 def steps_for(epochs: float | None, sampler: Sampler) -> int:
