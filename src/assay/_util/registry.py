@@ -26,22 +26,20 @@ from assay.errors import ConfigError
 
 T = TypeVar("T")
 
-HOMES: Mapping[str, str] = {
-    "accountant": "assay.accounting.accountants",
-    "attack": "assay.attacks",
-    "clip": "assay.gradients.clip_rules",
-    "data": "assay.data.catalog",
-    "denoise": "assay.methods.denoise",
-    "encode": "assay.methods.encode",
-    "federated_method": "assay.federated.methods",
-    "method": "assay.methods",
-    "noise_schedule": "assay.accounting.schedules",
-    "report_section": "assay.report.sections",
-    "sampler": "assay.data.samplers",
+HOMES: Mapping[str, tuple[str, str]] = {
+    "accountant": ("assay.accounting.accountants", "ACCOUNTANTS"),
+    "attack": ("assay.attacks", "ATTACKS"),
+    "clip": ("assay.gradients.clip_rules", "RULES"),
+    "data": ("assay.data.catalog", "DATASETS"),
+    "denoise": ("assay.methods.denoise", "KINDS"),
+    "encode": ("assay.methods.encode", "KINDS"),
+    "federated_method": ("assay.federated.methods", "METHODS"),
+    "method": ("assay.methods", "METHODS"),
+    "noise_schedule": ("assay.accounting.schedules", "KINDS"),
+    "report_section": ("assay.report.sections", "SECTIONS"),
+    "sampler": ("assay.data.samplers", "SAMPLERS"),
 }
-"""The kinds, and the module that keeps the registry of each."""
-
-_KEPT: dict[str, Registry[Any]] = {}
+"""The kinds, and the module and the name of the registry of each."""
 
 
 def register(kind: str, thing: T) -> T:
@@ -69,8 +67,9 @@ def kept(kind: str) -> Registry[Any]:
     """
     if kind not in HOMES:
         raise ConfigError("kind", kind, "one of " + ", ".join(HOMES))
-    importlib.import_module(HOMES[kind])
-    return _KEPT[kind]
+    module, name = HOMES[kind]
+    found: Registry[Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -99,7 +98,6 @@ class Registry(Mapping[str, T], Generic[T]):
         self._package, self._attribute = package, attribute
         self._things: dict[str, T] = {}
         self._searched = False
-        _KEPT[kind] = self
         for thing in known:
             self._add(thing)
 
