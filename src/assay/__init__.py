@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
     from assay.methods.plan import Plan
-    from assay.runs.result import Result
+    from assay.runs.callbacks import Callback
+    from assay.runs.result import Progress, Result
     from assay.training.loop import fit, resume
     from assay.training.optim import Optimizer
     from assay.training.settings import Training
@@ -27,11 +28,13 @@ __all__ = [
     "Adjacency",
     "AssayError",
     "BudgetSpentError",
+    "Callback",
     "ConfigError",
     "DataError",
     "Optimizer",
     "Plan",
     "PrivateStep",
+    "Progress",
     "Result",
     "Training",
     "UnsupportedModelError",
@@ -44,7 +47,8 @@ _HOMES = {
     "assay.training.optim": ("Optimizer",),
     "assay.methods.plan": ("Plan",),
     "assay.accounting.epsilon": ("Adjacency",),
-    "assay.runs.result": ("Result",),
+    "assay.runs.callbacks": ("Callback",),
+    "assay.runs.result": ("Progress", "Result"),
     "assay.training.step": ("PrivateStep",),
     "assay.training.loop": ("fit", "resume"),
     "assay.training.settings": ("Training",),

@@ -15,7 +15,7 @@ from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.ledger import Ledger
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.methods.perturb.stages import Segmentation
-from assay.methods.stage import scale_inputs
+from assay.models.inputs import scale_inputs
 from assay.randomness.streams import Seeded, Within
 from assay.runs import checkpoint
 

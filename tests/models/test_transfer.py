@@ -18,9 +18,9 @@ from assay import Plan, fit
 from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError
 from assay.gradients.clipping import Flat
-from assay.gradients.rules.layers import layer_path, trainable_layers
-from assay.methods.stage import scale_inputs, shift_inputs
 from assay.models import build, compat
+from assay.models.inputs import scale_inputs, shift_inputs
+from assay.models.layers import layer_path, trainable_layers
 from assay.models.transfer import load_weights, located, train_only
 
 SHAPE = (1, 8, 8)

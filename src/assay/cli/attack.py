@@ -27,8 +27,8 @@ from assay.cli.show import print_json
 from assay.data import DataBundle
 from assay.data.records import Records
 from assay.methods.plan import Plan
-from assay.methods.stage import kept
 from assay.runs.directory import RunDirectory
+from assay.training.stages import kept_release
 
 
 def register(app: typer.Typer) -> None:
@@ -87,7 +87,7 @@ def _models(
     bundle, model = of_run(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
     before = None if is_federated(spec) else Plan.from_json(spec["plan"]).stage
     if before is not None:
-        before.install(model, kept(directory))
+        before.install(model, kept_release(directory))
     files = [*sorted(directory.kept_models.glob("*.safetensors"))[:-1], directory.model]
     models = []
     for file in files:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from assay._util import registry
 from assay.errors import ConfigError
 from assay.gradients.clipping import ClipRule, Flat
+from assay.models.layers import trainable_layers
 
 if TYPE_CHECKING:
     from torch import nn
@@ -83,8 +84,6 @@ class Method(ABC):
 
     def for_model(self, model: nn.Module) -> Method:
         """The method with all that it must know of the model."""
-        from assay.gradients.rules.layers import trainable_layers  # the list of methods should not need the engine
-
         return self.for_layers(trainable_layers(model))
 
 

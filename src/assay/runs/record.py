@@ -9,22 +9,33 @@ import math
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
 from assay import methods
-from assay.accounting.epsilon import bound, epsilon_curve, gdp_mu, rdp_epsilon
+from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.accounting.ledger import Ledger
 from assay.methods import denoise, encode
 from assay.methods.plan import Plan
 from assay.methods.stage import rows
 
-if TYPE_CHECKING:
-    from assay.federated.plan import FederatedPlan
-
 SCHEMA = "assay.record/1"
+
+
+class Priced(Protocol):
+    """What a record asks of a plan, central or federated: its targets and its paper's claim."""
+
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> Adjacency: ...
+    @property
+    def epsilon_limit(self) -> float | None: ...
+    @property
+    def epsilon_claimed(self) -> float | None: ...
+    def claimed(self) -> float: ...
 
 
 def number(value: float | None) -> float | str | None:
@@ -46,9 +57,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def epsilon_facts(
-    plan: Plan | FederatedPlan, ledger: Ledger, accountant: str, claimed: float | None = None
-) -> dict[str, Any]:
+def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float | None = None) -> dict[str, Any]:
     """ε as a record holds it: verified from the ledger alone, claimed by the plan's method (`claimed`, if the run ended before its
     plan did), not yet audited.
     """
@@ -70,6 +79,13 @@ def epsilon_facts(
     }
 
 
+def status(taken: int, planned: int, stopped: bool) -> str:
+    """How a run ended: "done", "budget-spent", or "stopped" by a callback."""
+    if stopped:
+        return "stopped"
+    return "done" if taken >= planned else "budget-spent"
+
+
 def finished_record(
     *,
     plan: Plan,
@@ -77,16 +93,21 @@ def finished_record(
     training: Mapping[str, Any],
     names: Mapping[str, Any],
     steps: int,
+    stopped: bool = False,
     history: list[dict[str, Any]],
     result: Mapping[str, float | None],
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone."""
+    """The record of a finished run. ε comes from the ledger alone.
+
+    `stopped` says that a callback ended the run: claimed and verified ε are then those of the whole plan.
+    """
+    counted = plan.steps if stopped else min(steps, plan.steps)
     described = plan.to_json()
     return {
         "schema": SCHEMA,
-        "status": "done" if steps >= plan.steps else "budget-spent",
+        "status": status(steps, plan.steps, stopped),
         "method": plan.method.name,
         "variant": plan.method.variant,
         "options": methods.options(plan.method),
@@ -102,7 +123,8 @@ def finished_record(
         "unit": names.get("unit", "one record"),
         "records": plan.records,
         "validation_of": names.get("validation_of"),
-        "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(min(steps, plan.steps))),
+        "split": names.get("split"),
+        "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(counted)),
         "parts": []
         if plan.stage is None
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),

@@ -18,9 +18,10 @@ from assay.accounting.ledger import Ledger
 from assay.cli.inputs import of_run
 from assay.data.records import Records
 from assay.methods.perturb.mean import Centered, Mean, parse
-from assay.methods.stage import adapt_as, released, scale_inputs
+from assay.models.inputs import adapt_as, scale_inputs
 from assay.randomness.streams import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
+from assay.training.stages import release_stage, train_privately
 
 
 def plan(**settings) -> Plan:
@@ -34,7 +35,7 @@ def plan(**settings) -> Plan:
 def mean_of(x: torch.Tensor, *, noise: float = 1.0, bound: float | None = None, seed: int = 0, count: int = 100):
     stage = Centered(Mean(noise=noise, bound=bound), count)
     records = Records(TensorDataset(x, torch.zeros(len(x), dtype=torch.int64)))
-    found = stage.release(nn.Linear(1, 1), records, Seeded(seed), torch.device("cpu"))
+    found = stage.release(nn.Linear(1, 1), records, Seeded(seed), torch.device("cpu"), train_privately)
     return found["mean"].double()
 
 
@@ -99,8 +100,8 @@ def test_a_crash_after_the_release_does_not_make_another_one(tmp_path):
     records = Records(TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.int64)))
     ledger = Ledger(directory.ledger, delta=p.delta, adjacency=p.adjacency, ceiling=None)
     asked = {"model": nn.Linear(4, 2), "records": records, "ledger": ledger, "device": torch.device("cpu")}
-    first = released(stage, randomness=OsSeeded(), directory=directory, **asked)
-    again = released(stage, randomness=OsSeeded(), directory=directory, **asked)
+    first = release_stage(stage, randomness=OsSeeded(), directory=directory, **asked)
+    again = release_stage(stage, randomness=OsSeeded(), directory=directory, **asked)
     assert torch.equal(first["mean"], again["mean"])
     assert ledger.event() == ComposedDpEvent([p.stage_event])
 

@@ -23,7 +23,8 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
-from assay.methods.stage import WHOLE, Loss, Part, Released, Stage, check_inputs, shift_inputs
+from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released, Stage
+from assay.models.inputs import check_inputs, shift_inputs
 from assay.randomness.streams import Randomness
 
 _TOGETHER = 1000  # records in memory at once
@@ -83,6 +84,11 @@ class Centered:
         """Yes: the mean is subtracted from whatever the model sees."""
         return True
 
+    @property
+    def takes_fewer(self) -> bool:
+        """Yes: the sum is divided by a constant."""
+        return True
+
     def event(self) -> DpEvent:
         """One Gaussian release."""
         return gaussian_event(self.how.noise)
@@ -98,7 +104,14 @@ class Centered:
         if not (isinstance(first, Tensor) and first.is_floating_point()):
             raise ConfigError("center", describe(self.how), "inputs that are one tensor of floating-point numbers")
 
-    def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:  # noqa: ARG002
+    def release(
+        self,
+        model: nn.Module,  # noqa: ARG002
+        records: Records,
+        randomness: Randomness,
+        device: torch.device,  # noqa: ARG002
+        train_privately: PrivateTraining,  # noqa: ARG002
+    ) -> Released:
         """The noisy mean. An input that is not finite counts as zeros."""
         total: Tensor | None = None
         bound = 0.0
