@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay import Adjacency, BudgetSpentError, ConfigError, Plan, PrivateStep
 from assay.accounting.ledger import Ledger, LedgerError
+from assay.data.sampling import FullBatch
 from assay.errors import AssayError, UnsupportedModelError
 from assay.gradients.clipping import AdaptiveQuantile, Flat, PerLayer
 from assay.randomness.streams import OsSeeded, Secure, Seeded
@@ -257,7 +258,7 @@ def test_clipping_keeps_full_precision_inside_autocast(records):
             steps=2,
             noise_multiplier=0.0,
             delta=1e-3,
-            sampling="full",
+            sampling=FullBatch,
             clip=Flat(bound=0.01),
         )
         step = PrivateStep(model, plan)
@@ -277,7 +278,7 @@ def test_clipping_keeps_full_precision_inside_autocast(records):
 def test_a_batch_that_was_left_in_the_middle_counts_no_record_twice():
     """A loop that is broken off between two parts of a batch, and begun again: the same batch is drawn again."""
     plan = Plan(
-        records=40, batch_size=40, steps=3, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=1.0), sampling="full"
+        records=40, batch_size=40, steps=3, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=1.0), sampling=FullBatch
     )
     model, records = nn.Linear(40, 1, bias=False), TensorDataset(torch.eye(40))  # the sum says how often each counted
     step = PrivateStep(model, plan, max_physical_batch=10, randomness=Seeded(0))

@@ -56,6 +56,7 @@ class Unique:
     """Exists once, in the process that made it. Copying and pickling it is a `TypeError`."""
 
     __slots__ = ("_process",)
+    _process: Process
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
         """Remember the process; subclasses need not call anything."""

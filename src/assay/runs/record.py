@@ -104,6 +104,7 @@ def finished_record(
     `stopped` says that a callback ended the run: claimed and verified ε are then those of the whole plan.
     """
     counted = plan.steps if stopped else min(steps, plan.steps)
+    described = plan.to_json()
     return {
         "schema": SCHEMA,
         "status": status(steps, plan.steps, stopped),
@@ -129,12 +130,12 @@ def finished_record(
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),
         "audit": None,
         "noise_multiplier": plan.noise_multiplier,
-        "noise_schedule": plan.noise_schedule,
+        "noise_schedule": described["noise_schedule"],
         "clip": str(plan.clip),
         "micro_batch": plan.micro_batch,
-        "center": plan.center,
+        "center": described["center"],
         "sampling": {
-            "kind": plan.sampling,
+            "kind": plan.sampling.name,
             "rate": plan.sampler.rate,
             "expected_batch_size": plan.batch_size,
         },

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay._util.figures import at_least, at_most
+from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency, Bound
-from assay.gradients.clipping import AdaptiveQuantile
 
 if TYPE_CHECKING:
     from assay.methods.plan import Plan
@@ -196,10 +196,10 @@ def _noise(plan: Plan) -> str:
 
 
 def _schedule(plan: Plan) -> list[str]:
-    bands = len(plan.schedule.strategy)
+    bands = len(plan.noise_schedule.strategy)
     if bands > 1:
         return [
-            f"- The noise is correlated ({plan.noise_schedule}): a step takes back some of the noise of the {bands - 1} steps before it. "
+            f"- The noise is correlated ({schedules.describe(plan.noise_schedule)}): a step takes back some of the noise of the {bands - 1} steps before it. "
             "The standard deviation above is that of a strategy matrix of norm 1, and each batch that a record may be in is charged once "
             "(Choquette-Choo et al. 2023)."
         ]
@@ -207,7 +207,7 @@ def _schedule(plan: Plan) -> list[str]:
         return []
     said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
     return [
-        f"- The noise falls over the run ({plan.noise_schedule}): {said} times that bound; each stretch is charged for its own noise."
+        f"- The noise falls over the run ({schedules.describe(plan.noise_schedule)}): {said} times that bound; each stretch is charged for its own noise."
     ]
 
 
@@ -232,7 +232,7 @@ def _accountant(record: Mapping[str, Any], plan: Plan) -> str:
         how = "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022; dp_accounting): an upper bound"
     else:
         how = BOUNDS[kind]
-        if kind in (Bound.EXACT, Bound.PLD) and (plan.sampling == "shuffle" or len(plan.schedule.strategy) > 1):
+        if kind in (Bound.EXACT, Bound.PLD) and not plan.sampler.tight:
             how += "; batches drawn so cost no more than that, and how much exactly is not known"
     said = [f"- Accountant: {how}."]
     if kind != Bound.RENYI and eps["rdp"] != "inf":  # inf: no Rényi bound is at hand
@@ -337,7 +337,7 @@ def _bound(record: Mapping[str, Any], plan: Plan) -> str:
         return "- Gradients are not clipped."
     if math.isinf(plan.clip.l2):
         return f"- Gradients are assumed to have norm at most {plan.clip.bound:g}; nothing is clipped, so nothing bounds what one record moves."
-    if isinstance(plan.clip, AdaptiveQuantile):
+    if plan.clip.queries:
         return (
             f"- Each record's gradient is bounded ({record['clip']}); one record moves a step's sum by at most the bound in force at that step, "
             f"which begins at {plan.chain().l2:g} and follows a quantile of the gradients' norms, by counts released with noise."
