@@ -287,12 +287,7 @@ class Engine:
                 proof_now.after()
             self._check_independent(written | self._watch.attributes(), proof_now)
         finally:
-            self._collecting = None
-            self._stand_ins, self._written = {}, set()
-            self._arguments.clear()
-            self._outputs.clear()
-            if proof_now is not None:
-                proof_now.forget()
+            self.forget()
         uses = gathered(found) if len(found) > 1 else found
         if views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
@@ -352,6 +347,15 @@ class Engine:
     def _stop_watching(self) -> None:
         for hook in self._watching:
             hook.remove()
+
+    def forget(self) -> None:
+        """Let go of the calls of the model so far. A batch without records is not collected: its calls say nothing about later ones."""
+        self._collecting = None
+        self._stand_ins, self._written = {}, set()
+        self._arguments.clear()
+        self._outputs.clear()
+        if self._proof is not None:
+            self._proof.forget()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
