@@ -306,6 +306,8 @@ class Engine:
 
     def _check_losses(self, losses: Tensor, graph: proof.Graph, proving: bool) -> None:
         """Whether the losses mix what the model put out: each of the first batches, then a random few, and fully on the very first."""
+        if self._split:  # a backward pass of one rank alone would wait for the others' parameters
+            return
         self._batches += 1
         if self._batches % _LOSSES_EVERY == self._turn or self._batches <= _LOSSES_FIRST:
             outputs = isolation.tensors(list(self._outputs))
