@@ -91,6 +91,18 @@ def test_empty_and_single_record_batches_are_ordinary_steps(model, records):
     assert step.ledger.total_steps >= 60
 
 
+def test_a_run_that_begins_with_empty_batches_trains(model, records):
+    """What the model was before the first record is no promise: its parameters have moved since."""
+    plan = Plan(records=120, batch_size=0.4, steps=20, noise_multiplier=1.0, delta=1e-3)
+    randomness = Seeded(8)
+    assert [len(plan.sampler.draw(step, randomness)) for step in range(2)] == [0, 0]
+    step, optimizer = PrivateStep(model, plan, randomness=randomness), torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in step.batches(records):
+        assert step.backward(losses_of(model, batch))
+        optimizer.step()
+    assert step.taken == 20
+
+
 def test_noise_has_the_promised_size_in_every_direction(records):
     """Empirical covariance of the noise over many steps; a chi-square bound with false-alarm rate below 1e-6."""
     model = nn.Linear(4, 3)
