@@ -19,7 +19,7 @@ from assay.errors import UnsupportedModelError
 from assay.gradients.clipping import AdaptiveQuantile, Flat
 from assay.runs.callbacks import OnStep
 from assay.runs.result import InterruptedRunError
-from assay.runs.statement import render
+from assay.runs.statement import statement
 from assay.training.optim import OPTIMIZERS
 
 
@@ -177,7 +177,7 @@ def test_the_statement_says_which_bound_epsilon_is(records, plan, model, setting
     assert not_said not in result.statement
     record = json.loads(json.dumps(result.record))
     del record["epsilon"]["bound"]  # as records had it before
-    assert "Rényi divergences (dp_accounting): an upper bound" in render(record, of_run, "")
+    assert "Rényi divergences (dp_accounting): an upper bound" in statement(record)
 
 
 def test_a_fixed_seed_is_marked_as_not_private(records, plan, model):

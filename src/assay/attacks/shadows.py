@@ -70,3 +70,10 @@ def federated(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
         return federate(model, Serial(site), plan=smaller, training=training, names={**names, "sizes": None}).model
 
     return train
+
+
+MAKERS: Mapping[str, Callable[[Mapping[str, Any], Build, int], Train]] = {
+    "central": centralised,
+    "federated": federated,
+}
+"""How shadow models are trained, by the kind of the run (`assay.federated.kinds`)."""

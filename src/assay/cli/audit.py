@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,23 +23,22 @@ from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import TrainingAudit, black_box, mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
-from assay.cli.federate import is_federated
 from assay.cli.inputs import check_not_chosen, of_run, planned
 from assay.cli.show import print_json
 from assay.data import sampling as samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
 from assay.federated.client import open_site
+from assay.federated.kinds import kind_of
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import statement
 from assay.federated.server import site_settings
 from assay.gradients import clipping
 from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.runs.statement import render, shown
+from assay.runs.statement import shown
 from assay.training.settings import training_from_json
 
 _TRAINED_AGAIN = (
@@ -116,7 +115,9 @@ def audit(
     if run is not None:
         _check_as_it_was(context)
         again = _again(canaries, worlds, black_box_, seed, data_dir)
-        _audit_run(RunDirectory.open(run), again, releases, confidence, randomness, json)
+        directory = RunDirectory.open(run)
+        audit_it = _AUDITS[kind_of(directory.read_spec()).name]
+        audit_it(directory, again, releases, confidence, randomness, json)
         return
     for field, asked in (("canaries", canaries), ("worlds", worlds), ("black_box", black_box_ or None)):
         if asked is not None:
@@ -198,7 +199,7 @@ def _again(
     return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
 
 
-def _audit_run(
+def _audit_central(
     directory: RunDirectory,
     how: _Again | None,
     releases: int | None,
@@ -207,9 +208,6 @@ def _audit_run(
     as_json: bool,
 ) -> None:
     spec = directory.read_spec()
-    if is_federated(spec):
-        _audit_federated(directory, how, releases, confidence, randomness, as_json)
-        return
     check_not_chosen(spec)
     plan = Plan.from_json(spec["plan"])
     steps = None
@@ -228,8 +226,7 @@ def _audit_run(
         result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified, claimed)
         facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
     if directory.finished:
-        noise = training_from_json(spec["training"]).randomness()
-        _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()), again=how is not None)
+        _keep(directory, result, facts, again=how is not None)
     _report(facts, result, plan, as_json, again=how is not None)
 
 
@@ -242,7 +239,7 @@ def _audit_federated(
     as_json: bool,
 ) -> None:
     spec = directory.read_spec()
-    plan = planned_run = FederatedPlan.from_json(spec["plan"])
+    plan = FederatedPlan.from_json(spec["plan"])
     verified = None
     if directory.finished:
         record = directory.read_record()
@@ -255,15 +252,12 @@ def _audit_federated(
         result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified, plan.claimed())
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
-        training = Training(**spec["training"])
-        _keep(
-            directory,
-            result,
-            facts,
-            lambda record: statement(record, planned_run, training.randomness().describe()),
-            again=how is not None,
-        )
+        _keep(directory, result, facts, again=how is not None)
     _report(facts, result, plan, as_json, again=how is not None)
+
+
+_AUDITS = {"central": _audit_central, "federated": _audit_federated}
+"""By the kind of the run."""
 
 
 def _taken(record: Mapping[str, Any]) -> int:
@@ -278,17 +272,10 @@ def _taken(record: Mapping[str, Any]) -> int:
     return taken
 
 
-def _keep(
-    directory: RunDirectory,
-    found: Audit,
-    facts: Mapping[str, Any],
-    text: Callable[[dict[str, Any]], str],
-    *,
-    again: bool,
-) -> None:
+def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, again: bool) -> None:
     """Into the record and the statement of a finished run; what trained on its records `again` is kept aside."""
     write = write_aside if again else write_audit
-    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
+    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]})
 
 
 def _trained_again(

@@ -18,15 +18,16 @@ from assay.cli.inputs import build, check_ceiling, check_features, load, of_run
 from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
 from assay.data import catalog
+from assay.distributed.launch import check_alone
 from assay.errors import ConfigError
 from assay.federated import methods, partition
 from assay.federated import transport as carriers
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
-from assay.federated.server import KIND, run_spec, site_settings
 from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
+from assay.federated.server import run_spec, site_settings
 from assay.models.layers import trainable_layers
 from assay.runs.directory import RunDirectory
 
@@ -34,11 +35,6 @@ from assay.runs.directory import RunDirectory
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command()(federate)
-
-
-def is_federated(spec: dict[str, Any]) -> bool:
-    """Whether a run's description is one of `assay federate`."""
-    return spec.get("kind") == KIND
 
 
 def federate(
@@ -215,11 +211,11 @@ def federate(
     end(result, json, left_out="answers were not usable", steps="rounds")
 
 
-def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
-    """Go on with a federated run."""
-    spec = directory.read_spec()
+def resume(directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a federated run."""
+    check_alone("resume of a federated run")
     bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.server.resume"
+        spec, data_dir, spec["training"]["seed"], instead="continue one from Python with assay.federated.server.resume"
     )
     if data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(data_dir)}

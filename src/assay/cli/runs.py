@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,15 +19,14 @@ from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import catalog
-from assay.distributed.launch import check_alone
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError
-from assay.federated.plan import FederatedPlan
+from assay.federated.kinds import kind_of
 from assay.integrations import tensorboard as logs
-from assay.methods.plan import Plan
 from assay.runs import checkpoint, statement
-from assay.runs.directory import RunDirectory
+from assay.runs.directory import RunDirectory, read_record
 from assay.runs.record import number
+from assay.runs.run import steps_covered
 from assay.runs.statement import scored
 from assay.training import limits
 from assay.training.loop import fit
@@ -210,12 +210,14 @@ def resume(
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
-    if federate.is_federated(spec):
-        check_alone("resume of a federated run")
-        federate.resume(directory, data_dir, json)
-        return
     if _chosen(spec):
         raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
+    _RESUME[kind_of(spec).name](directory, spec, data_dir, json)
+
+
+def _resume(directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a central run."""
+    run, ranks = directory.path, world()
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
@@ -224,6 +226,13 @@ def resume(
     with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
         result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+_RESUME: Mapping[str, Callable[[RunDirectory, dict[str, Any], Path | None, bool], None]] = {
+    "central": _resume,
+    "federated": federate.resume,
+}
+"""By the kind of the run."""
 
 
 def _chosen(spec: dict[str, Any]) -> bool:
@@ -236,37 +245,48 @@ def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
     return directory, directory.finished, directory.read_spec()
 
 
-def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="The directory of a run, or a record.json alone.")],
+    json: options.Json = False,
+) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
+    if run.is_file():
+        record = read_record(run)
+        _print_record(record, None if json else statement.statement(record))
+        return
     directory = RunDirectory.open(run)
-    console = Console(soft_wrap=not Console().is_terminal)
     _note_earlier(directory)
     if directory.finished:
-        if json:
-            print_json(directory.read_record())
-            return
-        text = directory.statement.read_text(encoding="utf-8")
-        console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+        text = None if json else directory.statement.read_text(encoding="utf-8")
+        _print_record(directory.read_record(), text)
         return
-    spec = directory.read_spec()
-    plan: Plan | FederatedPlan
-    if federate.is_federated(spec):
-        plan = FederatedPlan.from_json(spec["plan"])
-        planned_steps = f"{plan.rounds} planned rounds"
-    else:
-        plan = Plan.from_json(spec["plan"])
-        planned_steps = f"{plan.steps} planned steps"
+    _print_unfinished(directory)
+
+
+def _print_record(record: Mapping[str, Any], text: str | None) -> None:
+    """The statement, or without one the record."""
+    if text is None:
+        print_json(record)
+        return
+    console = Console(soft_wrap=not Console().is_terminal)
+    console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+
+
+def _print_unfinished(directory: RunDirectory) -> None:
+    console = Console(soft_wrap=not Console().is_terminal)
+    run, spec = directory.path, directory.read_spec()
+    kind = kind_of(spec)
+    plan = kind.plan(spec["plan"])
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if directory.checkpoint.exists():
-        before = checkpoint.state(directory.checkpoint)
-        ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
+        ledger.check_covers(steps_covered(checkpoint.state(directory.checkpoint)))
     if _chosen(spec):
         console.print(
             f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
         )
         return
     console.print(
-        f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )

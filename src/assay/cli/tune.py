@@ -27,8 +27,8 @@ from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.methods.plan import Plan
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
-from assay.runs.result import Result, cross_entropy, evaluate, finished
-from assay.runs.statement import render, shown
+from assay.runs.result import Result, cross_entropy, evaluate, write_result
+from assay.runs.statement import shown
 from assay.studies.grid import Settings, flags
 from assay.training import tuning
 from assay.training.loop import fit
@@ -250,6 +250,7 @@ def _on_private(
         return None
     plan = replace(calibrated, epsilon_limit=epsilon)
     spec = {
+        "kind": "central",
         "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
         "the first one's, and record.json has what was chosen",
         "plan": plan.to_json(),
@@ -291,9 +292,12 @@ def _on_private(
         "tuning": {**chosen_by, "chosen": settings[which]},
         "timing": None,  # of a trial; the first one takes longer than the others
     }
-    result = finished(
-        best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite
-    )
+    record["sentences"] = {
+        **best.record["sentences"],
+        "randomness": randomness.describe(),
+        "accountant": tuning.ACCOUNTANT,
+    }
+    result = write_result(best.model, record, directory, best.nonfinite)
     set_times(
         directory.path, begun
     )  # how long all trials took tells how many there were, which the proof needs to be secret
