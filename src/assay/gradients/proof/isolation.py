@@ -172,23 +172,24 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
                     "records share may have as many rows as there are records, or the model remembers earlier batches"
                 )
         start = None if start is None else copies.elsewhere(start)
-    mine = _one_more(start) or model
-    plain = call.again(mine)
-    _check_same(plain, call.again(mine))
     one = int(coins.uniform(1) * records)
     alone = Replacement(torch.tensor([one]), functools.partial(only, one, records))
     asked = [[alone]] if full or records == 1 else []
     if records > 1:
         asked += rounds(inputs, records, coins, full=full)
-    for replacements in asked:
-        other = _one_more(start)
+    others = [_one_more(start) for _ in asked]  # before the first is asked, which may keep what it sees
+    last = _one_more(start) if full else None
+    mine = start or model
+    plain = call.again(mine)
+    _check_same(plain, call.again(mine))
+    for replacements, other in zip(asked, others, strict=True):
         for replacement in replacements:
             _check_replaced(call, other or model, plain, replacement, records, must=replacement is alone)
         if other is not None:
             _check_left(call, mine, other)
         _check_same(plain, call.again(other or model))
     if full:
-        _check_number(call, _one_more(start), model, records, coins)
+        _check_number(call, last, model, records, coins)
 
 
 def check_unmoved(call: Call, now: nn.Module) -> None:
@@ -215,7 +216,9 @@ def _check_replaced(
         answer = call.again(other, replacement.change)
     except UnsupportedModelError:
         raise
-    except Exception:  # the user's own model, which need not take such records (lengths in no order, a value out of range)
+    except (
+        Exception
+    ):  # the user's own model, which need not take such records (lengths in no order, a value out of range)
         if must:
             raise
         return
@@ -363,7 +366,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
             for replacements in rounds(tensors((output, target)), records, coins, full=True, gaps=False):
                 other = copies.of_loss(loss)
                 alone = all(
-                    _kept_alike(plain, asked(other, r.change), r) for r in replacements if r.real or _takes(asked, other, r)
+                    _kept_alike(plain, asked(other, r.change), r)
+                    for r in replacements
+                    if r.real or _takes(asked, other, r)
                 )
                 if not (same and close(plain, asked(other))):
                     raise UnsupportedModelError(
@@ -373,7 +378,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
                 if not alone:
                     raise UnsupportedModelError(LOSS_MIXES)
             rows = a_few(records, coins)
-            if not drew and not close(plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))):
+            if not drew and not close(
+                plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))
+            ):
                 raise UnsupportedModelError(
                     "the loss of a record depends on how many records there are in its batch, and so on whether another one is among them: give the "
                     "plain loss of each (reduction='none'); the step divides by the expected batch size, a constant"

@@ -81,7 +81,9 @@ def only(one: int, records: int, t: Any) -> Any:
     return torch.zeros_like(t) if records == 1 else t[one : one + 1].expand_as(t).clone()
 
 
-def rounds(tensors: Sequence[Tensor], records: int, coins: Coins, *, full: bool, gaps: bool = True) -> list[list[Replacement]]:
+def rounds(
+    tensors: Sequence[Tensor], records: int, coins: Coins, *, full: bool, gaps: bool = True
+) -> list[list[Replacement]]:
     """Replacements in a batch of two records or more, by split: on the first batch `full`, later a random one with one more kind.
 
     Args:
@@ -168,9 +170,7 @@ def _gaps(mask: Tensor, coins: Coins) -> Replacement:
 
 
 def _scaled(mask: Tensor, source: Tensor, factor: Tensor) -> Replacement:
-    return Replacement(
-        (~mask).nonzero().flatten(), functools.partial(_times, mask, source, factor), real=False
-    )
+    return Replacement((~mask).nonzero().flatten(), functools.partial(_times, mask, source, factor), real=False)
 
 
 def _source(mask: Tensor, coins: Coins) -> Tensor:
