@@ -278,7 +278,7 @@ class Engine:
             # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
             graph = proof.enclosed(losses, (*self._stand_ins.values(), self._anchor), self._names)
             calls = [call for call in self._calls if any(map(graph.holds, call.outputs))]
-            written = self._written | self._watch.written("forward")
+            written = self._written | self._watch_written("forward")
             if graph.normalises:
                 written.add("statistics of the batch")
             if proof_now is not None:
@@ -289,10 +289,10 @@ class Engine:
             self._collecting = found
             expected = proof.backward(losses, self.parameters, self._stand_ins)
             self._collecting = None
-            for what in sorted(self._watch.written("backward") - written - self._independent):
-                raise UnsupportedModelError(isolation.writes(what, "backward"))
             if found and not calls:
                 raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
+            for what in sorted(self._watch_written("backward") - written - self._independent):
+                raise UnsupportedModelError(isolation.writes(what, "backward"))
             if proof_now is not None:
                 proof_now.after()
             self._check_independent(written | self._watch.attributes(), calls, proof_now)
@@ -319,6 +319,10 @@ class Engine:
             if self._indices is not None:
                 self._indices.settled()
         return grads
+
+    def _watch_written(self, during: str) -> set[str]:
+        """What was written since the model was called; nothing where it was not, for then nothing was marked."""
+        return self._watch.written(during) if self._calls else set()
 
     def _check_losses(self, losses: Tensor, calls: list[_Made], graph: proof.Graph, proving: bool) -> None:
         """Whether the losses mix what the model put out: each of the first batches, then a random few, and fully on the very first."""
