@@ -14,6 +14,7 @@ from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.ledger import Ledger
 from assay.models.circulant import BlockCirculantLinear
 from assay.randomness.streams import Seeded
+from assay.runs.callbacks import OnStep
 from battery.forms import FORMS, SOUND, Form
 
 
@@ -35,7 +36,7 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-class CutOffError(Exception):
+class CutOffError(BaseException):
     """Stands for a crash."""
 
 
@@ -57,7 +58,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
             plan=form.plan(),
             training=training,
             out=tmp_path / "cut",
-            watch=cut,
+            callbacks=[OnStep(cut)],
             test=records(),
         )
     again = resume(make_model(form), records(), tmp_path / "cut", test=records())

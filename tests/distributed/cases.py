@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from assay.accounting.epsilon import Adjacency
 from assay.distributed.world import world
 from assay.gradients import clipping as clip
 from assay.randomness.streams import Seeded
+from assay.runs.callbacks import OnStep
 
 Outcome = tuple[dict[str, Tensor], dict[str, Any]]
 CASES: dict[str, Callable[[], Outcome]] = {}
@@ -112,7 +114,7 @@ def trained(
         plan=plan,
         test=digits(next(network.parameters()).dtype) if data is None else None,
         training=training or Training(optimizer=SGD, seed=7),
-        watch=lambda now: seen.append(now.step),
+        callbacks=[OnStep(lambda now: seen.append(now.step))],
     )
     return _whole(result.model), {
         "epsilon": result.epsilon,
@@ -251,6 +253,39 @@ def stopped_and_resumed() -> Outcome:
     return _stopped(Training(optimizer=ADAM, ema=0.9, seed=7))
 
 
+@case
+def ended_by_a_callback() -> Outcome:
+    """The leader's callback ends the run on all ranks at the same step."""
+    result = fit(
+        perceptron(), digits(), plan=PLAN, training=Training(optimizer=SGD, seed=7), callbacks=[OnStep(_at_step_five)]
+    )
+    facts = {"status": result.record["status"], "steps": result.record["steps"], "epsilon": result.epsilon}
+    return _whole(result.model), facts
+
+
+def _at_step_five(now: Any) -> bool:
+    return bool(now.step == 5)
+
+
+@case
+def error_of_a_callback() -> Outcome:
+    """The leader's callback fails: no rank waits for it, and no step is lost."""
+
+    def fail(now: Any) -> None:
+        if now.step == 5:
+            raise ValueError("my own mistake")
+
+    training, seen = Training(optimizer=SGD, seed=7), list[int]()
+    with tempfile.TemporaryDirectory() as folder:
+        out = world().once(lambda: Path(folder) / "run")
+        with contextlib.suppress(ValueError, AssayError):
+            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, callbacks=[OnStep(fail)])
+        result = resume(perceptron(), digits(), out, callbacks=[OnStep(lambda now: seen.append(now.step))])
+        facts = {"first": world().once(lambda: seen[0]), "epsilon": result.epsilon}
+        world().once(lambda: None)
+    return _whole(result.model), facts
+
+
 def _stopped(training: Training) -> Outcome:
     def stop(now: Any) -> None:
         if now.step == 5:
@@ -260,7 +295,7 @@ def _stopped(training: Training) -> Outcome:
         out = world().once(lambda: Path(folder) / "run")
         stopped = ""
         try:
-            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, watch=stop)
+            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, callbacks=[OnStep(stop)])
         except AssayError as error:
             stopped = str(error).partition(" as asked")[0]
         result = resume(perceptron(), digits(), out)

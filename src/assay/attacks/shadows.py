@@ -26,7 +26,7 @@ from assay.federated.plan import FederatedPlan
 from assay.federated.server import federate
 from assay.federated.transport.serial import Serial
 from assay.methods.plan import Plan
-from assay.training.loop import fit
+from assay.training.loop import train_again
 from assay.training.settings import training_from_json
 
 Build = Callable[[int], nn.Module]
@@ -43,7 +43,7 @@ def centralised(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
         smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None)
         training = training_from_json({**spec["training"], "seed": own, "secure_rng": False})
         used = training.at_batch(plan.batch_size)  # what the run itself used, at the smaller batch too
-        return fit(build(own), records, plan=smaller, training=used).model
+        return train_again(build(own), records, plan=smaller, training=used)
 
     return train
 

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from assay.accounting.epsilon import Adjacency
 from assay.audit import Audit, Verdict, clients, sentence, verdict
+from assay.audit.aside import NOT_COVERED, write_aside
 from assay.audit.bounds import check_releases, check_significance
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
@@ -102,7 +103,7 @@ def audit(
     json: options.Json = False,
 ) -> None:
     """Attack one step of a method or a run (seconds), or a whole run trained again with canaries. A finished run's record and
-    statement take up the result.
+    statement take up the result of one step; what training again shows no ε covers, and is kept in audits.json for the holder of the records.
     """
     check_releases(releases)
     if [run is not None, method is not None, every].count(True) != 1:
@@ -228,8 +229,8 @@ def _audit_run(
         facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
     if directory.finished:
         noise = training_from_json(spec["training"]).randomness()
-        _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()))
-    _report(facts, result, plan, as_json)
+        _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()), again=how is not None)
+    _report(facts, result, plan, as_json, again=how is not None)
 
 
 def _audit_federated(
@@ -260,8 +261,9 @@ def _audit_federated(
             result,
             facts,
             lambda record: statement(record, planned_run, training.randomness().describe()),
+            again=how is not None,
         )
-    _report(facts, result, plan, as_json)
+    _report(facts, result, plan, as_json, again=how is not None)
 
 
 def _taken(record: Mapping[str, Any]) -> int:
@@ -277,10 +279,16 @@ def _taken(record: Mapping[str, Any]) -> int:
 
 
 def _keep(
-    directory: RunDirectory, found: Audit, facts: Mapping[str, Any], text: Callable[[dict[str, Any]], str]
+    directory: RunDirectory,
+    found: Audit,
+    facts: Mapping[str, Any],
+    text: Callable[[dict[str, Any]], str],
+    *,
+    again: bool,
 ) -> None:
-    """Into the record and the statement of a finished run."""
-    write_audit(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
+    """Into the record and the statement of a finished run; what trained on its records `again` is kept aside."""
+    write = write_aside if again else write_audit
+    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
 
 
 def _trained_again(
@@ -384,9 +392,11 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
     Console().print(table)
 
 
-def _report(facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, as_json: bool) -> None:
+def _report(
+    facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, as_json: bool, *, again: bool = False
+) -> None:
     if as_json:
-        print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value})
+        print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value, "covered": not again})
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(facts["sentence"], markup=False, style="bold")
@@ -398,3 +408,5 @@ def _report(facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, 
     console.print(f"{found.estimator}: {found.how}", markup=False)
     if found.assumption:
         console.print(f"assuming that {found.assumption}", markup=False)
+    if again:
+        console.print(f"{NOT_COVERED}: of a finished run they are in audits.json only.")

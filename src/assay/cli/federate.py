@@ -47,7 +47,9 @@ def federate(
     variant: options.Variant = None,
     option: options.Setting = None,
     data: options.Data = catalog.DEFAULT,
-    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
+    ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     circulant: Annotated[
         int | None, typer.Option(help="Make fully connected layers block-circulant, with blocks of this size.")
@@ -60,6 +62,13 @@ def federate(
     division: Annotated[
         str, typer.Option("--partition", help="Who holds what: iid, dirichlet:ALPHA or label:K.")
     ] = "iid",
+    show_partition: Annotated[
+        bool,
+        typer.Option(
+            "--show-partition",
+            help="Publish how many records of each label each client holds, in the record and a picture. No ε covers that: for public data only.",
+        ),
+    ] = False,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition; it is public.")] = 0,
     unit: Annotated[str, typer.Option(help="What ε protects: client or record.")] = "client",
     noise: Annotated[
@@ -109,7 +118,10 @@ def federate(
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     data_dir: options.DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
+    ] = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
@@ -160,18 +172,19 @@ def federate(
         epsilon,
         noise_multiplier,
     )
-    table = partition.counts(labels, parts, bundle.classes)
+    table = partition.counts(labels, parts, bundle.classes) if show_partition else None
     names = {
         "model": model,
         "circulant": circulant,
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
         "records": len(labels),
+        "split": bundle.split.to_json(),
         "unit": bundle.unit,
         "notes": bundle.notes,
         "partition": str(divided),
         "partition_seed": partition_seed,
-        "counts": table.tolist(),
+        "counts": None if table is None else table.tolist(),
         "sizes": sizes if unit == "record" else None,
     }
     _warn(plan)
@@ -182,10 +195,11 @@ def federate(
         return
     spec = run_spec(plan, training, names, engine, vars(reach))
     directory = RunDirectory.create(out, spec, force=force)
-    partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
+    if table is not None:
+        partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
     carrier = carriers.open_carrier(engine, site_settings(spec, directory), out, reach)
     try:
-        with progress(plan.epsilon_limit) as watch:
+        with progress(plan.epsilon_limit) as shown:
             result = run_rounds(
                 network,
                 carrier,
@@ -194,7 +208,7 @@ def federate(
                 names=names,
                 test=bundle.test,
                 directory=directory,
-                watch=watch,
+                callbacks=[shown],
             )
     finally:
         carrier.close()
@@ -212,8 +226,8 @@ def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
     reach = carriers.Reach(**spec["reach"])
     carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
     try:
-        with progress(spec["plan"]["epsilon_limit"]) as watch:
-            result = resume_rounds(network, carrier, directory, test=bundle.test, watch=watch)
+        with progress(spec["plan"]["epsilon_limit"]) as shown:
+            result = resume_rounds(network, carrier, directory, test=bundle.test, callbacks=[shown])
     finally:
         carrier.close()
     end(result, json, left_out="answers were not usable", steps="rounds")

@@ -145,6 +145,7 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         "features": o.features,
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
+        "split": bundle.split.to_json(),
         "unit": bundle.unit,
         "notes": bundle.notes,
         "log": o.log,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from rich.markdown import Markdown
 
 from assay._util.figures import at_most
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger
+from assay.accounting.ledger import Ledger, spent
 from assay.cli import federate, options
 from assay.cli.inputs import of_run
 from assay.cli.preparing import prepare
@@ -25,9 +24,9 @@ from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
 from assay.integrations import tensorboard as logs
 from assay.methods.plan import Plan
-from assay.runs import checkpoint
+from assay.runs import checkpoint, statement
 from assay.runs.directory import RunDirectory
-from assay.runs.result import Progress
+from assay.runs.record import number
 from assay.runs.statement import scored
 from assay.training import limits
 from assay.training.loop import fit
@@ -55,7 +54,9 @@ def train(
     encode: options.Encode = None,
     denoise: options.Denoise = None,
     data: options.Data = catalog.DEFAULT,
-    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
+    ] = None,
     validation: Annotated[
         bool,
         typer.Option(
@@ -148,7 +149,10 @@ def train(
         str, typer.Option(help="float32, or bf16: the model's passes under autocast; clipping and noise stay float32.")
     ] = "float32",
     data_dir: options.DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
+    ] = False,
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
@@ -187,7 +191,7 @@ def train(
             out=out,
             force=force,
             names=made.names,
-            watch=_both(shown, logged),
+            callbacks=[shown, logged],
         )
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
@@ -218,7 +222,7 @@ def resume(
     names, limit = spec["names"], spec["plan"]["epsilon_limit"]
     on = scored(names)
     with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
+        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
@@ -236,6 +240,7 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
     directory = RunDirectory.open(run)
     console = Console(soft_wrap=not Console().is_terminal)
+    _note_earlier(directory)
     if directory.finished:
         if json:
             print_json(directory.read_record())
@@ -267,9 +272,14 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     )
 
 
-def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def watch(now: Progress) -> None:
-        for watcher in watchers:
-            watcher(now)
-
-    return watch
+def _note_earlier(directory: RunDirectory) -> None:
+    """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for path in sorted(directory.earlier.glob("*.jsonl")):
+        steps, epsilon, delta = spent(path)
+        if delta is not None:
+            console.print(
+                f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
+                f"({path.relative_to(directory.path)}); it stays spent",
+                markup=False,
+            )

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from assay import presets
-from assay._util.files import replace_text
+from assay._util.files import replace_text, set_times
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.accounting.ledger import Ledger
 from assay.cli import options, passing
@@ -257,6 +257,7 @@ def _on_private(
         "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
     }
     directory = RunDirectory.create(out, spec)
+    begun = directory.spec.stat().st_mtime_ns
     replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
     ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
     ledger.pay(tuning.selection(calibrated, split.score_noise, mean))  # all trials, before the first
@@ -288,8 +289,15 @@ def _on_private(
         "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
         "seed": seed,
         "tuning": {**chosen_by, "chosen": settings[which]},
+        "timing": None,  # of a trial; the first one takes longer than the others
     }
-    return finished(best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite)
+    result = finished(
+        best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite
+    )
+    set_times(
+        directory.path, begun
+    )  # how long all trials took tells how many there were, which the proof needs to be secret
+    return result
 
 
 def _on_public(

@@ -8,6 +8,7 @@ alone, and preprocessing costs no privacy.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,8 @@ from assay.data.formats.cifar import parse_cifar
 from assay.data.formats.idx import parse_idx
 from assay.data.formats.npz import read_npz
 from assay.data.locate import require
+from assay.data.split import CONTENT, POSITION, TEST_SHARE, SplitRule, drawn, one_of_five
+from assay.errors import DataError
 
 _Split = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
@@ -42,21 +45,37 @@ _NPZ_NOTES = (
     "Features are used as they are in the file (float32); whether they were made with statistics of the data "
     "is not known here. The number of classes, the largest label in the file plus one, is taken to be public."
 )
-_SPLIT_NOTES = (
-    " The file has no test part: one of every five positions is set aside for testing by a fixed draw, "
-    "whatever the records are."
-)
+_SPLIT_NOTES = {
+    CONTENT: " The file has no test part: about one of every five records is set aside for testing, by a hash of its own content. "
+    "One record more or less in the file moves no other record from one part to the other.",
+    POSITION: " The file has no test part: one of every five positions is set aside for testing by a fixed draw, "
+    "whatever the records are. One record less in the file moves those that follow it.",
+}
 
 
-def load(name_or_path: str | Path, data_dir: str | Path | None = None) -> DataBundle:
+def load(name_or_path: str | Path, data_dir: str | Path | None = None, *, split: str = CONTENT) -> DataBundle:
     """A data set by name (`available()`), or one's own from an .npz file with arrays x and y.
 
     Files are looked up in `data_dir`, `$ASSAY_DATA`, the user's cache and system folders, in this order, and
     verified against known SHA-256 sums. Nothing is fetched: what is not there is a `DataError` that says how
     to supply it.
+
+    Args:
+        name_or_path: A name of the catalogue, or the path of an .npz file.
+        data_dir: Where to look first.
+        split: How an .npz file without a test part is split (`assay.data.split`): by each record's `content`, or by
+            its `position`, as earlier versions did.
+
+    Returns:
+        The data set; its parts do not change from one call to the next.
+
+    Raises:
+        DataError: Files are missing or damaged, or a file leaves one of its parts empty.
+        ConfigError: There is no such data set, file or split.
     """
+    rule = SplitRule(by=split)
     if Path(name_or_path).suffix == ".npz":
-        return _own(Path(name_or_path).expanduser())
+        return _own(Path(name_or_path).expanduser(), rule)
     info = describe(name_or_path)
     if not info.files:
         return _digits(info)
@@ -122,32 +141,33 @@ def _digits(info: DatasetInfo) -> DataBundle:
 
     digits = load_digits()
     x = digits.images[:, None].astype(np.float32) / 16
-    train, test = _fixed_split(x, digits.target.astype(np.int64))
+    y, testing = digits.target.astype(np.int64), one_of_five(len(x))
+    train, test = (x[~testing], y[~testing]), (x[testing], y[testing])
     return _known(info, train, test, _DIGITS_NOTES, source="scikit-learn")
 
 
-def _own(path: Path) -> DataBundle:
+def _own(path: Path, rule: SplitRule) -> DataBundle:
     arrays = read_npz(path)
     train: _Split = (arrays.x, arrays.y)
+    unit, notes = "one record of the file", _NPZ_NOTES
     if arrays.x_test is None or arrays.y_test is None:
-        train, test = _fixed_split(arrays.x, arrays.y)
-        notes = _NPZ_NOTES + _SPLIT_NOTES
+        train, test = _divided(path, arrays.x, arrays.y, rule)
+        unit, notes = "one training record of the file", _NPZ_NOTES + _SPLIT_NOTES[rule.by]
     else:
-        test, notes = (arrays.x_test, arrays.y_test), _NPZ_NOTES
+        test = (arrays.x_test, arrays.y_test)
     classes = 1 + int(max(train[1].max(), test[1].max()))
-    unit = "one record of the file"
-    return _bundle(train, test, name=path.name, classes=classes, unit=unit, notes=notes, source="own file")
+    bundle = _bundle(train, test, name=path.name, classes=classes, unit=unit, notes=notes, source="own file")
+    return replace(bundle, split=rule)
 
 
-def _fixed_split(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> tuple[_Split, _Split]:
-    """Training and test part: of every five positions in a row, one drawn once and for all is for testing.
-
-    A record's part follows from its position alone, not from the records nor from how many there are:
-    replacing a record, or one more at the end, leaves the part of every other record as it was. A permutation
-    of all the positions would not.
-    """
-    positions = np.arange(len(x))
-    # RandomState is frozen by numpy's compatibility policy, so the split is the same with every version.
-    drawn = np.random.RandomState(2).randint(5, size=len(x) // 5 + 1)
-    testing = positions % 5 == drawn[positions // 5]
+def _divided(
+    path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], rule: SplitRule
+) -> tuple[_Split, _Split]:
+    """Training and test part of a file that has no test part of its own."""
+    testing = one_of_five(len(x)) if rule.by == POSITION else drawn(x, y, "test", TEST_SHARE)
+    if testing.all() or not testing.any():
+        raise DataError(
+            f"{path} has no test part, and a fifth of its {len(x)} records, drawn by their content, leaves one part empty: "
+            "put records for testing into arrays x_test and y_test"
+        )
     return (x[~testing], y[~testing]), (x[testing], y[testing])

@@ -12,7 +12,7 @@ from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.ledger import Ledger
 from assay.federated import methods
 from assay.federated.plan import FederatedPlan
-from assay.runs.record import SCHEMA, epsilon_facts, number
+from assay.runs.record import SCHEMA, epsilon_facts, number, status
 from assay.runs.statement import BOUNDS, audit_line, curve_table, head, options_line, shown
 
 _MOST_CLIENTS = 64  # ε of each client is listed up to so many; each takes a composition of its own
@@ -45,6 +45,7 @@ def finished_record(
     training: Mapping[str, Any],
     names: Mapping[str, Any],
     rounds: int,
+    stopped: bool = False,
     refused_rounds: int,
     turns: list[int] | None,
     history: list[dict[str, Any]],
@@ -53,11 +54,15 @@ def finished_record(
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone."""
+    """The record of a finished run. ε comes from the ledger alone.
+
+    `stopped` says that a callback ended the run: every client's ε is then that of all its planned turns.
+    """
+    each = [plan.turns] * plan.clients if stopped and turns is not None else turns
     return {
         "schema": SCHEMA,
         "kind": "federated",
-        "status": "done" if rounds >= plan.rounds else "budget-spent",
+        "status": status(rounds, plan.rounds, stopped),
         "method": plan.method.name,
         "variant": plan.method.variant,
         "options": methods.options(plan.method),
@@ -67,6 +72,7 @@ def finished_record(
         "data": names["data"],
         "unit": "one client" if plan.unit == "client" else f"one record of a client ({names['unit']})",
         "records": names["records"],
+        "split": names.get("split"),
         "epsilon": epsilon_facts(
             plan, ledger, "Rényi" if plan.unit == "client" and plan.noise == "distributed" else "PLD"
         ),
@@ -94,7 +100,7 @@ def finished_record(
             "noise": plan.noise if plan.unit == "client" else None,
             "min_answers": plan.answers if plan.unit == "client" and plan.noise == "distributed" else None,
             "turns": None if turns is None else {"most": max(turns), "least": min(turns), "planned": plan.turns},
-            "clients_epsilon": _each_client(plan, names, turns),
+            "clients_epsilon": _each_client(plan, names, each),
             "partition": names["partition"],
             "partition_seed": names["partition_seed"],
             "partition_counts": names.get("counts"),
@@ -158,8 +164,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         f"- Covered: {_released(plan)}, hence every checkpoint and the final model.",
         "- Taken as public: the number of clients, every setting in the record, the architecture and the initial weights"
         + (", how many records each client has." if plan.unit == "record" else "."),
-        "- Not covered: the partition of the records among the clients (partition.png and its counts in the record). It was made from a public"
-        " seed and the labels of the data set, in place of a world where clients hold what they hold.",
+        *_partition(record),
         "- Not protected: the test records. Test accuracy and loss are computed from them without noise.",
         *([f"- Data: {record['notes']}"] if record["notes"] else []),
         "",
@@ -188,6 +193,16 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         "",
     ]
     return "\n".join(lines)
+
+
+def _partition(record: Mapping[str, Any]) -> list[str]:
+    made = "It was made from a public seed and the labels of the data set, in place of a world where clients hold what they hold."
+    if record["federated"]["partition_counts"] is None:
+        return [f"- Not covered: how the records were divided among the clients. {made}"]
+    return [
+        "- **Not covered, and published on request**: how many records of each label each client holds (partition.png and partition_counts in the"
+        f" record). {made}"
+    ]
 
 
 _INTEGERS = "composition of zero-concentrated DP (integer noise is known by its Rényi divergences), an upper bound"

@@ -11,8 +11,8 @@ where it would have ended, else with fresh randomness, the lost round staying ch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -35,13 +35,13 @@ from assay.federated.record import finished_record, statement
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.runs import checkpoint
+from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, number
 from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
 from assay.runs.stopping import stop_requests
 
 KIND = "federated"
-Watch = Callable[[Progress], None]
 
 
 def run_spec(
@@ -73,10 +73,27 @@ def federate(
     names: Mapping[str, Any],
     test: Dataset[Any] | None = None,
     directory: RunDirectory | None = None,
-    watch: Watch | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Run the plan, or go on with it if `directory` has a checkpoint; `model` holds the initial weights and gets the result."""
-    return _Run(model, carrier, plan, training, names, test, directory, watch or (lambda _: None)).go()
+    """Run the plan, or continue it if `directory` has a checkpoint.
+
+    Args:
+        model: Holds the initial weights and gets the result.
+        carrier: Reaches the clients.
+        plan: Everything that decides ε.
+        training: How clients and server train, apart from what decides ε.
+        names: Describes model and data in the record.
+        test: Records to measure accuracy on. They are not protected.
+        directory: Where the run is written, if anywhere.
+        callbacks: As for `assay.fit`; `on_step` is called after every round.
+
+    Returns:
+        The model with its record and its privacy statement.
+
+    Raises:
+        InterruptedRunError: The process was asked to stop; a checkpoint is written.
+    """
+    return _Run(model, carrier, plan, training, names, test, directory, callbacks).go()
 
 
 def resume(
@@ -85,9 +102,9 @@ def resume(
     directory: RunDirectory,
     *,
     test: Dataset[Any] | None = None,
-    watch: Watch | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Go on with the run in a directory, under the plan it was started with."""
+    """Continue the run in a directory, under the plan it was started with."""
     if directory.finished:
         raise AssayError(f"{directory.path} is finished: there is nothing to resume")
     spec = directory.read_spec()
@@ -100,7 +117,7 @@ def resume(
         names=spec["names"],
         test=test,
         directory=directory,
-        watch=watch,
+        callbacks=callbacks,
     )
 
 
@@ -114,10 +131,11 @@ class _Run:
         names: Mapping[str, Any],
         test: Dataset[Any] | None,
         directory: RunDirectory | None,
-        watch: Watch,
+        callbacks: Iterable[Callback],
     ) -> None:
         self.model, self.carrier, self.plan, self.training = model, carrier, plan, training
-        self.names, self.directory, self.watch = names, directory, watch
+        self.names, self.directory, self.callbacks = names, directory, Callbacks(callbacks)
+        self.stopped = False
         self.test = None if test is None else Records(test)
         self.layout = Layout.of(model, parameters_only=plan.unit == "record")
         self.exchange = plan.method.exchange(plan, self.layout)
@@ -177,7 +195,7 @@ class _Run:
         return cost
 
     def go(self) -> Result:
-        """Run to the end of the plan or of the budget."""
+        """Run to the end of the plan or of the budget, or until a callback ends it."""
         begun = time.monotonic() - self.seconds
         with closing(self.ledger), stop_requests() as stop:
             while self.done < self.limit:
@@ -189,12 +207,27 @@ class _Run:
                 self._keep()
                 self._save()
                 self._tell(at_end)
+                if self.callbacks.error is not None:
+                    raise self.callbacks.error
+                if self.callbacks.stop and self.done < self.limit:
+                    self._end_early(at_end)
+                    break
                 if stop() and self.done < self.limit:
                     where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
                     raise InterruptedRunError(
                         f"stopped after round {self.done} of {self.limit} as asked, checkpoint written{where}"
                     )
-        return self._finish()
+        result = self._finish()
+        self.callbacks.end(result)
+        return result
+
+    def _end_early(self, at_end: bool) -> None:
+        """End the run here, as a callback asks, with the ε of all rounds (`assay.runs.callbacks` says why)."""
+        self.segment.charge(self.limit - self.origin)
+        self.stopped = True
+        if not at_end:
+            self._note()
+        self.history[-1]["epsilon"] = number(self.ledger.epsilon())
 
     def _chosen(self) -> list[int]:
         if self.plan.hidden:
@@ -278,23 +311,25 @@ class _Run:
     def _evaluate(self) -> tuple[float | None, float | None]:
         if self.test is None:
             return None, None
-        self.model.eval()
-        with torch.no_grad():
-            return evaluate(self.model, self.test, cross_entropy)
+        with self._released_model() as model, torch.no_grad():
+            return evaluate(model, self.test, cross_entropy)
+
+    @contextmanager
+    def _released_model(self) -> Iterator[nn.Module]:
+        yield self.model.eval()
 
     def _tell(self, at_end: bool) -> None:
         last = self.history[-1] if self.history else {}
-        self.watch(
-            Progress(
-                step=self.done,
-                steps=self.limit,
-                epoch=self.done * self.plan.per_round / self.plan.clients,
-                loss=None,
-                epsilon=float(last["epsilon"]) if last else None,
-                accuracy=last.get("test_accuracy"),
-                epoch_end=at_end,
-            )
+        now = Progress(
+            step=self.done,
+            steps=self.limit,
+            epoch=self.done * self.plan.per_round / self.plan.clients,
+            loss=None,
+            epsilon=float(last["epsilon"]) if last else None,
+            accuracy=last.get("test_accuracy"),
+            epoch_end=at_end,
         )
+        self.callbacks.tell(now, self._released_model)
 
     def _keep(self) -> None:
         """The model after this round, if it is one of those that stay: evenly spaced, the last one among them."""
@@ -339,6 +374,7 @@ class _Run:
             training=asdict(self.training),
             names=self.names,
             rounds=self.done,
+            stopped=self.stopped,
             refused_rounds=self.refused_rounds,
             turns=None if self.plan.hidden else self.asked_before.tolist(),
             history=self.history,

@@ -259,7 +259,7 @@ class Engine:
 
         With `views`, so many rows in a row belong to one record, and its gradient is the sum of theirs (`assay.gradients.uses.views`).
         """
-        _check_losses(losses)
+        check_losses(losses)
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise UnsupportedModelError(
@@ -489,7 +489,8 @@ class Engine:
         return record
 
 
-def _check_losses(losses: Tensor) -> None:
+def check_losses(losses: Tensor) -> None:
+    """Refuse what is not one value a record with a gradient; looks at nothing else."""
     if losses.dim() != 1:
         raise ConfigError(
             "loss",

@@ -16,7 +16,7 @@ from assay.report.collect import Collected
 from assay.report.groups import Group, Tone, accuracy, grouped, verdict
 from assay.report.html import Html, join, tag
 from assay.report.parts import badge, epsilon, figure, num, section, table
-from assay.report.single import attacks, runs_section
+from assay.report.single import attacks, audits_aside, runs_section
 from assay.report.unfinished import unfinished
 
 
@@ -30,6 +30,7 @@ def render(found: Collected, *, live: bool = False, token: str = "") -> str:
         _headline(groups),
         unfinished(found),
         _panels(groups, styles) if len(found.finished) > 1 else None,  # one run has its curves beside its statement
+        audits_aside(found.finished),
         attacks(found.finished),
         runs_section(found.finished),
     )

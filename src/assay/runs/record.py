@@ -79,6 +79,13 @@ def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float 
     }
 
 
+def status(taken: int, planned: int, stopped: bool) -> str:
+    """How a run ended: "done", "budget-spent", or "stopped" by a callback."""
+    if stopped:
+        return "stopped"
+    return "done" if taken >= planned else "budget-spent"
+
+
 def finished_record(
     *,
     plan: Plan,
@@ -86,15 +93,20 @@ def finished_record(
     training: Mapping[str, Any],
     names: Mapping[str, Any],
     steps: int,
+    stopped: bool = False,
     history: list[dict[str, Any]],
     result: Mapping[str, float | None],
     seconds: float,
     environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone."""
+    """The record of a finished run. ε comes from the ledger alone.
+
+    `stopped` says that a callback ended the run: claimed and verified ε are then those of the whole plan.
+    """
+    counted = plan.steps if stopped else min(steps, plan.steps)
     return {
         "schema": SCHEMA,
-        "status": "done" if steps >= plan.steps else "budget-spent",
+        "status": status(steps, plan.steps, stopped),
         "method": plan.method.name,
         "variant": plan.method.variant,
         "options": methods.options(plan.method),
@@ -110,7 +122,8 @@ def finished_record(
         "unit": names.get("unit", "one record"),
         "records": plan.records,
         "validation_of": names.get("validation_of"),
-        "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(min(steps, plan.steps))),
+        "split": names.get("split"),
+        "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(counted)),
         "parts": []
         if plan.stage is None
         else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),

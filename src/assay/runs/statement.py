@@ -112,7 +112,8 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "",
         "- This statement covers this one run. Other runs on the same records, settings tried before and dropped, add to what is spent.",
         *tuning_line(record),
-        "- Only the model and the files of this run leave; batches, gradients before noise and the memory of the process do not.",
+        "- Only the model and the files of this run leave; batches, gradients before noise and the memory of the process do not. If there are files"
+        " attacks.json or audits.json, they stay: their figures are for the holder of the records, and no ε covers them.",
         "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε.",
         "- The number of records with a gradient that was not a number is shown to the operator only and is not released.",
         "",
@@ -142,8 +143,26 @@ def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
         ]
     elif record["epsilon"]["verified"] == "inf":
         lines += ["> **No privacy.** Something in this run leaves without noise; no finite ε holds.", ""]
+    aside = record.get("audits_aside") or {}
+    alarm, sure = aside.get("alarm"), f"with {100 * aside.get('confidence', 0):g} % confidence"
+    if alarm == "bug":
+        lines += [
+            f"> **Implementation bug.** An audit found more than the verified ε, {sure}: do not rely on this statement.",
+            "",
+        ]
+    elif alarm is not None:
+        lines += [
+            f"> **Look into it.** An audit found more than the verified ε, {sure}, if the trade-off function is Gaussian: no proof of a bug.",
+            "",
+        ]
     if record["status"] == "budget-spent":
         lines += ["> The budget ended this run before its planned last step.", ""]
+    if record["status"] == "stopped":
+        lines += [
+            "> A callback ended this run before its planned last step, by what the run had released. "
+            "ε counts all planned steps.",
+            "",
+        ]
     return lines
 
 
@@ -260,12 +279,19 @@ def initial_weights(record: Mapping[str, Any]) -> str | None:
 
 
 def audit_line(record: Mapping[str, Any]) -> list[str]:
-    """What an audit said, if there was one."""
-    audit = record["audit"]
-    if audit is None:
-        return []
-    assumed = f", assuming that {audit['assumption']}" if audit["assumption"] else ""
-    return [f"Audit: **{audit['sentence']}** ({audit['estimator']}: {audit['how']}{assumed}).", ""]
+    """What an audit said, if there was one; and that others trained on the records again, whose figures no ε covers."""
+    lines, audit = [], record["audit"]
+    if audit is not None:
+        assumed = f", assuming that {audit['assumption']}" if audit["assumption"] else ""
+        lines += [f"Audit: **{audit['sentence']}** ({audit['estimator']}: {audit['how']}{assumed}).", ""]
+    if aside := record.get("audits_aside"):  # not in records of earlier versions
+        count = "One audit" if aside["count"] == 1 else f"{aside['count']} audits"
+        lines += [
+            f"{count} trained again on the same records. The figures are for the holder of the records (audits.json) and are not covered by ε: "
+            "do not publish them.",
+            "",
+        ]
+    return lines
 
 
 def _parts(record: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,7 @@
-"""The one training loop: `fit`.
+"""The one training loop. `fit` and `resume` train a run; `train_again` repeats one for an audit and writes nothing.
 
-It charges before it moves (`assay.training.step`), stops by itself when the plan or the budget ends, writes a checkpoint every
-epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
+A run charges before it moves (`assay.training.step`) and stops by itself when the plan or the budget ends. It writes a
+checkpoint every epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
 uninterrupted run ends (on a CPU), without one with fresh randomness, the lost steps staying charged.
 
 Under `torchrun` all ranks train one model (`assay.distributed`). Only the leader has a directory, and with it all files; what it
@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.gradients.proof.isolation import separate
 from assay.methods.plan import Plan
-from assay.methods.stage import Loss
+from assay.methods.stage import Loss, Stage
 from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import checkpoint
+from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
@@ -47,6 +49,9 @@ from assay.training.settings import Training, pick_device, recorded, training_fr
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
 
+Saved = tuple[dict[str, Tensor], dict[str, Any]]
+"""A checkpoint: tensors by name, and what is plain JSON."""
+
 
 def fit(
     model: nn.Module,
@@ -59,13 +64,30 @@ def fit(
     out: str | Path | None = None,
     force: bool = False,
     names: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Train `model` in place on `train` under `plan`; returns it with its record and its privacy statement.
+    """Train `model` in place on `train` under `plan`.
 
-    `train` yields (input, target); `loss(output, target)` gives one value a record. `out` names a new directory for
-    checkpoints, ledger, record, statement and model. `names` describes model and data in the record. To go on with an
-    interrupted run, call `resume`; ranks that torchrun has started again go on by themselves.
+    An interrupted run is continued by `resume`; ranks that torchrun has started again continue by themselves.
+
+    Args:
+        model: The model; it is trained in place.
+        train: Yields (input, target).
+        plan: Everything that decides ε.
+        test: Records to measure accuracy on after every epoch. They are not protected.
+        loss: `loss(output, target)` gives one value for each record.
+        training: How to train, apart from what decides ε.
+        out: A new directory for checkpoints, ledger, record, statement and model. Without one nothing is written.
+        force: Replace an earlier run in `out`.
+        names: Describes model and data in the record.
+        callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+
+    Returns:
+        The model with its record and its privacy statement.
+
+    Raises:
+        ConfigError: Before anything is trained or written, for settings that do not go together.
+        InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
     plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
@@ -75,7 +97,7 @@ def fit(
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _Run(model, train, plan, test, loss, training, directory, names or {}, watch, ranks).go()
+    return _Run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks).go()
 
 
 def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
@@ -107,13 +129,29 @@ def resume(
     *,
     test: Dataset[Any] | None = None,
     loss: Loss = cross_entropy,
-    watch: Callable[[Progress], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Go on with the run in directory `out`, under the plan and settings it was started with."""
+    """Continue the run in directory `out`, under the plan and settings it was started with.
+
+    Args:
+        model: A model of the same architecture, with its initial weights.
+        train: The records of the run.
+        out: The run's directory.
+        test: As for `fit`.
+        loss: As for `fit`.
+        callbacks: As for `fit`.
+
+    Returns:
+        What `fit` would have returned.
+
+    Raises:
+        AssayError: The run is finished.
+        InterruptedRunError: The process was asked to stop; a checkpoint is written.
+    """
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
-    return _Run(model, train, plan, test, loss, training, directory, spec["names"], watch, ranks).go()
+    return _Run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks).go()
 
 
 def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
@@ -123,63 +161,103 @@ def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
     return directory, directory.read_spec()
 
 
-class _Run:
-    """One run, from its first step (or its checkpoint) to its record."""
+class Insertion:
+    """What an audit puts into a run that it trains again. This one puts in nothing: the run is itself, to the bit."""
+
+    def stage(self, plan: Plan) -> Stage | None:
+        """What is released before the first step. It must cost what the stage of `plan` costs."""
+        return plan.stage
+
+    def records(self, data: Dataset[Any], device: torch.device) -> Records:
+        """The records to train on; `data` are those that the stage leaves."""
+        return Records(data, device)
+
+    def loss(self, own: Loss) -> Loss:
+        """The loss to train with; `own` is the one that the stage leaves."""
+        return own
+
+    def attach(self, step: PrivateStep) -> None:
+        """Called once, when the stage is done and before the first batch is drawn."""
+
+
+def train_again(
+    model: nn.Module,
+    train: Dataset[Any],
+    *,
+    plan: Plan,
+    loss: Loss = cross_entropy,
+    training: Training | None = None,
+    steps: int | None = None,
+    insertion: Insertion | None = None,
+) -> nn.Module:
+    """Train `model` in place exactly as `fit` does, in this process alone, and write nothing: no file, no record, no ε.
+
+    For audits and attacks, which repeat a run on records that they made themselves. With the plan, the settings and the
+    seed of a run, and nothing inserted, the parameters are those of the run to the bit. The ledger is in memory: it holds
+    the run to its plan's ceiling, and is thrown away.
+
+    Args:
+        model: The model; it is trained in place.
+        train: Yields (input, target); what the stage of the plan sees, if it has one.
+        plan: Everything that decides ε; its number of records includes those inserted.
+        loss: `loss(output, target)` gives one value for each record.
+        training: How to train. Settings are scaled to the batch size of `plan`: with more records than the run had,
+            pass `training.at_batch(...)` of the run's own batch size.
+        steps: How many of the plan's steps to take; all by default. Noise and learning rate of a step follow from its
+            place in the whole plan.
+        insertion: What to put into the run.
+
+    Returns:
+        The model as `fit` would release it, in eval mode.
+
+    Raises:
+        ConfigError: For settings that do not go together.
+    """
+    training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
+    plan = checked(model, train, loss, plan, training, None, 1)
+    ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    with closing(Loop(model, train, plan, loss, training.at_batch(plan.batch_size), ledger, insertion)) as loop:
+        for _ in loop.advance(steps):
+            pass
+        loop.apply_average()
+    return model.eval()
+
+
+class Loop:
+    """The steps of one run: the one place where a central run trains.
+
+    Nothing here is shown or written but what a stage leaves in its directory; `ledger` is charged first.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         train: Dataset[Any],
         plan: Plan,
-        test: Dataset[Any] | None,
         loss: Loss,
         training: Training,
-        directory: RunDirectory | None,
-        names: Mapping[str, Any],
-        watch: Callable[[Progress], None] | None,
+        ledger: Ledger,
+        insertion: Insertion | None = None,
+        *,
         ranks: World = ALONE,
+        directory: RunDirectory | None = None,
+        saved: Saved | None = None,
     ) -> None:
-        self.world = ranks
-        if not ranks.leader:  # all that is written or shown is the leader's
-            directory, watch = None, None
+        """Run the stage, if there is one, and take up `saved`.
+
+        `training` is at the run's batch size; `directory` is where a stage keeps its release.
+        """
+        self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
+        self.insertion = insertion or Insertion()
         self.device = pick_device(training.device)
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
-        self.asked, training = training, training.at_batch(plan.batch_size)
-        self.plan, self.loss, self.training, self.directory, self.names = (
-            plan,
-            loss,
-            training,
-            directory,
-            names,
-        )
-        self.watch = watch or (lambda _: None)
-        self.test = None if test is None else Records(test, self.device)
         self.meter = MeanLoss()
-        self.history: list[dict[str, Any]] = []
-        self.seconds = 0.0
-        ledger = Ledger(
-            None if directory is None else directory.ledger,
-            delta=plan.delta,
-            adjacency=plan.adjacency,
-            ceiling=plan.epsilon_limit,
-        )
-        with ExitStack() as undo:  # what fails here leaves model and ledger to others
-            undo.callback(ledger.close)
-            ranks.once(ledger.claim)  # from here on the directory is this run's alone
-            saved = ranks.once(
-                lambda: (
-                    checkpoint.load(directory.checkpoint)
-                    if directory is not None and directory.checkpoint.exists()
-                    else None
-                )
-            )
-            if saved is not None:
-                ranks.once(lambda: ledger.check_covers(saved[1]["step"]))
+        with ExitStack() as undo:  # what fails here leaves the model to others
             randomness = training.randomness()
-            self._stage(train, ledger, randomness)
+            self._run_stage(train, ledger, randomness)
             if saved is not None:
-                self._restore_model(saved[0])
+                self.model.load_state_dict(_below("model.", saved[0]))
             measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
                 self.model,
@@ -196,25 +274,22 @@ class _Run:
             if training.shard:
                 self._shard()
             self.optimizer = training.optimizer.build(self.model)
-            self.average = None
-            if training.ema is not None:
-                self.average = Average(moving(training.ema), self.model)
-            elif training.tail is not None:
-                self.average = Average(tail(training.tail, plan.steps), self.model)
+            self.average = self._new_average()
             if saved is not None:
                 self._restore(*saved)
-            self._close = undo.pop_all().close
+            self.insertion.attach(self.step)
+            undo.pop_all()
 
-    def _stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
-        """What the method does before training, if anything; sets the records and the loss that training has."""
-        first = self.plan.stage
+    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
+        """What the method does before training, if anything; sets the records and the loss of training."""
+        first = self.insertion.stage(self.plan)
         if first is not None:
-            if len(Records(train)) != self.plan.records:
+            if len(self.insertion.records(train, self.device)) != self.plan.records:
                 raise ConfigError(
                     "dataset",
                     f"{len(Records(train))} records",
-                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases something about "
-                    "all of them before the first step",
+                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases "
+                    "something about all of them before the first step",
                 )
             released = self.world.once(
                 lambda: release_stage(
@@ -229,7 +304,7 @@ class _Run:
             )
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
-        self.train = Records(train, self.device)
+        self.train, self.loss = self.insertion.records(train, self.device), self.insertion.loss(self.loss)
 
     def _shard(self) -> None:
         records = Records(self.train.dataset)
@@ -240,20 +315,18 @@ class _Run:
         inputs, targets = records.gather(torch.arange(2))
         self.step.shard(self.loss(self.model(inputs), targets), self.device)
 
-    def go(self) -> Result:
-        """Run to the end of the plan or of the budget."""
-        try:
-            with stop_requests() as stop:
-                self._loop(stop)
-            return self._finish()
-        finally:
-            self._close()
+    def _new_average(self) -> Average | None:
+        if self.training.ema is not None:
+            return Average(moving(self.training.ema), self.model)
+        if self.training.tail is not None:
+            return Average(tail(self.training.tail, self.plan.steps), self.model)
+        return None
 
-    def _loop(self, stop: Callable[[], bool]) -> None:
+    def advance(self, steps: int | None = None) -> Iterator[None]:
+        """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
-        begun = time.monotonic() - self.seconds
         prepared, unseen = -1, True
-        for inputs, targets in step.batches(self.train):
+        for inputs, targets in step.batches(self.train, steps):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
@@ -265,23 +338,151 @@ class _Run:
             self.optimizer.step()
             if self.average is not None:
                 self.average.update(step.taken)
-            self.seconds = time.monotonic() - begun
-            at_end = self.plan.ends_epoch(step.taken) or step.taken == step.limit
-            if at_end:
-                self._epoch_end()
-            self._tell(at_end)
-            if self.world.any(stop()) and step.taken < step.limit:
-                step.settle()
-                self._save()
-                kept = (
-                    f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
-                )
-                raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
+            yield
 
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
             seed_torch(self.step.randomness.stream(self.world.purpose("model"), step), self.device)
+
+    def state(self) -> Saved:
+        """What `saved` takes, whole on every rank."""
+        self.step.placement.check(self.model)
+        tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
+        if self.average is not None:
+            tensors |= {f"average.{n}": t for n, t in self.average.values.items()}
+        optimizer_tensors, optimizer_plain = checkpoint.optimizer_state(self.optimizer)
+        state = {
+            "step": self.step.taken,
+            "optimizer": optimizer_plain,
+            "meter": self.meter.state(),
+            "chain": self.step.chain.state(),
+        }
+        return self.step.placement.whole(tensors | optimizer_tensors), state
+
+    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        if self.average is not None:
+            kept = _below("average.", tensors)
+            self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
+        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.own)
+        self.meter.restore(state["meter"])
+        self.step.chain.restore(state["chain"])
+
+    @contextmanager
+    def released_model(self) -> Iterator[nn.Module]:
+        """The model as it would be released now: averaged weights if there are any, in eval mode."""
+        with ExitStack() as undo:
+            if self.average is not None:
+                undo.enter_context(self.average.applied())
+            undo.callback(self.model.train)
+            yield self.model.eval()
+
+    def apply_average(self) -> None:
+        """End with the averaged weights, if there are any."""
+        if self.average is not None:
+            self.average.apply()
+
+    def close(self) -> None:
+        """Settle the ledger and give the model back."""
+        self.step.close()
+
+
+class _Run:
+    """One run, from its first step (or its checkpoint) to its record: what it writes, shows and stops for."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        train: Dataset[Any],
+        plan: Plan,
+        test: Dataset[Any] | None,
+        loss: Loss,
+        training: Training,
+        directory: RunDirectory | None,
+        names: Mapping[str, Any],
+        callbacks: Iterable[Callback],
+        ranks: World = ALONE,
+    ) -> None:
+        self.world = ranks
+        if not ranks.leader:  # all that is written or shown is the leader's
+            directory, callbacks = None, ()
+        self.plan, self.directory, self.names, self.asked = plan, directory, names, training
+        self.callbacks = Callbacks(callbacks)
+        self.training = training.at_batch(plan.batch_size)
+        self.test = None if test is None else Records(test, pick_device(training.device))
+        self.history: list[dict[str, Any]] = []
+        self.seconds, self.stopped = 0.0, False
+        path = None if directory is None else directory.ledger
+        ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        with ExitStack() as undo:  # what fails here leaves model and ledger to others
+            undo.callback(ledger.close)
+            ranks.once(ledger.claim)  # from here on the directory is this run's alone
+            saved = ranks.once(self._saved)
+            if saved is not None:
+                ranks.once(lambda: ledger.check_covers(saved[1]["step"]))
+                self.history, self.seconds = saved[1]["history"], saved[1]["seconds"]
+            self.loop = Loop(
+                model, train, plan, loss, self.training, ledger, ranks=ranks, directory=directory, saved=saved
+            )
+            undo.callback(self.loop.close)
+            self._close = undo.pop_all().close
+        self.step = self.loop.step
+
+    def _saved(self) -> Saved | None:
+        if self.directory is None or not self.directory.checkpoint.exists():
+            return None
+        return checkpoint.load(self.directory.checkpoint)
+
+    def go(self) -> Result:
+        """Run to the end of the plan or of the budget, or until a callback ends it."""
+        try:
+            with stop_requests() as stop:
+                self._run_steps(stop)
+            result = self._finish()
+        finally:
+            self._close()
+        self.callbacks.end(result)
+        return result
+
+    def _run_steps(self, stop: Callable[[], bool]) -> None:
+        step = self.step
+        begun = time.monotonic() - self.seconds
+        for _ in self.loop.advance():
+            self.seconds = time.monotonic() - begun
+            at_end = self.plan.ends_epoch(step.taken) or step.taken == step.limit
+            if at_end:
+                self._epoch_end()
+            self._tell(at_end)
+            if self.world.any(stop() or self.callbacks.pause) and self._ends(at_end):
+                self._end_early(at_end)
+                return
+
+    def _ends(self, saved: bool) -> bool:
+        """Whether a callback ends the run before its last step.
+
+        Writes a checkpoint; raises what a callback has raised, and `InterruptedRunError` if the process was asked to stop.
+        """
+        step = self.step
+        failed, ended = (self.world.any(flag) for flag in (self.callbacks.error is not None, self.callbacks.stop))
+        if step.taken == step.limit and not failed:
+            return False
+        if not saved:
+            step.settle()
+            self._save()
+        if self.callbacks.error is not None:
+            raise self.callbacks.error
+        if ended and not failed:
+            return True
+        kept = f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
+        raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
+
+    def _end_early(self, at_end: bool) -> None:
+        """End the run here, as a callback asks, with the ε of all steps (`assay.runs.callbacks` says why)."""
+        self.step.charge_rest()
+        self.stopped = True
+        if not at_end:
+            self._epoch_end()
+        self.history[-1]["epsilon"] = number(self.world.once(self.step.epsilon))
 
     def _epoch_end(self) -> None:
         self.step.settle()
@@ -291,76 +492,38 @@ class _Run:
                 "epoch": round(self.plan.epochs_after(self.step.taken), 2),
                 "step": self.step.taken,
                 "epsilon": number(self.world.once(self.step.epsilon_taken)),
-                "train_loss": self.meter.value,
+                "train_loss": self.loop.meter.value,
                 "test_accuracy": accuracy,
                 "test_loss": number(test_loss),  # published noise can make it infinite
             }
         )
-        self.meter.reset()
+        self.loop.meter.reset()
         self._save()
 
     def _tell(self, at_end: bool) -> None:
         last = self.history[-1] if self.history else {}
-        self.watch(
-            Progress(
-                step=self.step.taken,
-                steps=self.step.limit,
-                epoch=self.plan.epochs_after(self.step.taken),
-                loss=last.get("train_loss") if at_end else self.meter.value,
-                epsilon=float(last["epsilon"]) if last else None,
-                accuracy=last.get("test_accuracy"),
-                epoch_end=at_end,
-            )
+        now = Progress(
+            step=self.step.taken,
+            steps=self.step.limit,
+            epoch=self.plan.epochs_after(self.step.taken),
+            loss=last.get("train_loss") if at_end else self.loop.meter.value,
+            epsilon=float(last["epsilon"]) if last else None,
+            accuracy=last.get("test_accuracy"),
+            epoch_end=at_end,
         )
+        self.callbacks.tell(now, self.loop.released_model)
 
     def _save(self) -> None:
-        self.step.placement.check(self.model)
-        tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
-        if self.average is not None:
-            tensors |= {f"average.{n}": t for n, t in self.average.values.items()}
-        optimizer_tensors, optimizer_plain = checkpoint.optimizer_state(self.optimizer)
-        state = {
-            "step": self.step.taken,
-            "optimizer": optimizer_plain,
-            "history": self.history,
-            "seconds": self.seconds,
-            "meter": self.meter.state(),
-            "chain": self.step.chain.state(),
-        }
-        tensors = self.step.placement.whole(tensors | optimizer_tensors)
+        tensors, state = self.loop.state()
         if self.directory is not None:
-            checkpoint.save(self.directory.checkpoint, tensors, state)
-
-    def _restore_model(self, tensors: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(_below("model.", tensors))
-
-    def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-        if self.average is not None:
-            kept = _below("average.", tensors)
-            self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
-        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.own)
-        self.history, self.seconds = state["history"], state["seconds"]
-        self.meter.restore(state["meter"])
-        self.step.chain.restore(state["chain"])
+            more = {"history": self.history, "seconds": self.seconds}
+            checkpoint.save(self.directory.checkpoint, tensors, {**state, **more})
 
     def _evaluate(self) -> tuple[float | None, float | None]:
         if self.test is None:
             return None, None
-        with self._final_weights(), torch.no_grad():
-            self.model.eval()
-            try:
-                return evaluate(self.model, self.test, self.loss)
-            finally:
-                self.model.train()
-
-    @contextmanager
-    def _final_weights(self) -> Iterator[None]:
-        """The averaged weights, if there are any, in place of the current ones."""
-        if self.average is None:
-            yield
-            return
-        with self.average.applied():
-            yield
+        with self.loop.released_model() as model, torch.no_grad():
+            return evaluate(model, self.test, self.loop.loss)
 
     def _last_result(self) -> tuple[float | None, float | None]:
         if not self.history:
@@ -378,6 +541,7 @@ class _Run:
                 training=recorded(self.asked, self.training),
                 names=self.names,
                 steps=self.step.taken,
+                stopped=self.stopped,
                 history=self.history,
                 result={"test_accuracy": accuracy, "test_loss": test_loss},
                 seconds=self.seconds,
@@ -385,12 +549,11 @@ class _Run:
             )
         )
         statement = render(record, self.plan, self.step.randomness.describe())
-        if self.average is not None:
-            self.average.apply()
+        self.loop.apply_average()
         nonfinite = torch.tensor(self.step.nonfinite)
         self.world.sum([nonfinite])
-        tensors = self.step.placement.whole(self.model.state_dict())
-        return finished(self.model, record, statement, self.directory, int(nonfinite), tensors)
+        tensors = self.step.placement.whole(self.loop.model.state_dict())
+        return finished(self.loop.model, record, statement, self.directory, int(nonfinite), tensors)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

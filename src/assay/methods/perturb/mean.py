@@ -75,6 +75,11 @@ class Centered:
         """Yes: the mean is subtracted from whatever the model sees."""
         return True
 
+    @property
+    def takes_fewer(self) -> bool:
+        """Yes: the sum is divided by a constant."""
+        return True
+
     def event(self) -> DpEvent:
         """One Gaussian release."""
         return gaussian_event(self.how.noise)
