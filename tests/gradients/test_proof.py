@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
+from assay.gradients.proof.isolation import separate
 from assay.gradients.record_grads import RecordGrads
 from assay.models.compat import replace_batchnorm
+from assay.randomness.streams import Seeded
 
 
 def step(model: nn.Module, x: Tensor, engine: Engine | None = None) -> RecordGrads:
@@ -38,6 +40,7 @@ class Mix(nn.Module):
             "sum from here": lambda: x.flip(0).cumsum(0).flip(0),
             "attention over the batch": lambda: torch.softmax(x @ x.t(), 1) @ x,
             "scale by the largest": lambda: x / x.abs().max(),
+            "none": lambda: x,
         }[self.kind]()
 
     def extra_repr(self) -> str:
@@ -635,3 +638,93 @@ def test_an_iteration_in_a_pass_record_by_record_begins_anew_for_each() -> None:
     plain(x)
     for (name, mine), theirs in zip(model.named_buffers(), plain.buffers(), strict=True):
         assert torch.equal(mine, theirs), f"{name} went further than one call takes it"
+
+
+class Always:
+    """Coins by which every batch is looked at."""
+
+    def __init__(self) -> None:
+        self._generator = torch.Generator().manual_seed(5)
+
+    def uniform(self, n: int) -> Tensor:
+        return torch.rand(n, dtype=torch.float64, generator=self._generator) * (1 if n > 1 else 1e-6)
+
+
+class Never(Always):
+    """Coins by which no later batch is."""
+
+    def uniform(self, n: int) -> Tensor:
+        return super().uniform(n) if n > 1 else torch.full((1,), 1 - 1e-9, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "centre, statistics detached", "scale by the largest"])
+def test_mixing_that_begins_later_is_found_on_a_batch_that_is_looked_at(kind: str) -> None:
+    model = nn.Sequential(Mix("none"), nn.Linear(6, 6), Mix("none"), nn.Linear(6, 3))
+    for place in (0, 2):
+        engine = Engine(model, coins=Always())
+        for _ in range(3):
+            step(model, torch.randn(5, 6), engine)
+        model[place].kind = kind
+        with pytest.raises(UnsupportedModelError, match="mixes records"):
+            [step(model, torch.randn(5, 6), engine) for _ in range(8)]  # a half at a time
+        model[place].kind = "none"
+        engine.detach()
+
+
+def test_looking_again_changes_no_bit_and_draws_no_number() -> None:
+    """Seeded runs are the same to the last bit, whichever batches are looked at."""
+
+    def run(coins: Always) -> tuple[list[Tensor], Tensor]:
+        torch.manual_seed(3)
+        model = nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.GroupNorm(2, 4), nn.Dropout(0.3), nn.Flatten(), nn.Linear(16, 8), nn.Linear(8, 3)
+        )
+        engine, found = Engine(model, coins=coins), []
+        for _ in range(5):
+            grads = step(model, torch.randn(7, 2, 6), engine)
+            norms = grads.norms([0] * grads.layers)
+            found += [norms, *grads.weighted_sum(torch.ones_like(norms), [0] * grads.layers).values()]
+        return found, torch.get_rng_state()
+
+    (often, state), (rarely, other) = run(Always()), run(Never())
+    assert all(torch.equal(a, b) for a, b in zip(often, rarely, strict=True))
+    assert torch.equal(state, other)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 8, 17, 64])
+def test_no_two_of_eight_records_are_always_replaced_together(rows: int) -> None:
+    """A function of a pair of neighbours shows, wherever they stand."""
+
+    class Pair(nn.Module):
+        def __init__(self, first: int) -> None:
+            super().__init__()
+            self.first = first
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) < self.first + 2:
+                return x
+            pair = x[self.first : self.first + 2]
+            return torch.cat([x[: self.first], pair + pair.flip(0), x[self.first + 2 :]])
+
+    for first in range(min(rows, 8) - 1) if rows <= 8 else ():
+        with pytest.raises(UnsupportedModelError, match=r"mixes records|how many records"):
+            step(nn.Sequential(Pair(first), nn.Linear(6, 3)), torch.randn(rows, 6))
+    step(nn.Sequential(nn.Linear(6, 3)), torch.randn(rows, 6))
+
+
+def test_a_loss_that_mixes_by_values_alone_is_refused_where_the_loss_is_known() -> None:
+    def balanced(outputs: Tensor, targets: Tensor) -> Tensor:
+        """Weights by how often a class is in the batch."""
+        counts = torch.bincount(targets, minlength=3)
+        return F.cross_entropy(outputs, targets, reduction="none") / counts[targets]
+
+    targets = torch.tensor([2, 0, 1, 0, 1, 0, 1, 2])
+    for seed in range(20):
+        coins = Seeded(seed).stream("test", 0)
+        with pytest.raises(UnsupportedModelError, match=r"the loss (mixes|of a record depends)"):
+            separate(balanced, torch.randn(8, 3), targets, coins)
+        assert separate(lambda o, t: F.cross_entropy(o, t, reduction="none"), torch.randn(8, 3), targets, coins)
+        probabilities = torch.rand(8)
+        assert separate(
+            lambda o, t: F.binary_cross_entropy(o, t, reduction="none"), probabilities, (targets > 0).float(), coins
+        )

@@ -241,6 +241,104 @@ class Coupled(torch.nn.Module):
         return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
 
 
+# --- models, losses and hooks that the engine must refuse ---
+
+
+class FilledByMean(torch.nn.Module):
+    """Missing values become the mean of the batch. Right: a constant."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(x.isnan(), x.nanmean(0) if self.wrong else torch.zeros(()), x)
+
+
+class MiddleCentred(torch.nn.Module):
+    """All records but the first and the last lose their common mean. Right: each record loses its own."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong = wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.wrong:
+            return x - x.mean(1, keepdim=True)
+        return torch.cat([x[:1], x[1:-1] - x[1:-1].mean(0), x[-1:]]) if len(x) > 2 else x
+
+
+def ranking(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Records of the last class are to score above those of the first."""
+    scores = outputs[:, 0]
+    pairs = ((targets[:, None] == 2) & (targets[None] == 0)).to(scores)
+    missed = torch.relu(0.1 - (scores[:, None] - scores[None]))
+    return (pairs * missed).sum(1) + scores.square()
+
+
+class KeepsGradients(torch.nn.Module):
+    """Adds up what the backward pass brings, as K-FAC does. Right: reads it and keeps nothing."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(6, 6)
+        self.register_buffer("total", torch.zeros(6))
+        self.frozen = torch.nn.Parameter(torch.zeros(6), requires_grad=False)
+        self.scale = 1.0
+        self.how = how
+        self.layer.register_full_backward_hook(self._keep)
+
+    def _keep(self, _module: torch.nn.Module, _inputs: object, outputs: tuple[Tensor]) -> None:
+        total = outputs[0].detach().sum(0)
+        if self.how == "a buffer":
+            self.total.add_(total)
+        elif self.how == "a buffer's data":
+            self.total.data.add_(total)
+        elif self.how == "a frozen parameter":
+            self.frozen.data.add_(total)
+        elif self.how == "a trained parameter":
+            self.layer.bias.data.add_(total)
+        elif self.how == "an attribute":
+            self.scale += float(total.norm())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+
+class Begins(torch.nn.Module):
+    """Looks at the records from the moment that `on` is set. Right: counts calls."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.on = how, False
+        self.register_buffer("largest", torch.zeros(6))
+        self.register_buffer("calls", torch.tensor(0))
+        self.mean = 0.0
+        self.last: Tensor | None = None
+
+    def get_extra_state(self) -> object:
+        return self.mean if self.how == "extra state" else None
+
+    def set_extra_state(self, state: object) -> None:
+        pass
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "an attribute used in eval mode" and not self.training:
+            return x - self.mean
+        if not self.on:
+            return x
+        if self.how == "an observer":
+            self.largest.copy_(torch.maximum(self.largest, x.detach().amax(0)))
+        elif self.how in {"extra state", "an attribute used in eval mode"}:
+            self.mean = float(x.mean())
+        elif self.how == "batch statistics":
+            x = torch.nn.functional.batch_norm(x, None, None, training=True)
+        elif self.how == "counting":
+            self.calls += 1
+            self.last = x.detach()
+        return x
+
+
 # --- state: what must exist once ---
 
 

@@ -20,7 +20,7 @@ import functools
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -55,9 +55,9 @@ from assay.models.layers import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
 _SMALL_OUTPUT = 1 << 16
-_LOSSES_FIRST, _LOSSES_EVERY = 16, 64  # batches whose losses are looked at: the first ones, then one of so many
+_LOSSES_FIRST, _LOSSES_EVERY = 16, 256  # batches whose losses are looked at: the first ones, then one of so many
 _CALLS = 4  # of the model, before a backward pass, that are remembered to be repeated
-_ASKED_AGAIN = 1 / 1000  # of the later batches; to ask costs some five steps
+_ASKED_AGAIN = 1 / 2000  # of the later batches; to ask costs five to fifteen steps
 
 
 class _Anchor(torch.autograd.Function):
@@ -71,6 +71,15 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:  # noqa: ARG004
         return grads[0], None
+
+
+@dataclass(slots=True)
+class _Made:
+    """A call of the whole model that records gradients."""
+
+    args: Any
+    kwargs: Any
+    outputs: list[Tensor] = field(default_factory=list)
 
 
 class Engine:
@@ -117,8 +126,7 @@ class Engine:
         self._independent: set[str] = set()  # what passes may write, for it does not depend on the records
         self._due = False  # whether the next batch is to be looked at in full
         self._left = self._gap()
-        self._arguments: deque[tuple[Any, Any]] = deque(maxlen=_CALLS)
-        self._outputs: deque[Any] = deque(maxlen=_CALLS)
+        self._calls: deque[_Made] = deque(maxlen=_CALLS)
         self._written: set[str] = set()
         self._batches, self._turn = 0, -1
         self._within = False
@@ -164,12 +172,11 @@ class Engine:
             if module is model and torch.is_grad_enabled():
                 self._end(output)
 
-        if compat.compiled(model):
-            begin, end = torch.compiler.disable(begin), torch.compiler.disable(end)
+        outside: Any = torch.compiler.disable if compat.compiled(model) else lambda hook: hook
         return [
             # before the model's own hooks, which may change the arguments and will do so again
-            model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
-            model.register_forward_hook(end, with_kwargs=True),
+            model.register_forward_pre_hook(outside(begin), with_kwargs=True, prepend=True),
+            model.register_forward_hook(outside(end), with_kwargs=True),
         ]
 
     def _begin(self, args: Any, kwargs: Any) -> None:
@@ -177,12 +184,12 @@ class Engine:
         if self._watch.reformed() and self._proven:
             compat.check(self.model)
             self._due = True
-        if self._arguments:  # an earlier call, of this step or for a purpose of the user's own
+        if self._calls:  # an earlier call, of this step or for a purpose of the user's own
             self._written |= self._watch.state()
         self._watch.mark()
         if self._proof is None and self._proven and not self._split and (self._due or self._left <= 0):
             self._proof = proof.Proof(self.model, self._as_it_is, self.coins, full=self._due)
-        self._arguments.append((args, kwargs))
+        self._calls.append(_Made(args, kwargs))
         if self._proof is not None:
             self._proof.begin(args, kwargs)
 
@@ -194,7 +201,8 @@ class Engine:
             return
         if self._proof is not None:
             self._proof.end(output)
-        self._outputs.append(output)
+        if self._calls:
+            self._calls[-1].outputs = isolation.tensors(output)
 
     def _stand_in(self, parameter: nn.Parameter) -> Tensor:
         """What takes a parameter's place until the engine is proven: hooks on the parameter's own gradient do not run."""
@@ -261,31 +269,33 @@ class Engine:
         if any(module.training for module in self._constant):
             compat.check(self.model)
         check_hooks(self.parameters.items())
-        # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
-        graph = proof.enclosed(losses, (*self._stand_ins.values(), self._anchor), self._names)
         found: Found = []
         proof_now, proving = self._proof, not self._proven
         self._records = losses.shape[0]
         low = torch.float64
         left_alone: frozenset[str] = frozenset()
         try:
-            written = self._written | self._watch.written("forward")
+            # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
+            graph = proof.enclosed(losses, (*self._stand_ins.values(), self._anchor), self._names)
+            calls = [call for call in self._calls if any(map(graph.holds, call.outputs))]
+            written = self._written | self._watch_written("forward")
             if graph.normalises:
                 written.add("statistics of the batch")
             if proof_now is not None:
                 compat.check(self.model)
                 proof_now.before(losses, graph)
                 left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
-            self._check_losses(losses, graph, proving)
-            self._watch.mark_state()
+            self._check_losses(losses, calls, graph, proving)
             self._collecting = found
             expected = proof.backward(losses, self.parameters, self._stand_ins)
             self._collecting = None
-            for what in sorted(self._watch.written("backward") - written - self._independent):
+            if found and not calls:
+                raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
+            for what in sorted(self._watch_written("backward") - written - self._independent):
                 raise UnsupportedModelError(isolation.writes(what, "backward"))
             if proof_now is not None:
                 proof_now.after()
-            self._check_independent(written | self._watch.attributes(), proof_now)
+            self._check_independent(written | self._watch.attributes(), calls, proof_now)
         finally:
             self.forget()
         uses = gathered(found) if len(found) > 1 else found
@@ -297,26 +307,32 @@ class Engine:
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if not proving:
             self._proof = None
-            self._left, self._due = (self._left - 1, self._due) if proof_now is None else (self._gap(), False)
+            self._left = self._left - 1 if proof_now is None else self._gap()
+            if proof_now is not None and proof_now.full and self._records > 1:
+                self._due = False
         elif proof_now is not None and proof_now.compare(grads, expected, low) and len(losses) > 1:
             self._proof, self._proven, self._left_alone = None, True, left_alone
             if self._indices is not None:
                 self._indices.settled()
         return grads
 
-    def _check_losses(self, losses: Tensor, graph: proof.Graph, proving: bool) -> None:
+    def _watch_written(self, during: str) -> set[str]:
+        """What was written since the model was called; nothing where it was not, for then nothing was marked."""
+        return self._watch.written(during) if self._calls else set()
+
+    def _check_losses(self, losses: Tensor, calls: list[_Made], graph: proof.Graph, proving: bool) -> None:
         """Whether the losses mix what the model put out: each of the first batches, then a random few, and fully on the very first."""
         if self._split:  # a backward pass of one rank alone would wait for the others' parameters
             return
         self._batches += 1
         if self._batches % _LOSSES_EVERY == self._turn or self._batches <= _LOSSES_FIRST:
-            outputs = isolation.tensors(list(self._outputs))
+            outputs = [t for call in calls for t in call.outputs]
             most = (len(losses) - 1).bit_length() if proving else 1
             proof.check_losses(losses, outputs, graph, self.coins, most)
         if self._batches % _LOSSES_EVERY == 0:
             self._turn = int(self.coins.uniform(1) * _LOSSES_EVERY)
 
-    def _check_independent(self, written: set[str], proof_now: proof.Proof | None) -> None:
+    def _check_independent(self, written: set[str], calls: list[_Made], proof_now: proof.Proof | None) -> None:
         """What the passes of a batch wrote for the first time does not depend on its records: a full proof has asked for that."""
         new = written - self._independent
         if not new:
@@ -326,17 +342,17 @@ class Engine:
                 if not what.startswith("attribute"):  # the ranks' own bookkeeping
                     raise UnsupportedModelError(isolation.writes(what))
         elif proof_now is None or not proof_now.full:
-            for args, kwargs in self._arguments:
-                isolation.check(self._repeatable(args, kwargs, new), self.model, self._records, self.coins)
+            for call in calls:
+                isolation.check(self._repeatable(call, new), self.model, self._records, self.coins)
             self._due = True  # what the backward pass has to do with it shows on the next batch
         if self._records > 1:
             self._independent |= new
 
-    def _repeatable(self, args: Any, kwargs: Any, written: set[str]) -> isolation.Call:
+    def _repeatable(self, made: _Made, written: set[str]) -> isolation.Call:
         """A call that was made, with the model as it is now."""
         return isolation.Call(
-            args=args,
-            kwargs=kwargs,
+            args=made.args,
+            kwargs=made.kwargs,
             random_state=isolation.random_state(),
             buffers=isolation.copied(self.model.named_buffers()),
             output=None,
@@ -354,8 +370,7 @@ class Engine:
         """Let go of the calls of the model so far. A batch without records is not collected: its calls say nothing about later ones."""
         self._collecting = None
         self._stand_ins, self._written = {}, set()
-        self._arguments.clear()
-        self._outputs.clear()
+        self._calls.clear()
         if self._proof is not None:
             self._proof.forget()
 

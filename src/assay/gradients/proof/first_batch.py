@@ -239,6 +239,8 @@ class Proof:
         )
 
     def _check_parameters(self, during: str) -> None:
+        if not self._parameters:  # the model was not called
+            return
         for name in sorted(isolation.changed(self._parameters, self._model.named_parameters())):
             raise UnsupportedModelError(writes(f"parameter {name}", during))
 
@@ -246,20 +248,25 @@ class Proof:
         """Check separation and isolation, which need the graph but not the engine's own backward pass."""
         self._buffers = isolation.copied(self._model.named_buffers())
         self._separation(losses, graph)
+        self._check_still()
         if len(losses) > 1 or not self._single:
             self._isolation(len(losses), graph)
 
     def after(self) -> None:
         """Check, after the backward pass, that it has left the model alone."""
-        self._check_parameters("backward")
-        wrote = {name for call in self._calls for name in call.wrote}
-        for name in sorted(isolation.changed(self._buffers, self._model.named_buffers()) - wrote):
-            raise UnsupportedModelError(writes(f"buffer {name}", "backward"))
+        self._check_still()
         if self.full:
             for call in self._used:
                 now = self._copied()
                 if now is not None:
                     isolation.check_unmoved(call, now)
+
+    def _check_still(self) -> None:
+        """No backward pass has written into a parameter, or into a buffer that the forward pass leaves alone."""
+        self._check_parameters("backward")
+        wrote = {name for call in self._calls for name in call.wrote}
+        for name in sorted(isolation.changed(self._buffers, self._model.named_buffers()) - wrote):
+            raise UnsupportedModelError(writes(f"buffer {name}", "backward"))
 
     def _isolation(self, records: int, graph: Graph) -> None:
         self._used = [call for call in self._calls if any(map(graph.holds, isolation.tensors(call.output)))]
@@ -292,7 +299,7 @@ class Proof:
         masks = splits(records, self._coins, SPLITS if self.full else 1) if records > 1 else []
         halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
         halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
-        apart: list[tuple[Tensor, Sequence[Tensor | None]]] = []
+        apart: list[tuple[Tensor, list[Tensor | None]]] = []
         for mine in halves:
             found = gradients(weights * mine)
             for (path, _), g in zip(seen, found, strict=True):

@@ -172,23 +172,24 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
                     "records share may have as many rows as there are records, or the model remembers earlier batches"
                 )
         start = None if start is None else copies.elsewhere(start)
-    mine = _one_more(start) or model
-    plain = call.again(mine)
-    _check_same(plain, call.again(mine))
     one = int(coins.uniform(1) * records)
     alone = Replacement(torch.tensor([one]), functools.partial(only, one, records))
     asked = [[alone]] if full or records == 1 else []
     if records > 1:
         asked += rounds(inputs, records, coins, full=full)
-    for replacements in asked:
-        other = _one_more(start)
+    others = [_one_more(start) for _ in asked]  # before the first is asked, which may keep what it sees
+    last = _one_more(start) if full else None
+    mine = start or model
+    plain = call.again(mine)
+    _check_same(plain, call.again(mine))
+    for replacements, other in zip(asked, others, strict=True):
         for replacement in replacements:
             _check_replaced(call, other or model, plain, replacement, records, must=replacement is alone)
         if other is not None:
             _check_left(call, mine, other)
         _check_same(plain, call.again(other or model))
     if full:
-        _check_number(call, _one_more(start), model, records, coins)
+        _check_number(call, last, model, records, coins)
 
 
 def check_unmoved(call: Call, now: nn.Module) -> None:

@@ -9,6 +9,7 @@ written does not depend on the records, which is asked when it is first written 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 import torch
@@ -34,21 +35,24 @@ class Watch:
         named = list(self._model.named_modules())
         self._modules = [m for _, m in named]
         self._children = [m._modules for m in self._modules]
-        self._form: list[list[nn.Module | None]] = [list(c.values()) for c in self._children]
+        self._form = self._placed()
         self._parameters = [(n, p) for n, p in self._model.named_parameters() if not p.is_inference()]
         self._values = [p for _, p in self._parameters]
         self._buffers = [(f"{n}." if n else "", m._buffers) for n, m in named]
         self._with_buffers = [b for _, b in self._buffers if b]
-        self._without = [(prefix, b) for prefix, b in self._buffers if not b]
+        self._without = [b for _, b in self._buffers if not b]
         # torch's own layers write into buffers and parameters only
         own = [(n, m) for n, m in named if not type(m).__module__.startswith("torch.nn.modules.")]
         self._attributes = [(n or "the model", vars(m)) for n, m in own]
         self._extra = [(n or "the model", m) for n, m in own if has_extra_state(m)]
         self.mark()
 
+    def _placed(self) -> list[nn.Module | None]:
+        return list(chain.from_iterable(map(dict.values, self._children)))
+
     def reformed(self) -> bool:
         """Whether modules came, went or changed their mode to one in which this was not asked yet."""
-        if [list(c.values()) for c in self._children] != self._form:
+        if self._placed() != self._form:
             self._modes.clear()
             self._survey()
         mode = tuple([m.training for m in self._modules])
@@ -59,15 +63,11 @@ class Watch:
 
     def mark(self) -> None:
         """The state as it is now is the one to compare with."""
-        self.mark_state()
-        self._seen = [a.copy() for _, a in self._attributes]
-        self._seen_versions = [[_version(v) for v in seen.values() if type(v) is Tensor] for seen in self._seen]
-
-    def mark_state(self) -> None:
-        """The same for all but attributes."""
         self._versions = [p._version for p in self._values] if self.by_versions else []
         self._held = [list(b.values()) for b in self._with_buffers]
         self._held_versions = [[_version(t) for t in held] for held in self._held]
+        self._seen = [a.copy() for _, a in self._attributes]
+        self._seen_versions = [[_version(v) for v in seen.values() if type(v) is Tensor] for seen in self._seen]
         self._told = [extra_state(m) for _, m in self._extra]
 
     def written(self, during: str) -> set[str]:
@@ -88,17 +88,16 @@ class Watch:
         for held, versions, now in zip(self._held, self._held_versions, self._with_buffers, strict=True):
             if list(map(id, held)) != list(map(id, now.values())) or versions != [_version(t) for t in held]:
                 found |= self._names(held, versions, now, during)
-        for prefix, now in self._without:
-            if now:
-                found |= {f"buffer {prefix}{name}" for name in now}
-        if self._extra:
-            told = [extra_state(m) for _, m in self._extra]
-            paths = [path for path, _ in self._extra]
-            found |= {f"the extra state of {p}" for p, a, b in zip(paths, self._told, told, strict=True) if a != b}
+        if any(self._without):
+            for now in self._without:
+                found |= self._names([], [], now, during)
+        for (path, module), told in zip(self._extra, self._told, strict=True):
+            if extra_state(module) != told:
+                found.add(f"the extra state of {path}")
         return found
 
     def attributes(self) -> set[str]:
-        """The attributes of modules that are not torch's own that were set since the mark, or tensors there written to."""
+        """The attributes that were set since the mark, or tensors among them written to, of modules that are not torch's own."""
         found = set()
         for (path, now), seen, versions in zip(self._attributes, self._seen, self._seen_versions, strict=True):
             if list(map(id, seen.values())) != list(map(id, now.values())):
