@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -27,20 +27,20 @@ from assay._util import digest
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
-from assay.errors import AssayError
+from assay.errors import AssayError, check_fields
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.record import finished_record, statement
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
-from assay.runs import checkpoint
-from assay.runs.directory import RunDirectory
+from assay.runs import checkpoint, schema
+from assay.runs.directory import FEDERATED, RunDirectory
 from assay.runs.record import environment, number
 from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
 from assay.runs.stopping import stop_requests
 
-KIND = "federated"
+KIND = FEDERATED
 Watch = Callable[[Progress], None]
 
 
@@ -91,6 +91,7 @@ def resume(
     if directory.finished:
         raise AssayError(f"{directory.path} is finished: there is nothing to resume")
     spec = directory.read_spec()
+    check_fields("training", spec["training"], [f.name for f in fields(Training)])
     plan, training = FederatedPlan.from_json(spec["plan"]), Training(**spec["training"])
     return federate(
         model,
@@ -130,19 +131,34 @@ class _Run:
         self.refused_rounds = 0
         self.seconds = 0.0
         self.bad_answers = 0
-        self.ledger = Ledger(
-            None if directory is None else directory.ledger,
-            delta=plan.delta,
-            adjacency=plan.adjacency,
-            ceiling=plan.epsilon_limit,
-        )
-        self.ledger.claim()  # from here on the directory is this run's alone
+        terms: dict[str, Any] = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": plan.epsilon_limit}
+        self.ledger = Ledger(None, **terms) if directory is None else directory.open_ledger(**terms)
+        self.run: str | None = None
         charged = 0
-        if directory is not None and directory.checkpoint.exists():
-            charged = self._restore(*checkpoint.load(directory.checkpoint))
-            self.ledger.check_covers(charged)
-        self.schedule = [] if plan.hidden else plan.asked()
-        self._begin(lost=self.ledger.total_steps - charged)
+        try:
+            if directory is not None:
+                charged = self._take_up(directory)
+            self.schedule = [] if plan.hidden else plan.asked()
+            self._begin(lost=self.ledger.total_steps - charged)
+        except BaseException:  # what fails here leaves the ledger to others
+            self.ledger.close()
+            raise
+
+    def _take_up(self, directory: RunDirectory) -> int:
+        """Take the directory, from here on this run's alone, and its checkpoint; how many rounds were charged when that was written."""
+        directory.claim(self.ledger)
+        self.ledger.check_fits(self.plan.fits)
+        self.run = directory.digest()
+        if not directory.checkpoint.exists():
+            return 0
+        tensors, state = checkpoint.load(directory.checkpoint, self.run)
+        schema.check(directory.checkpoint, state, schema.FEDERATED_CHECKPOINT, "state")
+        try:
+            charged = self._restore(tensors, state)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise AssayError(f"{directory.checkpoint} is not one of this model and these settings: {error}") from error
+        self.ledger.check_covers(charged)
+        return charged
 
     def _begin(self, lost: int) -> None:
         """Open the ledger's segment; `lost` rounds were charged after the checkpoint, each of them the round that comes next."""
@@ -190,7 +206,7 @@ class _Run:
                 self._save()
                 self._tell(at_end)
                 if stop() and self.done < self.limit:
-                    where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
+                    where = f"; resume with: {self.directory.resume_command}" if self.directory else ""
                     raise InterruptedRunError(
                         f"stopped after round {self.done} of {self.limit} as asked, checkpoint written{where}"
                     )
@@ -316,7 +332,7 @@ class _Run:
             "refused_rounds": self.refused_rounds,
             "seconds": self.seconds,
         }
-        checkpoint.save(self.directory.checkpoint, tensors, state)
+        checkpoint.save(self.directory.checkpoint, tensors, state, self.run)
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Take up a checkpoint; returns how many rounds were charged when it was written."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,11 +16,11 @@ from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 from torch import nn
 
 from assay import methods
-from assay.accounting import schedules
+from assay.accounting import events, schedules
 from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.data.sampling import SAMPLERS, Cyclic, Sampler
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.gradients import clipping
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.types import Denoiser
@@ -32,6 +32,7 @@ from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.stage import Stage, event_of
 
 _LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+_DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
 MOST_STEPS = 2**53  # whole numbers are exact up to here, and events count no further
 
 
@@ -80,10 +81,9 @@ class Plan:
         if self.steps > MOST_STEPS:
             raise ConfigError("steps", self.steps, f"at most {MOST_STEPS}")
         _whole("micro_batch", self.micro_batch, 1)
+        self._check_types()
         if not 0 < self.delta < 1:
-            raise ConfigError(
-                "delta", self.delta, "a number between 0 and 1, both excluded (at most 1/records is usual)"
-            )
+            raise ConfigError("delta", self.delta, _DELTA)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
         if 0 < self.noise_multiplier * min(factor for _, factor in self.stretches) < _LEAST_NOISE:
@@ -119,6 +119,26 @@ class Plan:
         self._check_schedule()
         _ = self.stage  # its own checks
         _ = self.sampler  # its own checks: batch_size against records
+
+    def _check_types(self) -> None:
+        """Refuse what is of another kind than it must be, by the name of its field."""
+        check_number("batch_size", self.batch_size, "a number above 0")
+        check_number("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
+        check_number("delta", self.delta, _DELTA)
+        for name in ("noise_schedule", "sampling", *(["center"] if self.center is not None else [])):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(name, getattr(self, name), "a text, as the command line takes it")
+        if not all(hasattr(self.clip, name) for name in ("l2", "groups", "weights")):
+            raise ConfigError(
+                "clip", self.clip, "a clipping rule: assay.gradients.clipping.parse(text), or Flat(bound=1.0)"
+            )
+        if not isinstance(self.adjacency, Adjacency):
+            raise ConfigError("adjacency", self.adjacency, " or ".join(map(str, Adjacency.__members__.values())))
+        if not all(hasattr(self.method, name) for name in ("chain", "claimed", "variant")):
+            raise ConfigError("method", self.method, f"assay.methods.get(name), of {', '.join(methods.available())}")
+        for name in ("encode", "denoise"):
+            if not isinstance(getattr(self, name), tuple):
+                raise ConfigError(name, getattr(self, name), f"a tuple: assay.{name}.parse_all([text, ...])")
 
     def _check_schedule(self) -> None:
         if isinstance(self.schedule, schedules.Constant):
@@ -228,6 +248,18 @@ class Plan:
         steps_event = self.steps_event(self.steps if steps is None else steps)
         return steps_event if self.stage is None else ComposedDpEvent([self.stage_event, steps_event])
 
+    def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool) -> bool:
+        """Whether a ledger of this plan may charge so many steps from step `origin` on, or a release made once, with this event
+        (`Ledger.check_fits`). Where an earlier version did not write the origin down, and it matters, that cannot be said: True.
+        """
+        if once:
+            expected = self.stage_event
+        elif origin is None and len(self.stretches) > 1:
+            return True
+        else:
+            expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
+        return events.to_json(expected) == events.to_json(event)
+
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan."""
         return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
@@ -266,6 +298,7 @@ class Plan:
         all records, given or not.
         """
         check_above_zero("epsilon", epsilon)
+        _whole("records", records, 1)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
@@ -366,18 +399,35 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` described."""
+        """The plan that `to_json` described.
+
+        Raises:
+            ConfigError: A field is missing, not known, or out of its range.
+        """
+        check_fields("plan", data, [*(f.name for f in fields(cls)), "options"])
         known = dict(data)
+        for name in ("clip", "adjacency", "method", "options", "encode", "denoise"):
+            if name not in known:
+                raise ConfigError(f"plan.{name}", None, "a value: the field is missing")
         known["clip"] = clipping.parse(known["clip"])
-        known["adjacency"] = Adjacency(known["adjacency"])
+        known["adjacency"] = _adjacency(known["adjacency"])
         known["method"] = methods.get(known["method"], **known.pop("options"))
         known["encode"] = encode.parse_all(known["encode"])
         known["denoise"] = denoise.parse_all(known["denoise"])
         return cls(**known)
 
 
+def _adjacency(name: str) -> Adjacency:
+    try:
+        return Adjacency(name)
+    except ValueError as error:
+        raise ConfigError("adjacency", name, "one of " + ", ".join(one.value for one in Adjacency)) from error
+
+
 def steps_for(epochs: float | None, sampler: Sampler) -> int:
     """Steps in this many epochs, at least one."""
+    if epochs is not None:
+        check_number("epochs", epochs, "a number above 0")
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError("epochs", epochs, "a number above 0")
     steps = epochs / sampler.rate

@@ -19,11 +19,10 @@ from typing import Any
 
 from assay._util.files import is_part
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger
 from assay.attacks.storage import read_attacks
 from assay.errors import AssayError, ConfigError
-from assay.runs import checkpoint
-from assay.runs.directory import RunDirectory
+from assay.runs import checkpoint, schema
+from assay.runs.directory import FEDERATED, RunDirectory
 from assay.runs.statement import scored
 from assay.studies.directory import Study
 from assay.studies.summary import tried
@@ -207,7 +206,7 @@ def _finished(directory: RunDirectory, name: str) -> Finished:
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
-        _optional(lambda: directory.statement.read_text(encoding="utf-8"), "statement.md", "", trouble)
+        _optional(lambda: directory.read_statement(record), "statement.md", "", trouble)
         if directory.statement.exists()
         else ""
     )
@@ -237,10 +236,11 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     spec = directory.read_spec()
     plan, names = spec.get("plan", {}), spec.get("names", {})
     trouble: list[str] = []
-    charged, epsilon, delta = _optional(lambda: _spent(directory.ledger), "ledger.jsonl", (None, None, None), trouble)
+    charged, epsilon, delta = _optional(lambda: _spent(directory), "ledger.jsonl", (None, None, None), trouble)
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
-        history = _optional(lambda: checkpoint.state(directory.checkpoint)["history"], "the checkpoint", (), trouble)
+        state = _optional(lambda: _progress(directory, spec), "the checkpoint", {}, trouble)
+        history = state.get("history", ())
     latest = max(path.stat().st_mtime for path in (directory.spec, directory.ledger) if path.exists())
     return Unfinished(
         name=name,
@@ -258,13 +258,23 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     )
 
 
-def _spent(path: Path) -> tuple[int, float, float | None]:
+def _progress(directory: RunDirectory, spec: Mapping[str, Any]) -> dict[str, Any]:
+    state = checkpoint.state(directory.checkpoint, directory.digest())
+    shape = schema.FEDERATED_CHECKPOINT if spec.get("kind") == FEDERATED else schema.CHECKPOINT
+    schema.check(directory.checkpoint, state, shape, "state")
+    return state
+
+
+def _spent(directory: RunDirectory) -> tuple[int, float, float | None]:
     """Steps, ε and δ by the ledger; nothing is charged before there is one."""
+    path = directory.ledger
     whole = path.read_bytes() if path.exists() else b""
     if b"\n" not in whole:
         return 0, 0.0, None
     header = json.loads(whole.split(b"\n", 1)[0])
-    ledger = Ledger(path, delta=header["delta"], adjacency=Adjacency(header["adjacency"]), ceiling=header["ceiling"])
+    ledger = directory.open_ledger(
+        delta=header["delta"], adjacency=Adjacency(header["adjacency"]), ceiling=header["ceiling"]
+    )
     return ledger.total_steps, ledger.epsilon(), float(header["delta"])
 
 

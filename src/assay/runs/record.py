@@ -20,11 +20,12 @@ from assay.accounting.ledger import Ledger
 from assay.methods import denoise, encode
 from assay.methods.plan import Plan
 from assay.methods.stage import rows
+from assay.runs.directory import RECORD_SCHEMA
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
 
-SCHEMA = "assay.record/1"
+SCHEMA = RECORD_SCHEMA
 
 
 def number(value: float | None) -> float | str | None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from assay._util.files import replace_file, replace_json, replace_text
+from assay._util.files import replace_file
 from assay.data.records import Records
 from assay.errors import AssayError
 from assay.methods.stage import Loss
@@ -89,8 +89,7 @@ def finished(
     model.eval()
     if directory is not None:
         save_model(directory.model, model.state_dict() if tensors is None else tensors)
-        replace_text(directory.statement, statement)
-        replace_json(directory.record, record)
+        record = directory.write_record(record, statement)
         directory.finish()
     return Result(model=model, record=record, statement=statement, directory=directory, nonfinite=nonfinite)
 

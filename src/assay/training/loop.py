@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from dp_accounting.dp_event import NoOpDpEvent
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -33,7 +32,7 @@ from assay.methods import stage
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss
 from assay.randomness.streams import Randomness, seed_torch
-from assay.runs import checkpoint
+from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.record import environment, finished_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
@@ -67,6 +66,8 @@ def fit(
     interrupted run, call `resume`; ranks that torchrun has started again go on by themselves.
     """
     training, ranks = training or Training(), world()
+    if test is not None:
+        Records(test).check_pairs("test")
     plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
@@ -89,7 +90,7 @@ def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
 def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:
     """The result of a run that has all its files."""
     record, statement, tensors = ranks.once(
-        lambda: (directory.read_record(), directory.statement.read_text(encoding="utf-8"), load_file(directory.model))
+        lambda: (record := directory.read_record(), directory.read_statement(record), directory.read_model(record))
     )
     stage.adapt_as(model, tensors)
     model.load_state_dict(tensors)
@@ -157,22 +158,13 @@ class _Run:
         self.meter = MeanLoss()
         self.history: list[dict[str, Any]] = []
         self.seconds = 0.0
-        ledger = Ledger(
-            None if directory is None else directory.ledger,
-            delta=plan.delta,
-            adjacency=plan.adjacency,
-            ceiling=plan.epsilon_limit,
-        )
+        self.run: str | None = None
+        opened: list[Ledger] = []
+        ranks.once(lambda: opened.append(_ledger(plan, directory)))
+        ledger = opened[0] if opened else _ledger(plan, None)
         with ExitStack() as undo:  # what fails here leaves model and ledger to others
             undo.callback(ledger.close)
-            ranks.once(ledger.claim)  # from here on the directory is this run's alone
-            saved = ranks.once(
-                lambda: (
-                    checkpoint.load(directory.checkpoint)
-                    if directory is not None and directory.checkpoint.exists()
-                    else None
-                )
-            )
+            saved = ranks.once(lambda: self._claimed(ledger))
             if saved is not None:
                 ranks.once(lambda: ledger.check_covers(saved[1]["step"]))
             randomness = training.randomness()
@@ -203,6 +195,21 @@ class _Run:
             if saved is not None:
                 self._restore(*saved)
             self._close = undo.pop_all().close
+
+    def _claimed(self, ledger: Ledger) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Take the directory, from here on this run's alone; the checkpoint in it, if there is one."""
+        directory = self.directory
+        if directory is None:
+            ledger.claim()
+            return None
+        directory.claim(ledger)
+        ledger.check_fits(self.plan.fits)
+        self.run = directory.digest()
+        if not directory.checkpoint.exists():
+            return None
+        tensors, state = checkpoint.load(directory.checkpoint, self.run)
+        schema.check(directory.checkpoint, state, schema.CHECKPOINT, "state")
+        return tensors, state
 
     def _stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
         """What the method does before training, if anything; sets the records and the loss that training has."""
@@ -272,9 +279,7 @@ class _Run:
             if self.world.any(stop()) and step.taken < step.limit:
                 step.settle()
                 self._save()
-                kept = (
-                    f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
-                )
+                kept = f", checkpoint written; resume with: {self.directory.resume_command}" if self.directory else ""
                 raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
 
     def _prepare(self, step: int) -> None:
@@ -328,12 +333,26 @@ class _Run:
         }
         tensors = self.step.placement.whole(tensors | optimizer_tensors)
         if self.directory is not None:
-            checkpoint.save(self.directory.checkpoint, tensors, state)
+            checkpoint.save(self.directory.checkpoint, tensors, state, self.run)
+
+    @contextmanager
+    def _as_it_was(self) -> Iterator[None]:
+        """Say of a checkpoint that does not go with the model, or with the settings, which one it is."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            where = "the checkpoint" if self.directory is None else self.directory.checkpoint
+            raise AssayError(f"{where} is not one of this model and these settings: {error}") from error
 
     def _restore_model(self, tensors: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(_below("model.", tensors))
+        with self._as_it_was():
+            self.model.load_state_dict(_below("model.", tensors))
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
+        with self._as_it_was():
+            self._put_back(tensors, state)
+
+    def _put_back(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if self.average is not None:
             kept = _below("average.", tensors)
             self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
@@ -390,6 +409,11 @@ class _Run:
         self.world.sum([nonfinite])
         tensors = self.step.placement.whole(self.model.state_dict())
         return finished(self.model, record, statement, self.directory, int(nonfinite), tensors)
+
+
+def _ledger(plan: Plan, directory: RunDirectory | None) -> Ledger:
+    terms: dict[str, Any] = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": plan.epsilon_limit}
+    return Ledger(None, **terms) if directory is None else directory.open_ledger(**terms)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
