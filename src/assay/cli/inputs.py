@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from assay import data as data_room
 from assay import features as features_room
 from assay import models as models_room
+from assay.cli.output import say
 from assay.data import DataBundle
 from assay.errors import ConfigError
 from assay.methods import Method
@@ -45,7 +45,7 @@ def load(
     if records is not None and records < there:
         bundle = replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
     if wanted is not None and not rehearsal:
-        bundle = features_room.of_bundle(wanted, bundle, _tell)
+        bundle = features_room.of_bundle(wanted, bundle, say)
     if validation:
         bundle = _validated(bundle)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
@@ -79,10 +79,6 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
         )
 
 
-def _tell(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
-
-
 def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBundle:
     features.check(bundle.input_shape)
     with torch.no_grad():
@@ -111,9 +107,9 @@ def of_run(
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     check_not_chosen(spec)
-    known = names["data_dir"]
+    known = names.get("data_dir")
     whole = names.get("validation_of")
-    records = whole or spec["plan"].get("records") or names["records"]  # a federated plan counts clients
+    records = whole or spec["plan"].get("records") or names.get("records")  # a federated plan counts clients
     directory = data_dir or (None if known is None else Path(known))
     bundle = load(names["data"], directory, records, names.get("features"), validation=whole is not None)
     return bundle, network_of(names, bundle, seed)
@@ -133,7 +129,9 @@ def check_not_chosen(spec: Mapping[str, Any]) -> None:
 
 def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:
     """A new model of a run by the names it was asked for. A checkpoint it began with must be there as it was then."""
-    network = build(names["model"], names["circulant"], bundle, seed)
+    if "model" not in names:
+        raise ConfigError("run", "a run whose model has no name", "a run started with `assay train`")
+    network = build(names["model"], names.get("circulant"), bundle, seed)
     init = None if names.get("init") is None else Path(names["init"])
     begin(network, init, names.get("train_layers", "all"), names.get("init_sha256"))
     return network

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +13,9 @@ from rich.markdown import Markdown
 
 from assay._util.figures import at_most
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger
 from assay.cli import federate, options
 from assay.cli.inputs import of_run
+from assay.cli.output import console, note
 from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
@@ -25,7 +26,7 @@ from assay.errors import BudgetSpentError
 from assay.federated.plan import FederatedPlan
 from assay.integrations import tensorboard as logs
 from assay.methods.plan import Plan
-from assay.runs import checkpoint
+from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Progress
 from assay.runs.statement import scored
@@ -166,7 +167,7 @@ def train(
     ranks = world()
     made = prepare(**asked)
     if ranks.leader and made.plan.noise_multiplier == 0:
-        Console(stderr=True, soft_wrap=True).print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
+        note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
         pick_device(device)
         limits.check(made.plan, ranks.size, shard=shard)
@@ -204,7 +205,7 @@ def resume(
         directory.finish()
         if directory.read_record()["status"] == "budget-spent":
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
-        Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
+        console().print(f"{run} is finished; see: assay show {shlex.quote(str(run))}")
         return
     if federate.is_federated(spec):
         check_alone("resume of a federated run")
@@ -235,13 +236,16 @@ def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
 def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
     directory = RunDirectory.open(run)
-    console = Console(soft_wrap=not Console().is_terminal)
+    out = console(wrap=Console().is_terminal)
     if directory.finished:
+        directory.settle_statement()
+        record = directory.read_record()
+        directory.check_files(record, *(path.name for path in (directory.spec, directory.ledger)))
+        text = directory.read_statement(record)
         if json:
-            print_json(directory.read_record())
-            return
-        text = directory.statement.read_text(encoding="utf-8")
-        console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+            print_json(record)
+        else:
+            out.print(Markdown(text) if out.is_terminal else text)
         return
     spec = directory.read_spec()
     plan: Plan | FederatedPlan
@@ -251,19 +255,20 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     else:
         plan = Plan.from_json(spec["plan"])
         planned_steps = f"{plan.steps} planned steps"
-    ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    if directory.checkpoint.exists():
-        before = checkpoint.state(directory.checkpoint)
-        ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
+    ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if _chosen(spec):
-        console.print(
-            f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
-        )
+        out.print(f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.")
         return
-    console.print(
+    ledger.check_fits(plan.fits)
+    if directory.checkpoint.exists():
+        before = checkpoint.state(directory.checkpoint, directory.digest())
+        federated = federate.is_federated(spec)
+        shape = schema.FEDERATED_CHECKPOINT if federated else schema.CHECKPOINT
+        schema.check(directory.checkpoint, before, shape, "state")
+        ledger.check_covers(before["charged" if federated else "step"])
+    out.print(
         f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
-        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
-        highlight=False,
+        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: {directory.resume_command}"
     )
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from assay._util.figures import at_most
+from assay.cli.output import console, note
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
 from assay.runs.result import Progress, Result
@@ -32,12 +33,12 @@ def progress(
     """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks. `scored` says
     which records accuracies are of (`assay.runs.statement.scored`).
     """
-    console = Console(stderr=True)
+    lines = console(stderr=True, wrap=True)
     if not ranks.leader:
         yield lambda _: None
         return
-    if not console.is_terminal:
-        yield lambda now: _line(console, now, allowed, scored) if now.epoch_end else None
+    if not lines.is_terminal:
+        yield lambda now: _line(lines, now, allowed, scored) if now.epoch_end else None
         return
     columns = (
         TextColumn("step"),
@@ -46,7 +47,7 @@ def progress(
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=lines) as bar:
         task = bar.add_task("train", total=None, facts="")
 
         def update(now: Progress) -> None:
@@ -72,8 +73,8 @@ def called(scored: str) -> str:
     return "accuracy" if scored == "test" else f"{scored} accuracy"
 
 
-def _line(console: Console, now: Progress, allowed: float | None, scored: str) -> None:
-    console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed, scored)}", highlight=False, soft_wrap=True)
+def _line(lines: Console, now: Progress, allowed: float | None, scored: str) -> None:
+    lines.print(f"step {now.step}/{now.steps}  {_facts(now, allowed, scored)}", soft_wrap=True)
 
 
 def in_words(setting: Mapping[str, str]) -> str:
@@ -104,10 +105,10 @@ def outcome(result: Result) -> None:
         rows["statement"] = str(result.directory.statement)
         rows["record"] = str(result.directory.record)
         rows["model"] = str(result.directory.model)
-    console = Console(soft_wrap=True, highlight=False)  # paths stay whole, however narrow the terminal
+    out = console()  # paths stay whole, however narrow the terminal
     for name, value in rows.items():
         if value is not None:
-            console.print(f"{name:<14} {value}", markup=False)
+            out.print(f"{name:<14} {value}")
 
 
 def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World = ALONE) -> None:
@@ -118,9 +119,7 @@ def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", r
     if not ranks.leader:
         return
     if result.nonfinite:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[yellow]note:[/] {result.nonfinite} {left_out} and were left out; this count is not private"
-        )
+        note(f"{result.nonfinite} {left_out} and were left out; this count is not private")
     if as_json:
         print_json(result.record)
     else:
@@ -129,4 +128,4 @@ def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", r
         early = f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
         if ranks.size == 1:
             raise BudgetSpentError(early)
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {early}")
+        note(early)
