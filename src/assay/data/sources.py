@@ -21,6 +21,7 @@ from assay.data.formats.cifar import parse_cifar
 from assay.data.formats.idx import parse_idx
 from assay.data.formats.npz import read_npz
 from assay.data.locate import require
+from assay.errors import DataError
 
 _Split = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
@@ -135,6 +136,8 @@ def _own(path: Path) -> DataBundle:
     else:
         test, notes = (arrays.x_test, arrays.y_test), _NPZ_NOTES
     classes = 1 + int(max(train[1].max(), test[1].max()))
+    if classes < 2:
+        raise DataError(f"{path}: every label is 0; labels of at least two classes are required")
     unit = "one record of the file"
     return _bundle(train, test, name=path.name, classes=classes, unit=unit, notes=notes, source="own file")
 
