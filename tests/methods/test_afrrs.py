@@ -19,8 +19,8 @@ from assay.accounting.ledger import Ledger
 from assay.audit import Verdict
 from assay.audit.plans import audit_plan
 from assay.data.records import Records
+from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError, UnsupportedModelError
-from assay.gradients import clipping
 from assay.mechanisms.objective import NoisyCoefficients
 from assay.mechanisms.types import Bounded
 from assay.methods.perturb.explain import Explainer
@@ -29,6 +29,7 @@ from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE
 from assay.methods.perturb.stages import NoisyRecords, ScaledByRelevance, _expanded
 from assay.randomness.streams import Seeded
 from assay.runs import checkpoint
+from assay.training.stages import train_privately
 
 
 def plan(noise: float = 1.0, **options: Any) -> Plan:
@@ -38,7 +39,7 @@ def plan(noise: float = 1.0, **options: Any) -> Plan:
         **{"records": 60_000, "batch_size": 500, "steps": 240, "delta": 1e-5} | settings,
         noise_multiplier=noise,
         method=method,
-        clip=clipping.parse(method.clip),
+        clip=method.clip,
     )
 
 
@@ -169,7 +170,7 @@ def test_features_outside_the_unit_interval_are_refused_or_clamped_as_declared(t
         fit(small_model(), wide, plan=small(variant="published"), out=tmp_path / "run")
     assert not (tmp_path / "run").exists(), "told before anything is written"
     made = small(variant="published", outside="clamp", noise=1e-6).for_model(small_model())
-    released = made.stage.release(small_model(), Records(wide), Seeded(1), torch.device("cpu"))
+    released = made.stage.release(small_model(), Records(wide), Seeded(1), torch.device("cpu"), train_privately)
     there = released["inputs"] != 0
     assert float(released["inputs"].min()) > -0.1
     assert float(released["inputs"].max()) < 1.1
@@ -218,7 +219,7 @@ def gradients(made: Plan, data: TensorDataset, seed: int) -> list[torch.Tensor]:
 def test_as_published_the_labels_are_bare_in_the_layers_below_the_last():
     """The finding behind ε = ∞: whatever the noise, the first layer's gradient is exactly that of the labels."""
     made = plan(1e3, variant="published", records=120, batch_size=120).for_model(small_model())  # claims ε = 0.001
-    full = replace(made, sampling="full")
+    full = replace(made, sampling=FullBatch)
     x, y = records().tensors
     one = TensorDataset(x, y)
     other = TensorDataset(x, torch.cat([(y[:1] + 1) % 3, y[1:]]))
@@ -249,7 +250,7 @@ def test_training_on_released_records_sees_nothing_else(tmp_path):
     """objective=record: with the noisy records of a run, its labels and features can be exchanged without a trace."""
     made = small(variant="published", objective="record", explain="private").for_model(small_model())
     assert isinstance(made.stage, NoisyRecords)
-    released = made.stage.release(small_model(), Records(records()), Seeded(1), torch.device("cpu"))
+    released = made.stage.release(small_model(), Records(records()), Seeded(1), torch.device("cpu"), train_privately)
     one = made.stage.records(records(), released)
     x, y = records().tensors
     other = made.stage.records(TensorDataset(1 - x, (y + 1) % 3), released)
@@ -261,7 +262,7 @@ def test_the_noise_drawn_has_the_scales_that_were_charged():
     """Mean |noise| of 4000 records by feature is b_j within 6.5 standard errors (b_j/√n): false alarms below 1e-6 for 36 features."""
     made = small(variant="published", noise=0.05).for_model(small_model())
     data = records(4000)
-    released = made.stage.release(small_model(), Records(data), Seeded(2), torch.device("cpu"))
+    released = made.stage.release(small_model(), Records(data), Seeded(2), torch.device("cpu"), train_privately)
     noise = made.stage.input_noise(made.stage.segmentation.regions(released))
     assert noise.epsilon == pytest.approx(made.stage.feature_epsilon)
     kept = noise.scales.isfinite()
@@ -321,18 +322,18 @@ def test_a_given_checkpoint_explains(tmp_path):
     save_file(network.state_dict(), path)
     explainer = Explainer(source=f"file:{path}")
     explainer.check("mnist")
-    found = explainer.network(Records(records()), 3, Seeded(1), torch.device("cpu"))
+    found = explainer.network(Records(records()), 3, Seeded(1), torch.device("cpu"), train_privately)
     assert torch.equal(found.features.conv1.weight, network.features.conv1.weight)
     with pytest.raises(ConfigError, match="exists"):
         Explainer(source="file:nowhere").check(None)
     with pytest.raises(ConfigError, match="parameters of lenet5"):
-        explainer.network(Records(records()), 7, Seeded(1), torch.device("cpu"))
+        explainer.network(Records(records()), 7, Seeded(1), torch.device("cpu"), train_privately)
 
 
 def test_a_network_from_public_digits_has_the_private_shape():
     private = Records(TensorDataset(torch.rand(4, 3, 12, 12), torch.arange(4)))
     generator = torch.get_rng_state()
-    found = Explainer(source="data:digits").network(private, 4, Seeded(1), torch.device("cpu"))
+    found = Explainer(source="data:digits").network(private, 4, Seeded(1), torch.device("cpu"), train_privately)
     assert found(torch.zeros(2, 3, 12, 12)).shape == (2, 10)
     assert torch.equal(torch.get_rng_state(), generator), "the run's own generator is left alone"
 

@@ -29,9 +29,16 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page to write. (default: report.html in the directory)")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the page while runs go on, and write nothing.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to listen on.")] = "127.0.0.1",
+    uncovered: Annotated[
+        bool,
+        typer.Option(
+            "--uncovered",
+            help="Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of the records.",
+        ),
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
 ) -> None:
-    """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements, attacks."""
+    """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements."""
     lines = console()
     if tables.names(directory):
         if serve:
@@ -42,11 +49,11 @@ def report(
             )
         lines.print(str(_written(papers.render(directory), directory, out)))
         return
-    collector = Collector(directory)
+    collector = Collector(directory, uncovered)
     if serve:
         if out is not None:
             raise ConfigError("out", str(out), "nothing with --serve, which writes no file")
-        _serve(directory, host, port)
+        _serve(directory, host, port, uncovered)
         return
     found = collector.collect()
     if not (found.finished or found.unfinished or found.damaged or found.waiting):
@@ -71,10 +78,10 @@ def _written(page: str, directory: Path, out: Path | None) -> Path:
     return target
 
 
-def _serve(directory: Path, host: str, port: int) -> None:
+def _serve(directory: Path, host: str, port: int, uncovered: bool) -> None:
     if not is_loopback(host):
         note(f"{host} is no loopback address: whoever reaches this machine can read the report, without a password")
-    with ReportServer(directory, host, port) as server:
+    with ReportServer(directory, host, port, uncovered) as server:
         console().print(f"{server.address} shows {directory} as it is; Ctrl-C ends it")
         try:
             server.serve_forever()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from rich.markdown import Markdown
 
 from assay._util.figures import at_most
 from assay.accounting.epsilon import Adjacency
+from assay.accounting.ledger import spent
 from assay.cli import federate, options
 from assay.cli.inputs import of_run
 from assay.cli.output import console, note
@@ -20,15 +21,14 @@ from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import catalog
-from assay.distributed.launch import check_alone
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError
-from assay.federated.plan import FederatedPlan
+from assay.federated.kinds import kind_of
 from assay.integrations import tensorboard as logs
-from assay.methods.plan import Plan
-from assay.runs import checkpoint, schema
-from assay.runs.directory import RunDirectory
-from assay.runs.result import Progress
+from assay.runs import checkpoint, schema, statement
+from assay.runs.directory import RunDirectory, read_record
+from assay.runs.record import number
+from assay.runs.run import steps_covered
 from assay.runs.statement import scored
 from assay.training import limits
 from assay.training.loop import fit
@@ -56,7 +56,9 @@ def train(
     encode: options.Encode = None,
     denoise: options.Denoise = None,
     data: options.Data = catalog.DEFAULT,
-    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
+    ] = None,
     validation: Annotated[
         bool,
         typer.Option(
@@ -149,7 +151,10 @@ def train(
         str, typer.Option(help="float32, or bf16: the model's passes under autocast; clipping and noise stay float32.")
     ] = "float32",
     data_dir: options.DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
+    ] = False,
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
@@ -188,7 +193,7 @@ def train(
             out=out,
             force=force,
             names=made.names,
-            watch=_both(shown, logged),
+            callbacks=[shown, logged],
         )
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
@@ -207,20 +212,29 @@ def resume(
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         console().print(f"{run} is finished; see: assay show {shlex.quote(str(run))}")
         return
-    if federate.is_federated(spec):
-        check_alone("resume of a federated run")
-        federate.resume(directory, data_dir, json)
-        return
     if _chosen(spec):
         raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
+    _RESUME[kind_of(spec).name](directory, spec, data_dir, json)
+
+
+def _resume(directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a central run."""
+    run, ranks = directory.path, world()
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
     names, limit = spec["names"], spec["plan"]["epsilon_limit"]
     on = scored(names)
     with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
+        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+_RESUME: Mapping[str, Callable[[RunDirectory, dict[str, Any], Path | None, bool], None]] = {
+    "central": _resume,
+    "federated": federate.resume,
+}
+"""By the kind of the run."""
 
 
 def _chosen(spec: dict[str, Any]) -> bool:
@@ -233,28 +247,40 @@ def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
     return directory, directory.finished, directory.read_spec()
 
 
-def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="The directory of a run, or a record.json alone.")],
+    json: options.Json = False,
+) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
+    if run.is_file():
+        record = read_record(run)
+        _print_record(record, None if json else statement.statement(record))
+        return
     directory = RunDirectory.open(run)
-    out = console(wrap=Console().is_terminal)
+    _note_earlier(directory)
     if directory.finished:
         directory.settle_statement()
         record = directory.read_record()
         directory.check_files(record, *(path.name for path in (directory.spec, directory.ledger)))
-        text = directory.read_statement(record)
-        if json:
-            print_json(record)
-        else:
-            out.print(Markdown(text) if out.is_terminal else text)
+        _print_record(record, None if json else directory.read_statement(record))
         return
-    spec = directory.read_spec()
-    plan: Plan | FederatedPlan
-    if federate.is_federated(spec):
-        plan = FederatedPlan.from_json(spec["plan"])
-        planned_steps = f"{plan.rounds} planned rounds"
-    else:
-        plan = Plan.from_json(spec["plan"])
-        planned_steps = f"{plan.steps} planned steps"
+    _print_unfinished(directory)
+
+
+def _print_record(record: Mapping[str, Any], text: str | None) -> None:
+    """The statement, or without one the record."""
+    if text is None:
+        print_json(record)
+        return
+    out = console(wrap=Console().is_terminal)
+    out.print(Markdown(text) if out.is_terminal else text)
+
+
+def _print_unfinished(directory: RunDirectory) -> None:
+    out = console(wrap=Console().is_terminal)
+    run, spec = directory.path, directory.read_spec()
+    kind = kind_of(spec)
+    plan = kind.plan(spec["plan"])
     ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if _chosen(spec):
         out.print(f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.")
@@ -262,19 +288,21 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     ledger.check_fits(plan.fits)
     if directory.checkpoint.exists():
         before = checkpoint.state(directory.checkpoint, directory.digest())
-        federated = federate.is_federated(spec)
-        shape = schema.FEDERATED_CHECKPOINT if federated else schema.CHECKPOINT
-        schema.check(directory.checkpoint, before, shape, "state")
-        ledger.check_covers(before["charged" if federated else "step"])
+        schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
+        ledger.check_covers(steps_covered(before))
     out.print(
-        f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: {directory.resume_command}"
     )
 
 
-def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def watch(now: Progress) -> None:
-        for watcher in watchers:
-            watcher(now)
-
-    return watch
+def _note_earlier(directory: RunDirectory) -> None:
+    """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
+    out = console(stderr=True)
+    for path in sorted(directory.earlier.glob("*.jsonl")):
+        steps, epsilon, delta = spent(path)
+        if delta is not None:
+            out.print(
+                f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
+                f"({path.relative_to(directory.path)}); it stays spent"
+            )

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from assay.errors import ConfigError
+from assay.mechanisms.frequencies import spectral_axes
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Grads, Private
-from assay.methods.denoise.lowpass import spectral_axes
 from assay.randomness.adding import add_normal
 from assay.randomness.streams import Stream
 

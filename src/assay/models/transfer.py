@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from assay.data.locate import places
 from assay.errors import ConfigError, DataError
-from assay.gradients.rules.layers import layer_path, trainable_layers
-from assay.methods.stage import adapt_as
+from assay.models.inputs import adapt_as
+from assay.models.layers import layer_path, trainable_layers
 from assay.models.torchvision import adopted, is_torchvision
 
 
@@ -52,7 +52,7 @@ def load_weights(model: nn.Module, path: Path) -> list[str]:
 
     Parameters of the last layer may differ in shape (another number of classes) and then begin anew; anything else that is missing, too
     much, of another shape or not finite is refused. A state dict may be under `state_dict` or `model`, and its names may begin with `module.`,
-    as training scripts and data parallelism leave them. What the checkpoint's model did to its inputs first (`assay.methods.stage`: subtract their mean,
+    as training scripts and data parallelism leave them. What the checkpoint's model did to its inputs first (`assay.models.inputs`: subtract their mean,
     scale them), the model does from now on: the weights were trained so. torchvision's ResNet-18 is a checkpoint of `resnet18`, whose stem and
     normalisation become that network's (`assay.models.torchvision`).
     """

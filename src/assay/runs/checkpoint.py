@@ -8,8 +8,9 @@ A checkpoint has a digest of its tensors, and one of that, of its state and of t
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assay import seals
-from assay._util import digest
+from assay._util import digest, seals
 from assay._util.files import replace_file
 from assay.errors import AssayError
 
@@ -98,6 +98,20 @@ def _check(path: Path, metadata: dict[str, str], run: str | None, tensors: dict[
 
 def _digest(tensors: dict[str, Tensor]) -> str:
     return digest.of_tensors(sorted(tensors.items()))
+
+
+@contextlib.contextmanager
+def fitting(path: Path | None) -> Iterator[None]:
+    """Take up a checkpoint.
+
+    Raises:
+        AssayError: What is done inside fails: the checkpoint does not go with the model, or with the settings.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        where = "the checkpoint" if path is None else path
+        raise AssayError(f"{where} is not one of this model and these settings: {error}") from error
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -6,6 +6,8 @@
     records.safetensors while unfinished: what of it only going on needs, such as noisy records
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
+    ledgers/            if --force replaced earlier runs here: what those had spent; never deleted
+    audits.json         if asked for: audits that trained on the records again; for their holder, covered by no ε
     rounds/             of a federated run, if asked for: the models after some of its rounds
     model.safetensors, statement.md, record.json   when finished
 
@@ -31,7 +33,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from torch import Tensor
 
-from assay import seals
+from assay._util import seals
 from assay._util.files import (
     alone_in,
     create_json,
@@ -54,6 +56,9 @@ _UNSEALED_RECORD = "assay.record/1"
 _RECORDS = {RECORD_SCHEMA: True, _UNSEALED_RECORD: False}
 FEDERATED = "federated"
 """The `kind` of a federated run in its run.json."""
+
+SPEC_SCHEMA = "assay.run/1"
+RECORD_SCHEMA = "assay.record/1"
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,16 @@ class RunDirectory:
         return self.path / "rounds"
 
     @property
+    def aside(self) -> Path:
+        """Audits that trained on the records again: for their holder, covered by no ε."""
+        return self.path / "audits.json"
+
+    @property
+    def earlier(self) -> Path:
+        """The ledgers of runs that were replaced here, numbered from 1: what they spent stays spent."""
+        return self.path / "ledgers"
+
+    @property
     def notice(self) -> Path:
         """Says that the run is unfinished."""
         return self.path / "UNFINISHED.txt"
@@ -130,7 +145,7 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, spec: dict[str, Any], *, force: bool = False) -> RunDirectory:
         """A new run's directory. An existing one is refused; with `force` an earlier *run* is replaced, nothing else
-        is ever deleted. Of several that ask for the same directory at once, one gets it.
+        is ever deleted. The ledgers of all runs that were replaced stay, in `earlier`. Of several that ask for the same directory at once, one gets it.
 
         Raises:
             ConfigError: The directory is not free for a new run.
@@ -141,7 +156,7 @@ class RunDirectory:
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
         with alone_in(path.absolute().parent):  # from the look at what is there to what says whose it is
             if run._replaces(force=force):
-                shutil.rmtree(path)
+                run._clear()
             path.mkdir(parents=True, exist_ok=True)
             remove_abandoned(path)
             wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec})
@@ -160,7 +175,7 @@ class RunDirectory:
         path = self.path
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
-        if not path.exists() or all(is_abandoned(entry) for entry in path.iterdir()):
+        if not path.exists() or all(is_abandoned(entry) or entry == self.earlier for entry in path.iterdir()):
             return False
         if not self.spec.exists():
             raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
@@ -173,6 +188,28 @@ class RunDirectory:
             raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
         self._check_idle()
         return True
+
+    def _clear(self) -> None:
+        """Delete the run that is here, except for what says what it spent, and what those before it did.
+
+        At every moment the directory is a run's, or holds ledgers only, and no ledger is without its name.
+        """
+        clients = self.path / "clients"  # of a federated run: a ledger for each client
+        for path in self.path.iterdir():
+            if path in (self.spec, self.ledger, self.earlier, clients):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self.earlier.mkdir(exist_ok=True)
+        taken = [int(path.name[:3]) for path in self.earlier.iterdir() if path.name[:3].isdecimal()]
+        number = max(taken, default=0) + 1
+        for path, name in ((clients, f"{number:03d}.clients"), (self.ledger, f"{number:03d}.jsonl")):
+            if path.exists():
+                path.rename(self.earlier / name)
+        sync_folder(self.earlier)
+        self.spec.unlink()
 
     def _check_idle(self) -> None:
         """Refuse to take its directory from under a run that is at work: it would go on charging a ledger that nobody reads."""
@@ -236,11 +273,8 @@ class RunDirectory:
         """
         if not self.finished:
             raise AssayError(f"{self.path} is unfinished: it has no record yet. Resume it with: {self.resume_command}")
-        record = schema.read(self.record, _RECORDS)
-        schema.check(self.record, record, schema.RECORD)
+        record = read_record(self.record)
         sealed = record["schema"] == RECORD_SCHEMA
-        if sealed and "files" not in record:
-            raise AssayError(f"{self.record} is damaged: its field files is missing")
         if self.spec.exists() and (self.digest() is not None) != sealed:
             raise AssayError(f"{self.record} and {self.spec} are not of one run: only one of them has a digest")
         return record
@@ -335,3 +369,19 @@ class RunDirectory:
         self.notice.unlink(missing_ok=True)
         self.checkpoint.unlink(missing_ok=True)
         self.records.unlink(missing_ok=True)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """What a record.json holds, wherever it was copied to.
+
+    Args:
+        path: The file.
+
+    Raises:
+        AssayError: It is damaged, or not the record of a run. Names the field.
+    """
+    record = schema.read(path, _RECORDS)
+    schema.check(path, record, schema.RECORD)
+    if record["schema"] == RECORD_SCHEMA and "files" not in record:
+        raise AssayError(f"{path} is damaged: its field files is missing")
+    return record

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, TypeAlias
 
-from assay import seals
+from assay._util import seals
 from assay.errors import AssayError
 
 Shape: TypeAlias = "type | tuple[type, ...] | list[Shape] | Mapping[str, Shape]"
@@ -138,6 +138,11 @@ FEDERATED_CHECKPOINT: Mapping[str, Shape] = {
 """The state in a checkpoint of `assay federate`."""
 ATTACKS: Mapping[str, Shape] = {"attacks": [{"attack": str}]}
 """`attacks.json`."""
+
+
+def checkpoint_of(spec: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """What the state of a checkpoint of this run looks like."""
+    return FEDERATED_CHECKPOINT if spec.get("kind") == "federated" else CHECKPOINT
 
 
 def read(path: Path, schemas: Mapping[str, bool]) -> dict[str, Any]:

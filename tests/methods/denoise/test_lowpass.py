@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from assay.methods.denoise.lowpass import LowPass, low_frequencies, spectral_axes
+from assay.mechanisms.frequencies import low_frequencies, spectral_axes
+from assay.methods.denoise.lowpass import LowPass
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5, 5), (2, 2, 8), (1, 1, 7), (3, 1, 3, 3), (2, 2, 4, 6)])

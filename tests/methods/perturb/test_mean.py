@@ -17,16 +17,17 @@ from assay.accounting.epsilon import epsilon, gaussian_epsilon
 from assay.accounting.ledger import Ledger
 from assay.cli.inputs import of_run
 from assay.data.records import Records
-from assay.methods.perturb.mean import Centered, Mean
-from assay.methods.stage import adapt_as, released, scale_inputs
+from assay.methods.perturb.mean import Centered, Mean, parse
+from assay.models.inputs import adapt_as, scale_inputs
 from assay.randomness.streams import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
+from assay.training.stages import release_stage, train_privately
 
 
 def plan(**settings) -> Plan:
     return Plan(
         **{"records": 200, "batch_size": 40, "steps": 10, "noise_multiplier": 2.0, "delta": 1e-5}
-        | {"center": "mean:noise=30"}
+        | {"center": Mean(noise=30)}
         | settings
     )
 
@@ -34,7 +35,7 @@ def plan(**settings) -> Plan:
 def mean_of(x: torch.Tensor, *, noise: float = 1.0, bound: float | None = None, seed: int = 0, count: int = 100):
     stage = Centered(Mean(noise=noise, bound=bound), count)
     records = Records(TensorDataset(x, torch.zeros(len(x), dtype=torch.int64)))
-    found = stage.release(nn.Linear(1, 1), records, Seeded(seed), torch.device("cpu"))
+    found = stage.release(nn.Linear(1, 1), records, Seeded(seed), torch.device("cpu"), train_privately)
     return found["mean"].double()
 
 
@@ -65,7 +66,7 @@ def test_it_is_part_of_the_plan_and_charged_first(tmp_path):
     p = plan()
     assert p.epsilon() > plan(center=None).epsilon()
     assert p.event() == ComposedDpEvent([ComposedDpEvent([GaussianDpEvent(30.0)]), p.steps_event(10)])
-    found = Plan.calibrated(epsilon=1.0, delta=1e-5, records=1000, batch_size=100, epochs=2, center="mean:noise=30")
+    found = Plan.calibrated(epsilon=1.0, delta=1e-5, records=1000, batch_size=100, epochs=2, center=Mean(noise=30))
     assert 0.99 <= found.epsilon() <= 1
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
     x = TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
@@ -99,8 +100,8 @@ def test_a_crash_after_the_release_does_not_make_another_one(tmp_path):
     records = Records(TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.int64)))
     ledger = Ledger(directory.ledger, delta=p.delta, adjacency=p.adjacency, ceiling=None)
     asked = {"model": nn.Linear(4, 2), "records": records, "ledger": ledger, "device": torch.device("cpu")}
-    first = released(stage, randomness=OsSeeded(), directory=directory, **asked)
-    again = released(stage, randomness=OsSeeded(), directory=directory, **asked)
+    first = release_stage(stage, randomness=OsSeeded(), directory=directory, **asked)
+    again = release_stage(stage, randomness=OsSeeded(), directory=directory, **asked)
     assert torch.equal(first["mean"], again["mean"])
     assert ledger.event() == ComposedDpEvent([p.stage_event])
 
@@ -123,9 +124,11 @@ def test_the_model_that_leaves_subtracts_it():
 
 
 def test_refusals():
-    for settings in ({"center": "median"}, {"center": "mean:noise=0"}, {"center": "mean:bound=-1"}):
+    for text in ("median", "mean:noise=0", "mean:bound=-1"):
         with pytest.raises(ConfigError, match="center"):
-            plan(**settings)
+            plan(center=parse(text))
+    with pytest.raises(ConfigError, match="center"):
+        plan(center="mean:noise=30")
     with pytest.raises(ConfigError, match="center"):
         plan(method=methods.get("afrrs"))
     scaled = nn.Linear(4, 2)

@@ -29,7 +29,7 @@ from assay.gradients.rules.layers import ConvRule
 from assay.gradients.rules.spectra import Correlations, Torus, by_frequency, norms
 from assay.gradients.uses.base import Use
 from assay.gradients.uses.convolution import Convolved
-from assay.methods.denoise.lowpass import low_frequencies
+from assay.mechanisms.frequencies import low_frequencies
 
 
 def corner(value: Tensor, shape: Sequence[int]) -> Tensor:

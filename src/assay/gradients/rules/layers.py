@@ -300,16 +300,6 @@ _ELSEWHERE: dict[tuple[str, str], TapeRule | ExpandRule] = {
 """Layer types of other libraries by module and name; nothing is imported for them."""
 
 
-def trainable_layers(model: nn.Module) -> list[str]:
-    """The modules that own trainable parameters, by path, each once: what per-layer clipping calls a layer."""
-    return list(dict.fromkeys(layer_path(name) for name, p in model.named_parameters() if p.requires_grad))
-
-
-def layer_path(parameter: str) -> str:
-    """The module that a parameter belongs to."""
-    return parameter.rpartition(".")[0]
-
-
 def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:
     if getattr(module, "track_running_stats", False):  # InstanceNorm that normalises by stored statistics
         return False

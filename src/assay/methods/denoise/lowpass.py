@@ -6,9 +6,6 @@ gradient's own high frequencies with it; it cannot lower ε.
 
 from __future__ import annotations
 
-import functools
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,32 +13,8 @@ import torch
 from torch import Tensor
 
 from assay.errors import ConfigError
+from assay.mechanisms.frequencies import low_frequencies, spectral_axes
 from assay.mechanisms.types import Grads
-
-
-def spectral_axes(shape: Sequence[int]) -> tuple[int, ...]:
-    """The axes of a parameter that its Fourier transform runs over.
-
-    All but the first two for kernels [out, in, *size] and block-circulant weights [rows, columns, block]; the last one for
-    matrices and vectors.
-    """
-    return tuple(range(2, len(shape))) if len(shape) > 2 else (len(shape) - 1,)
-
-
-@functools.lru_cache(maxsize=256)
-def low_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
-    """Which frequencies of a real transform over these sizes stay: [*sizes[:-1], sizes[-1]//2 + 1], true or false.
-
-    Those within a radius (frequencies folded, each axis in units of its own size), the radius whose count comes nearest to
-    ρN (the smaller of two as near). A radius keeps k and -k alike, so what comes back from the transform is real.
-    """
-    folded = [torch.fft.fftfreq(n, dtype=torch.float64) for n in sizes]
-    radius = sum(f.square().view([-1 if i == j else 1 for j in range(len(sizes))]) for i, f in enumerate(folded))
-    assert isinstance(radius, Tensor)
-    levels, counts = radius.mul(1e12).round().unique(return_counts=True)
-    nearest = int((counts.cumsum(0) - rho * math.prod(sizes)).abs().argmin())
-    kept: Tensor = radius.mul(1e12).round() <= levels[nearest]
-    return kept[..., : sizes[-1] // 2 + 1].contiguous()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +26,7 @@ class LowPass:
 
     rho: float = 0.5
 
+    name: ClassVar[str] = "lowpass"
     needs_white: ClassVar[bool] = False
     keeps_white: ClassVar[bool] = False
 

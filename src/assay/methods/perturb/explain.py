@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from assay import data as data_room
 from assay import models
 from assay.data.records import Records
-from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.methods.perturb.relevance import PUBLIC_MODEL
+from assay.methods.stage import PrivateTraining
 from assay.randomness.streams import Randomness
 
 if TYPE_CHECKING:
@@ -86,7 +86,14 @@ class Explainer:
         if kind == "file" and not Path(name).is_file():
             raise ConfigError("explain", self.source, "file:PATH of a safetensors file that exists")
 
-    def network(self, records: Records, classes: int, randomness: Randomness, device: torch.device) -> nn.Module:
+    def network(
+        self,
+        records: Records,
+        classes: int,
+        randomness: Randomness,
+        device: torch.device,
+        train_privately: PrivateTraining,
+    ) -> nn.Module:
         """The network, trained; it is released (or public), whatever it was trained on, except for `records`."""
         shape = tuple(records.zeros()[0].shape[1:])
         kind, _, name = self.source.partition(":")
@@ -107,7 +114,9 @@ class Explainer:
         if kind == "records":
             return _trained(network, _record_batches(records, randomness))
         assert self.steps is not None
-        return _trained_privately(network, records, self.steps, randomness)
+        optimizer = torch.optim.SGD(network.parameters(), lr=_PRIVATE_LR, momentum=_MOMENTUM)
+        train_privately(network, records, self.steps, optimizer, randomness)
+        return network
 
 
 def _name(shape: tuple[int, ...]) -> str:
@@ -156,17 +165,4 @@ def _trained(network: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> nn
         optimizer.zero_grad()
         F.cross_entropy(network(x), y).backward()
         optimizer.step()
-    return network
-
-
-def _trained_privately(network: nn.Module, records: Records, plan: Plan, randomness: Randomness) -> nn.Module:
-    """By DP-SGD under its plan, whose event the stage has charged as a whole."""
-    from assay.training.step import PrivateStep  # needs plans, which need methods, which need this
-
-    optimizer = torch.optim.SGD(network.parameters(), lr=_PRIVATE_LR, momentum=_MOMENTUM)
-    step = PrivateStep(network, plan, randomness=randomness, world=ALONE)  # the leader's work alone
-    for x, y in step.batches(records):
-        if step.backward(F.cross_entropy(network(x), y, reduction="none")):
-            optimizer.step()
-    step.close()
     return network

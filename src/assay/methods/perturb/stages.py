@@ -37,7 +37,8 @@ from assay.methods.perturb.objective import (
 )
 from assay.methods.perturb.regions import Regions, segment
 from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE, private_relevance, published_relevance
-from assay.methods.stage import WHOLE, Loss, Part, Released, check_inputs, scale_inputs
+from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
+from assay.models.inputs import check_inputs, scale_inputs
 from assay.randomness.streams import Randomness, Within
 
 OBJECTIVES = ("step", "record")
@@ -82,9 +83,16 @@ class Segmentation:
             reason=PUBLISHED_IS_NOT_PRIVATE if isinstance(event, NonPrivateDpEvent) else "",
         )
 
-    def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Tensor:
+    def release(
+        self,
+        model: nn.Module,
+        records: Records,
+        randomness: Randomness,
+        device: torch.device,
+        train_privately: PrivateTraining,
+    ) -> Tensor:
         """The relevance of every feature, in the shape of a record."""
-        network = self.explainer.network(records, _outputs(model, records), randomness, device)
+        network = self.explainer.network(records, _outputs(model, records), randomness, device, train_privately)
         stream = randomness.stream("relevance", 0)
         if isinstance(self.event(), NonPrivateDpEvent):
             found = published_relevance(network, records.dataset, epsilon=self.epsilon, stream=stream, device=device)
@@ -130,6 +138,11 @@ class ScaledByRelevance:
         """No: relevance is of pixels in their places."""
         return False
 
+    @property
+    def takes_fewer(self) -> bool:
+        """Not where a network is trained for it under a plan of its own."""
+        return self.segmentation.explainer.steps is None
+
     def parts(self) -> Sequence[Part]:
         """The relevance; the paper has no word for it."""
         return (self.segmentation.part(None),)
@@ -139,9 +152,16 @@ class ScaledByRelevance:
         check_inputs(model, "input_scale")
         self.segmentation.check(records, data)
 
-    def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:
+    def release(
+        self,
+        model: nn.Module,
+        records: Records,
+        randomness: Randomness,
+        device: torch.device,
+        train_privately: PrivateTraining,
+    ) -> Released:
         """The relevance."""
-        return {"relevance": self.segmentation.release(model, records, randomness, device)}
+        return {"relevance": self.segmentation.release(model, records, randomness, device, train_privately)}
 
     def install(self, model: nn.Module, released: Released) -> None:
         """Inputs times α_k from now on."""
@@ -203,6 +223,11 @@ class NoisyRecords:
         return False
 
     @property
+    def takes_fewer(self) -> bool:
+        """Not where a network is trained for it under a plan of its own."""
+        return self.segmentation.explainer.steps is None
+
+    @property
     def feature_epsilon(self) -> float:
         """Σ_j 1/b_j = |L| ε2/(2|h_0|), whatever the regions are."""
         return self.batch_size * self.epsilon2 / (2 * self.units)
@@ -259,9 +284,16 @@ class NoisyRecords:
             )
         self.input_noise(segment(torch.zeros(1), 0.0)).within(records.all()[0])
 
-    def release(self, model: nn.Module, records: Records, randomness: Randomness, device: torch.device) -> Released:
+    def release(
+        self,
+        model: nn.Module,
+        records: Records,
+        randomness: Randomness,
+        device: torch.device,
+        train_privately: PrivateTraining,
+    ) -> Released:
         """Relevance, noisy features, the first bias (Eq. 18), and with `record` noisy labels."""
-        found = {"relevance": self.segmentation.release(model, records, randomness, device)}
+        found = {"relevance": self.segmentation.release(model, records, randomness, device, train_privately)}
         noise = self.input_noise(self.segmentation.regions(found))
         if noise.epsilon > self.feature_epsilon * (1 + 1e-9):
             raise AssayError(
