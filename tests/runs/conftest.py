@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import assay
+from assay.runs.callbacks import OnStep
 from assay.runs.result import InterruptedRunError
 from assay.training.settings import Training
 
@@ -45,5 +46,5 @@ def unfinished(tmp_path_factory):
             raise InterruptedRunError("stopped")
 
     with pytest.raises(InterruptedRunError):
-        assay.fit(network(), records(), plan=plan(), out=path, names=NAMES, watch=stop)
+        assay.fit(network(), records(), plan=plan(), out=path, names=NAMES, callbacks=[OnStep(stop)])
     return path

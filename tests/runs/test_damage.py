@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import assay
-from assay import Adjacency, AssayError, seals
+from assay import Adjacency, AssayError
+from assay._util import seals
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from assay.audit.result import Verdict, sentence
+from assay.federated.kinds import complete_record
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.runs.statement import statement

@@ -145,7 +145,7 @@ class Plan:
             raise ConfigError("steps", self.steps, f"at most {MOST_STEPS}")
         _check_whole("micro_batch", self.micro_batch, 1)
         for name in ("batch_size", "delta", "noise_multiplier"):
-            _check_kind(name, getattr(self, name), (int, float), "a number")
+            check_number(name, getattr(self, name), "a number")
         if not 0 < self.delta < 1:
             raise ConfigError("delta", self.delta, _DELTA)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):

@@ -57,9 +57,6 @@ _RECORDS = {RECORD_SCHEMA: True, _UNSEALED_RECORD: False}
 FEDERATED = "federated"
 """The `kind` of a federated run in its run.json."""
 
-SPEC_SCHEMA = "assay.run/1"
-RECORD_SCHEMA = "assay.record/1"
-
 
 @dataclass(frozen=True)
 class RunDirectory:
