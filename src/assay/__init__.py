@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay._util.figures import at_least, at_most
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
     from assay.methods.plan import Plan
@@ -38,11 +39,14 @@ __all__ = [
     "Result",
     "Training",
     "UnsupportedModelError",
+    "at_least",
+    "at_most",
     "fit",
     "resume",
 ]
 
 _HOMES = {
+    "assay._util.figures": ("at_least", "at_most"),
     "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
     "assay.training.optim": ("Optimizer",),
     "assay.methods.plan": ("Plan",),

@@ -20,6 +20,8 @@ def test_the_public_names_are_exactly_these():
         "Result",
         "Training",
         "UnsupportedModelError",
+        "at_least",
+        "at_most",
         "fit",
         "resume",
     ]

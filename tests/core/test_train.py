@@ -13,6 +13,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Adjacency, AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
+from assay.accounting.schedules import Banded
+from assay.data.sampling import FullBatch, WithoutReplacement
 from assay.errors import UnsupportedModelError
 from assay.gradients.clipping import AdaptiveQuantile, Flat
 from assay.runs.callbacks import OnStep
@@ -159,12 +161,12 @@ def test_the_statement_tells_what_an_officer_asks(records, plan, model):
         ({}, "within 1 % of the exact one of what is charged. Cross-check by Rényi divergences", "not known"),
         ({"delta": 1e-30}, "Accountant: Rényi divergences (dp_accounting): an upper bound", "Cross-check"),
         (
-            {"sampling": "without-replacement", "adjacency": Adjacency.REPLACE_ONE},
+            {"sampling": WithoutReplacement, "adjacency": Adjacency.REPLACE_ONE},
             "how close it is to the exact one is not known",
             "within 1 %",
         ),
-        ({"noise_schedule": "banded:bands=2"}, "how much exactly is not known", "within 1 % of the exact one."),
-        ({"sampling": "full", "batch_size": 120}, "exact for what is charged", "within 1 %"),
+        ({"noise_schedule": Banded(bands=2)}, "how much exactly is not known", "within 1 % of the exact one."),
+        ({"sampling": FullBatch, "batch_size": 120}, "exact for what is charged", "within 1 %"),
         ({"adjacency": Adjacency.REPLACE_ONE}, "within 1 % of the exact one of what is charged", "Cross-check"),
     ],
 )

@@ -25,6 +25,7 @@ from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
 from assay.cli.inputs import check_not_chosen, of_run, planned
 from assay.cli.show import print_json
+from assay.data import sampling as samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
 from assay.federated.client import open_site
@@ -33,7 +34,7 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.server import site_settings
 from assay.gradients import clipping
-from assay.methods.plan import Plan
+from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
@@ -121,21 +122,22 @@ def audit(
     for field, asked in (("canaries", canaries), ("worlds", worlds), ("black_box", black_box_ or None)):
         if asked is not None:
             raise ConfigError(field, asked, "nothing, unless a run is named to train again")
-    common: dict[str, Any] = {
-        "records": records,
-        "batch_size": batch_size,
-        "delta": delta,
-        "sampling": sampling,
-        "adjacency": adjacency,
-    }
+    start = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
+        delta=delta,
+        sampling=samplers.parse(sampling),
+        adjacency=adjacency,
+    )
     if every:
         rows = survey(
+            replace(start, steps=steps_for(epochs, start.sampler)),
             epsilon=1.0 if epsilon is None else epsilon,
-            epochs=epochs,
             confidence=confidence,
             releases=releases,
             randomness=randomness,
-            **common,
         )
         _table([_facts_of(row.found, row.method, row.variant) | {"form": row.form} for row in rows], json)
         return
@@ -151,14 +153,12 @@ def audit(
         _report(_facts_of(found, known.name, known.variant), found.audit, rounds, json)
         return
     chosen = with_layers(options.method(method, variant, noise_form, groups, option))
+    rule = clipping.parse(clip or str(chosen.clip))
     plan = planned(
+        replace(start, method=chosen, clip=rule, micro_batch=micro_batch),
         epsilon=target,
         noise_multiplier=noise_multiplier,
         epochs=epochs,
-        method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
-        micro_batch=micro_batch,
-        **common,
     )
     found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
     _report(_facts_of(found, chosen.name, chosen.variant), found.audit, plan, json)

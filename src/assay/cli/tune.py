@@ -200,7 +200,7 @@ def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
 def _on_split(plan: Plan, split: tuning.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
-    return replace(plan, records=records, batch_size=records if plan.sampling == "full" else plan.batch_size)
+    return replace(plan, records=records, batch_size=records if plan.sampling.whole else plan.batch_size)
 
 
 def _on_private(

@@ -9,8 +9,8 @@ from typing import Any
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay import methods
+from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency, epsilon
-from assay.gradients.clipping import AdaptiveQuantile
 from assay.methods import denoise, encode
 from assay.methods.plan import Plan
 from assay.methods.stage import rows
@@ -44,6 +44,7 @@ def facts(
         steps: How many were taken.
         stopped: Whether a callback ended the run.
     """
+    described = plan.to_json()
     return Facts(
         kind=KIND,
         method=plan.method.name,
@@ -59,11 +60,11 @@ def facts(
         if plan.stage is None
         else rows(plan.stage.parts(), lambda event: epsilon(event, plan.delta, plan.adjacency), number),
         noise_multiplier=plan.noise_multiplier,
-        noise_schedule=plan.noise_schedule,
+        noise_schedule=described["noise_schedule"],
         clip=str(plan.clip),
         micro_batch=plan.micro_batch,
-        center=plan.center,
-        sampling={"kind": plan.sampling, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
+        center=described["center"],
+        sampling={"kind": plan.sampling.name, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
         sentences=_sentences(plan, names, augment, randomness),
     )
 
@@ -102,7 +103,7 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
             f"Batches: {plan.sampler.describe()}; sums are divided by the constant {plan.batch_size:g}.",
         ],
         caveat="; batches drawn so cost no more than that, and how much exactly is not known"
-        if plan.sampling == "shuffle" or len(plan.schedule.strategy) > 1
+        if not plan.sampler.tight
         else "",
         covered=("what was released before training, " if plan.stage is not None else "")
         + "the parameters after every step. That includes the model, every checkpoint, the optimizer's state, and the"
@@ -131,7 +132,7 @@ def _bound(plan: Plan) -> str:
             f"Gradients are assumed to have norm at most {plan.clip.bound:g}. Nothing is clipped, so nothing bounds how"
             " far one record moves a step."
         )
-    if isinstance(plan.clip, AdaptiveQuantile):
+    if plan.clip.queries:
         return (
             f"Each record's gradient is bounded ({plan.clip}); one record moves a step's sum by at most the bound in"
             f" force at that step, which begins at {plan.chain().l2:g} and follows a quantile of the gradients' norms,"
@@ -159,10 +160,10 @@ def _noise(plan: Plan) -> str:
 
 
 def _schedule(plan: Plan) -> list[str]:
-    bands = len(plan.schedule.strategy)
+    bands = len(plan.noise_schedule.strategy)
     if bands > 1:
         return [
-            f"The noise is correlated ({plan.noise_schedule}): a step takes back some of the noise of the {bands - 1}"
+            f"The noise is correlated ({schedules.describe(plan.noise_schedule)}): a step takes back some of the noise of the {bands - 1}"
             " steps before it. The standard deviation above is for a strategy matrix of norm 1. Each batch that a record"
             " may be in is charged once (Choquette-Choo et al. 2023)."
         ]
@@ -170,6 +171,6 @@ def _schedule(plan: Plan) -> list[str]:
         return []
     said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
     return [
-        f"The noise falls over the run ({plan.noise_schedule}): {said} times that bound. Each stretch is charged for"
+        f"The noise falls over the run ({schedules.describe(plan.noise_schedule)}): {said} times that bound. Each stretch is charged for"
         " its own noise."
     ]
