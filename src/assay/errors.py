@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from numbers import Real
 
 
 class AssayError(Exception):
@@ -25,6 +27,21 @@ def check_above_zero(field: str, value: float) -> None:
     """Refuse what is no finite number above 0."""
     if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
         raise ConfigError(field, value, "a finite number above 0")
+
+
+def check_number(field: str, value: object, accepted: str) -> None:
+    """Refuse what is no number (a text, True)."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ConfigError(field, value, accepted)
+
+
+def check_fields(field: str, data: object, known: Collection[str]) -> None:
+    """Refuse JSON that is no object, or has a field that is not known: of a later version, or damaged."""
+    if not isinstance(data, dict):
+        raise ConfigError(field, data, "an object")
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{field}.{name}", data[name], f"one of the fields {', '.join(known)}")
 
 
 class UnsupportedModelError(AssayError):

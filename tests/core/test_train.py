@@ -104,7 +104,7 @@ def test_a_finished_run_is_complete(tmp_path, records, plan, model):
     ]
     record = json.loads((tmp_path / "run/record.json").read_text())
     assert record == result.record
-    assert record["schema"] == "assay.record/1"
+    assert record["schema"] == "assay.record/2"
     for key in [
         "method",
         "variant",

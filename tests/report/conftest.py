@@ -7,9 +7,24 @@ import shutil
 import pytest
 
 import assay
-from assay import data, methods, models
+from assay import data, methods, models, seals
 from assay.audit import Verdict, sentence
 from assay.training.settings import Training
+
+
+def reseal(path, record, statement=None):
+    """Write a record, and a statement, as the run itself would have written them."""
+    if statement is not None:
+        (path / "statement.md").write_text(statement)
+        record["files"]["statement.md"] = seals.of_file(path / "statement.md")
+    (path / "record.json").write_text(json.dumps(seals.sealed(record)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def resealed():
+    """resealed(path, record, statement=None): a record, and a statement, as the run itself would have written them."""
+    return reseal
 
 
 @pytest.fixture(scope="session")
@@ -51,8 +66,7 @@ def run(trained):
             said = Verdict(verdict)
             words = sentence(said, float(audited), 0.95)
             record["audit"] = {"verdict": verdict, "sentence": words, "assumption": "", "estimator": "e", "how": "h"}
-        (path / "record.json").write_text(json.dumps(record))
-        return path
+        return reseal(path, record)
 
     return make
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from assay._util.files import replace_json, replace_text
+from assay._util.files import replace_json
 from assay.audit.result import Verdict
 from assay.audit.storage import together
 from assay.errors import AssayError
@@ -32,15 +32,15 @@ def write_aside(directory: RunDirectory, audit: Mapping[str, Any]) -> None:
         directory: A finished run's.
         audit: What was found, as JSON.
     """
-    record = complete_record(directory)
-    audits = [*read_aside(directory), {**audit, "covered": False}]
-    replace_json(directory.aside, {"schema": SCHEMA, "note": NOT_COVERED, "audits": audits})
-    found = {one["verdict"] for one in audits}
-    alarm = next((verdict.value for verdict in _ALARMS if verdict.value in found), None)
-    confidence = together(audits)["confidence"]
-    record["audits_aside"] = {"count": len(audits), "alarm": alarm, "confidence": confidence}
-    replace_text(directory.statement, statement(record))
-    replace_json(directory.record, record)
+    with directory.alone():
+        record = complete_record(directory)
+        audits = [*read_aside(directory), {**audit, "covered": False}]
+        replace_json(directory.aside, {"schema": SCHEMA, "note": NOT_COVERED, "audits": audits}, private=True)
+        found = {one["verdict"] for one in audits}
+        alarm = next((verdict.value for verdict in _ALARMS if verdict.value in found), None)
+        confidence = together(audits)["confidence"]
+        record["audits_aside"] = {"count": len(audits), "alarm": alarm, "confidence": confidence}
+        directory.write_record(record, statement(record))
 
 
 def read_aside(directory: RunDirectory) -> list[dict[str, Any]]:

@@ -7,11 +7,10 @@ from typing import Any
 
 import typer
 import typer.core
-from rich.console import Console
-from rich.markup import escape
 from safetensors import SafetensorError
 
 from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs, tune
+from assay.cli.output import fail, unfailing
 from assay.distributed.launch import check_alone
 from assay.distributed.world import LeaderError
 from assay.errors import AssayError
@@ -61,14 +60,19 @@ catalogue.register(app)
 
 
 def main() -> None:
-    """Run the command and turn deliberate errors into a line on standard error and an exit code."""
+    """Run the command and turn deliberate errors into a line on standard error and an exit code. No output can fail it."""
+    with unfailing():
+        _run()
+
+
+def _run() -> None:
     try:
         app()
     except LeaderError as error:  # the leader has reported it
         sys.exit(error.exit_code)
     except AssayError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        fail(str(error))
         sys.exit(error.exit_code)
     except (OSError, SafetensorError) as error:  # a full disk is the latter where a model is written
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        fail(str(error))
         sys.exit(1)

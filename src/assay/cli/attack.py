@@ -9,9 +9,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from rich.table import Table
-from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import Dataset, Subset, TensorDataset
 
@@ -22,6 +20,7 @@ from assay.attacks.setting import rounds_of
 from assay.attacks.storage import write_attacks
 from assay.cli import options
 from assay.cli.inputs import network_of, of_run
+from assay.cli.output import console
 from assay.cli.show import print_json
 from assay.data import DataBundle
 from assay.data.records import Records
@@ -88,10 +87,10 @@ def _models(
     if before is not None:
         before.install(model, kept_release(directory))
     files = [*sorted(directory.kept_models.glob("*.safetensors"))[:-1], directory.model]
-    models = []
+    models, record = [], directory.read_record()
     for file in files:
         models.append(copy.deepcopy(model).eval())
-        models[-1].load_state_dict(load_file(file))
+        models[-1].load_state_dict(directory.read_model(record, file))
     return bundle, models
 
 
@@ -119,11 +118,10 @@ def _print(found: list[AttackResult]) -> None:
     for result in found:
         estimates = [result.auc, result.balanced_accuracy, *(rate.tpr for rate in result.tpr_at_fpr)]
         table.add_row(result.attack, *(f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]" for e in estimates))
-    console = Console()
-    console.print(table)
+    out = console(wrap=True)
+    out.print(table)
     first = found[0]
-    console.print(
+    out.print(
         f"{first.members} members and {first.nonmembers} non-members, {100 * first.confidence:g} % intervals; {NOT_PRIVATE}.",
         soft_wrap=True,
-        highlight=False,
     )

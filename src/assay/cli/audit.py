@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from assay.accounting.epsilon import Adjacency
@@ -24,6 +23,7 @@ from assay.audit.training import TrainingAudit, black_box, mislabelled, white_bo
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
 from assay.cli.inputs import check_not_chosen, of_run, planned
+from assay.cli.output import console
 from assay.cli.show import print_json
 from assay.data import sampling as samplers
 from assay.errors import ConfigError
@@ -262,7 +262,7 @@ _AUDITS = {"central": _audit_central, "federated": _audit_federated}
 
 def _taken(record: Mapping[str, Any]) -> int:
     """The steps or rounds of a finished run. One whose ceiling allowed none has nothing in its model that an attack could look for."""
-    taken = int(record["steps"])
+    taken = int(record.get("steps", 0))
     if taken < 1:
         raise ConfigError(
             "run",
@@ -376,7 +376,7 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
             for key in ("claimed", "verified", "audited")
         ]
         table.add_row(name, row["variant"], *numbers, row["verdict"])
-    Console().print(table)
+    console(wrap=True).print(table)
 
 
 def _report(
@@ -385,15 +385,15 @@ def _report(
     if as_json:
         print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value, "covered": not again})
         return
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(facts["sentence"], markup=False, style="bold")
-    console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
-    console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
-    console.print(
+    out = console()
+    out.print(facts["sentence"], style="bold")
+    out.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
+    out.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    out.print(
         f"ε audited   {shown(facts['audited'], lower_bound=True)}   at least, with {100 * found.confidence:g} % confidence"
     )
-    console.print(f"{found.estimator}: {found.how}", markup=False)
+    out.print(f"{found.estimator}: {found.how}")
     if found.assumption:
-        console.print(f"assuming that {found.assumption}", markup=False)
+        out.print(f"assuming that {found.assumption}")
     if again:
-        console.print(f"{NOT_COVERED}: of a finished run they are in audits.json only.")
+        out.print(f"{NOT_COVERED}: of a finished run they are in audits.json only.")

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from assay import methods as methods_room
 from assay.cli import options, passing
+from assay.cli.output import console, note
 from assay.cli.show import print_json
 from assay.cli.study_progress import listening
 from assay.errors import ConfigError, check_above_zero
@@ -103,8 +102,8 @@ def _note_defaults(grid: Grid) -> None:
         own[label] = f"--clip {given.get('clip', method.clip)}, {given.get('optimizer', method.optimizer)}"
     if len(set(own.values())) > 1:
         said = "; ".join(f"{label}: {settings}" for label, settings in own.items())
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[yellow]note:[/] these are not compared at the same bound and optimizer ({escape(said)}). To give one its own: METHOD:clip=...,optimizer=..."
+        note(
+            f"these are not compared at the same bound and optimizer ({said}). To give one its own: METHOD:clip=...,optimizer=..."
         )
 
 
@@ -220,10 +219,10 @@ def _print(study: Study, as_json: bool) -> None:
             *(column.text(cell) for column in found_by),
             f"{len(cell.runs)} of {planned}",
         )
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # a pipe has no width: nothing is cut off
-    console.print(table)
-    console.print(
+    out = console(wrap=True)
+    if not out.is_terminal:
+        out.width = 200  # a pipe has no width: nothing is cut off
+    out.print(table)
+    out.print(
         f"{study.grid.title}; fixed seeds: reproducible, not private. A page with charts: assay report {study.path}"
     )

@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
-from rich.console import Console
 
 from assay import models as models_room
 from assay.cli import options
 from assay.cli.inputs import build, check_ceiling, check_features, load, of_run
+from assay.cli.output import note
 from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
 from assay.data import catalog
@@ -247,8 +247,7 @@ def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: floa
 
 
 def _warn(plan: FederatedPlan) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     if plan.unit == "client":
         note_delta(plan.delta, plan.clients)
     if plan.method.variant == "published":
-        console.print(f"[yellow]note:[/] {plan.method.name} as published: {plan.method.soundness}")
+        note(f"{plan.method.name} as published: {plan.method.soundness}")

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from assay import data as data_room
 from assay import features as features_room
 from assay import models as models_room
+from assay.cli.output import say
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
 from assay.errors import ConfigError
@@ -43,7 +43,7 @@ def load(
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
-        bundle = features_room.of_bundle(wanted, bundle, _tell)
+        bundle = features_room.of_bundle(wanted, bundle, say)
     if aside is not None:
         bundle = _validated(bundle, aside)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
@@ -90,10 +90,6 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
         )
 
 
-def _tell(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
-
-
 def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBundle:
     features.check(bundle.input_shape)
     with torch.no_grad():
@@ -122,9 +118,9 @@ def of_run(
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     check_not_chosen(spec)
-    known = names["data_dir"]
+    known = names.get("data_dir")
     whole, rule = names.get("validation_of"), SplitRule.from_json(names.get("split"))
-    used = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
+    used = spec["plan"].get("records") or names.get("records")  # a federated plan counts clients
     directory = data_dir or (None if known is None else Path(known))
     bundle = load(
         names["data"],
@@ -155,7 +151,9 @@ def check_not_chosen(spec: Mapping[str, Any]) -> None:
 
 def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:
     """A new model of a run by the names it was asked for. A checkpoint it began with must be there as it was then."""
-    network = build(names["model"], names["circulant"], bundle, seed)
+    if "model" not in names:
+        raise ConfigError("run", "a run whose model has no name", "a run started with `assay train`")
+    network = build(names["model"], names.get("circulant"), bundle, seed)
     init = None if names.get("init") is None else Path(names["init"])
     begin(network, init, names.get("train_layers", "all"), names.get("init_sha256"))
     return network

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.cli import options
+from assay.cli.output import console, note
 from assay.cli.show import print_json
 from assay.data import sampling as samplers
 from assay.errors import ConfigError
@@ -117,7 +117,7 @@ def calibrate(
 def note_delta(delta: float, units: int) -> None:
     """Say it where δ is too large for so many records or clients."""
     if (said := large_delta(delta, units)) is not None:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {said}")
+        note(said)
 
 
 def report_plan(plan: Plan, as_json: bool) -> None:
@@ -148,7 +148,7 @@ def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: 
     if as_json:
         print_json(facts)
         return
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
-    console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
-    console.print(f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {words}")
+    out = console()
+    out.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    out.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
+    out.print(f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {words}")

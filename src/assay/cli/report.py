@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from assay._util.files import replace_text
+from assay.cli.output import console, note, say
 from assay.errors import ConfigError
 from assay.report import papers
 from assay.report.collect import Collector
@@ -39,7 +39,7 @@ def report(
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
 ) -> None:
     """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements."""
-    console = Console(soft_wrap=True, highlight=False)
+    lines = console()
     if tables.names(directory):
         if serve:
             raise ConfigError(
@@ -47,13 +47,13 @@ def report(
                 str(directory),
                 "a directory of runs; an experiments folder changes only when a table is measured",
             )
-        console.print(str(_written(papers.render(directory), directory, out)), markup=False)
+        lines.print(str(_written(papers.render(directory), directory, out)))
         return
     collector = Collector(directory, uncovered)
     if serve:
         if out is not None:
             raise ConfigError("out", str(out), "nothing with --serve, which writes no file")
-        _serve(directory, host, port, uncovered, console)
+        _serve(directory, host, port, uncovered)
         return
     found = collector.collect()
     if not (found.finished or found.unfinished or found.damaged or found.waiting):
@@ -65,9 +65,9 @@ def report(
         *([f"{len(found.waiting)} not begun"] if found.waiting else []),
         *([f"{len(found.damaged)} damaged"] if found.damaged else []),
     ]
-    console.print(f"{target} ({', '.join(counts)})", markup=False)
+    lines.print(f"{target} ({', '.join(counts)})")
     for entry in found.damaged:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"damaged: {entry.name}: {entry.why}", markup=False)
+        say(f"damaged: {entry.name}: {entry.why}")
 
 
 def _written(page: str, directory: Path, out: Path | None) -> Path:
@@ -78,13 +78,11 @@ def _written(page: str, directory: Path, out: Path | None) -> Path:
     return target
 
 
-def _serve(directory: Path, host: str, port: int, uncovered: bool, console: Console) -> None:
+def _serve(directory: Path, host: str, port: int, uncovered: bool) -> None:
     if not is_loopback(host):
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[yellow]note:[/] {host} is no loopback address: whoever reaches this machine can read the report, without a password"
-        )
+        note(f"{host} is no loopback address: whoever reaches this machine can read the report, without a password")
     with ReportServer(directory, host, port, uncovered) as server:
-        console.print(f"{server.address} shows {directory} as it is; Ctrl-C ends it", markup=False)
+        console().print(f"{server.address} shows {directory} as it is; Ctrl-C ends it")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from assay.cli import options, passing
+from assay.cli.output import console
 from assay.cli.study_progress import listening
 from assay.studies import results, running, tables
 from assay.studies.directory import Study
@@ -47,14 +47,14 @@ def reproduce(
 ) -> None:
     """Run a paper's table, write its results beside its TOML (JSON and Markdown), and print it with theirs beside ours."""
     where = tables.folder(experiments)
-    console = Console(soft_wrap=True, highlight=False)
+    lines = console()
     wanted = [tables.read(where, name, scale) for name in table]
     parts = [tables.part(asked, only or [], seeds) for asked in wanted]  # refused before anything is trained
     for asked, part in zip(wanted, parts, strict=True):
         if not only_print:
             known = results.known(asked) if missing else frozenset()
             _measure(asked, Study(runs / asked.study, part, known), runs, workers or os.cpu_count() or 1)
-        console.print(results.render(asked, results.read(asked), part if only_print else None), markup=False)
+        lines.print(results.render(asked, results.read(asked), part if only_print else None))
 
 
 def _measure(table: tables.Table, asked: Study, runs: Path, workers: int) -> None:

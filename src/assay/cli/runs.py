@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,9 +13,10 @@ from rich.markdown import Markdown
 
 from assay._util.figures import at_most
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger, spent
+from assay.accounting.ledger import spent
 from assay.cli import federate, options
 from assay.cli.inputs import of_run
+from assay.cli.output import console, note
 from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
@@ -23,7 +25,7 @@ from assay.distributed.world import world
 from assay.errors import BudgetSpentError
 from assay.federated.kinds import kind_of
 from assay.integrations import tensorboard as logs
-from assay.runs import checkpoint, statement
+from assay.runs import checkpoint, schema, statement
 from assay.runs.directory import RunDirectory, read_record
 from assay.runs.record import number
 from assay.runs.run import steps_covered
@@ -170,7 +172,7 @@ def train(
     ranks = world()
     made = prepare(**asked)
     if ranks.leader and made.plan.noise_multiplier == 0:
-        Console(stderr=True, soft_wrap=True).print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
+        note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
         pick_device(device)
         limits.check(made.plan, ranks.size, shard=shard)
@@ -208,7 +210,7 @@ def resume(
         directory.finish()
         if directory.read_record()["status"] == "budget-spent":
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
-        Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
+        console().print(f"{run} is finished; see: assay show {shlex.quote(str(run))}")
         return
     if _chosen(spec):
         raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
@@ -257,8 +259,10 @@ def show(
     directory = RunDirectory.open(run)
     _note_earlier(directory)
     if directory.finished:
-        text = None if json else directory.statement.read_text(encoding="utf-8")
-        _print_record(directory.read_record(), text)
+        directory.settle_statement()
+        record = directory.read_record()
+        directory.check_files(record, *(path.name for path in (directory.spec, directory.ledger)))
+        _print_record(record, None if json else directory.read_statement(record))
         return
     _print_unfinished(directory)
 
@@ -268,38 +272,37 @@ def _print_record(record: Mapping[str, Any], text: str | None) -> None:
     if text is None:
         print_json(record)
         return
-    console = Console(soft_wrap=not Console().is_terminal)
-    console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+    out = console(wrap=Console().is_terminal)
+    out.print(Markdown(text) if out.is_terminal else text)
 
 
 def _print_unfinished(directory: RunDirectory) -> None:
-    console = Console(soft_wrap=not Console().is_terminal)
+    out = console(wrap=Console().is_terminal)
     run, spec = directory.path, directory.read_spec()
     kind = kind_of(spec)
     plan = kind.plan(spec["plan"])
-    ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    if directory.checkpoint.exists():
-        ledger.check_covers(steps_covered(checkpoint.state(directory.checkpoint)))
+    ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if _chosen(spec):
-        console.print(
-            f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
-        )
+        out.print(f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.")
         return
-    console.print(
+    ledger.check_fits(plan.fits)
+    if directory.checkpoint.exists():
+        before = checkpoint.state(directory.checkpoint, directory.digest())
+        schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
+        ledger.check_covers(steps_covered(before))
+    out.print(
         f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
-        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
-        highlight=False,
+        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: {directory.resume_command}"
     )
 
 
 def _note_earlier(directory: RunDirectory) -> None:
     """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    out = console(stderr=True)
     for path in sorted(directory.earlier.glob("*.jsonl")):
         steps, epsilon, delta = spent(path)
         if delta is not None:
-            console.print(
+            out.print(
                 f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
-                f"({path.relative_to(directory.path)}); it stays spent",
-                markup=False,
+                f"({path.relative_to(directory.path)}); it stays spent"
             )

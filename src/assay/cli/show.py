@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 
 from assay._util.figures import at_most
+from assay.cli.output import console, note
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
 from assay.runs.callbacks import Callback
@@ -35,12 +36,12 @@ def progress(allowed: float | None, ranks: World = ALONE, *, scored: str = "test
         ranks: The processes that train.
         scored: Which records accuracies are of (`assay.runs.statement.scored`).
     """
-    console = Console(stderr=True)
+    lines = console(stderr=True, wrap=True)
     if not ranks.leader:
         yield Callback()
         return
-    if not console.is_terminal:
-        yield _Lines(console, allowed, scored)
+    if not lines.is_terminal:
+        yield _Lines(lines, allowed, scored)
         return
     columns = (
         TextColumn("step"),
@@ -49,7 +50,7 @@ def progress(allowed: float | None, ranks: World = ALONE, *, scored: str = "test
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=lines) as bar:
         yield _Bar(bar, allowed, scored)
 
 
@@ -122,10 +123,10 @@ def outcome(result: Result) -> None:
         rows["statement"] = str(result.directory.statement)
         rows["record"] = str(result.directory.record)
         rows["model"] = str(result.directory.model)
-    console = Console(soft_wrap=True, highlight=False)  # paths stay whole, however narrow the terminal
+    out = console()  # paths stay whole, however narrow the terminal
     for name, value in rows.items():
         if value is not None:
-            console.print(f"{name:<14} {value}", markup=False)
+            out.print(f"{name:<14} {value}")
 
 
 def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World = ALONE) -> None:
@@ -136,9 +137,7 @@ def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", r
     if not ranks.leader:
         return
     if result.nonfinite:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[yellow]note:[/] {result.nonfinite} {left_out} and were left out; this count is not private"
-        )
+        note(f"{result.nonfinite} {left_out} and were left out; this count is not private")
     if as_json:
         print_json(result.record)
     else:
@@ -147,4 +146,4 @@ def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", r
         early = f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
         if ranks.size == 1:
             raise BudgetSpentError(early)
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {early}")
+        note(early)

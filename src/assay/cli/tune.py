@@ -11,13 +11,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from assay import presets
 from assay._util.files import replace_text, set_times
 from assay.accounting.epsilon import epsilon as epsilon_of
-from assay.accounting.ledger import Ledger
 from assay.cli import options, passing
+from assay.cli.output import console, say
 from assay.cli.preparing import Prepared
 from assay.cli.privacy import note_delta
 from assay.cli.runs import UNFINISHED_CHOICE
@@ -260,7 +259,7 @@ def _on_private(
     directory = RunDirectory.create(out, spec)
     begun = directory.spec.stat().st_mtime_ns
     replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
-    ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
+    ledger = directory.open_ledger(delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
     ledger.pay(tuning.selection(calibrated, split.score_noise, mean))  # all trials, before the first
     ledger.close()
 
@@ -375,11 +374,11 @@ def _report_choice(plan: Plan, split: tuning.Split, mean: float, scored: str, as
             }
         )
         return
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"ε of the choice  {shown(whole)}   at δ = {plan.delta:g}, {plan.adjacency.value}")
-    console.print(f"ε of one trial   {shown(one)}   (with its score; {mean:g} trials on average)")
-    console.print(f"scores           {scored}")
-    console.print(
+    out = console()
+    out.print(f"ε of the choice  {shown(whole)}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    out.print(f"ε of one trial   {shown(one)}   (with its score; {mean:g} trials on average)")
+    out.print(f"scores           {scored}")
+    out.print(
         f"every trial      noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
     )
 
@@ -395,16 +394,13 @@ def _report_runs(settings: list[dict[str, str]], made: list[Prepared], public: s
     if as_json:
         print_json({"public": public, "delta": plan.delta, "adjacency": plan.adjacency.value, "runs": runs})
         return
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(
-        f"trials on {public} cost nothing; then one run, at δ = {plan.delta:g}, {plan.adjacency.value}:", markup=False
-    )
+    out = console()
+    out.print(f"trials on {public} cost nothing; then one run, at δ = {plan.delta:g}, {plan.adjacency.value}:")
     for run in runs:
-        console.print(
+        out.print(
             f"ε verified  {shown(run['verified'])}   noise multiplier {run['noise_multiplier']:.6g}   {in_words(run['setting'])}",
-            markup=False,
         )
 
 
 def _say(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
+    say(line)

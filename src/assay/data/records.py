@@ -48,6 +48,19 @@ class Records:
         batch = default_collate([self._dataset[i] for i in index.tolist()])
         return pytree.tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, batch)
 
+    def check_pairs(self, field: str) -> None:
+        """Refuse records that are no (input, target).
+
+        Raises:
+            ConfigError: The first record is not made of two things.
+        """
+        if len(self) == 0:
+            return
+        one = self._dataset[0]
+        if not isinstance(one, tuple | list) or len(one) != 2:
+            shown = f"{len(one)} values a record" if isinstance(one, tuple | list) else type(one).__name__
+            raise ConfigError(field, shown, "two values a record, (input, target); a loop of your own may take others")
+
     def zeros(self) -> Any:
         """One record of zeros, shaped like the others: it stands for an empty batch and says nothing about any record."""
         if self._tensors is not None:  # without a look at any record: there may be none

@@ -91,6 +91,8 @@ def _own(path: Path, rule: SplitRule) -> DataBundle:
     else:
         test = (arrays.x_test, arrays.y_test)
     classes = 1 + int(max(train[1].max(), test[1].max()))
+    if classes < 2:
+        raise DataError(f"{path}: every label is 0; labels of at least two classes are required")
     bundle = _bundle(train, test, name=path.name, classes=classes, unit=unit, notes=notes, source="own file")
     return replace(bundle, split=rule)
 

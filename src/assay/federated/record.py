@@ -160,8 +160,8 @@ def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Random
 def _asking(plan: FederatedPlan) -> str:
     if plan.hidden:
         return (
-            "Nobody but the server learns who was asked. ε does not cover those who see it, on the network for instance:"
-            " it counts on amplification by sampling."
+            "Nobody but the server learns who was asked. ε does not hold against others who see it, on the network for"
+            " instance: it counts on amplification by sampling."
         )
     return (
         "Each client keeps to this plan. With the engines serial and simulation one operator runs server and clients,"

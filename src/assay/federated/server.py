@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
@@ -25,13 +25,14 @@ from assay._util import digest
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
-from assay.errors import AssayError
+from assay.errors import AssayError, check_fields
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.record import KIND, facts
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
+from assay.runs import checkpoint
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Facts
@@ -115,6 +116,7 @@ def resume(
     if directory.finished:
         raise AssayError(f"{directory.path} is finished: there is nothing to resume")
     spec = directory.read_spec()
+    check_fields("training", spec["training"], [f.name for f in fields(Training)])
     plan, training = FederatedPlan.from_json(spec["plan"]), Training(**spec["training"])
     return federate(
         model,
@@ -156,7 +158,8 @@ class Rounds(Course):
         self.bytes = {"up": 0, "down": 0}
         self.refused_rounds = 0
         self.bad_answers = 0
-        charged = 0 if saved is None else self._restore(*saved)
+        with checkpoint.fitting(None if directory is None else directory.checkpoint):
+            charged = 0 if saved is None else self._restore(*saved)
         self.schedule = [] if plan.hidden else plan.asked()
         self._begin(lost=ledger.total_steps - charged)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,13 +17,13 @@ from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 from torch import nn
 
 from assay import methods
-from assay.accounting import schedules
+from assay.accounting import events, schedules
 from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.schedules import Constant, NoiseSchedule
 from assay.data import sampling as samplers
 from assay.data.sampling import Poisson, Sampler
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.gradients import clipping
 from assay.gradients.clipping import ClipRule, Flat
 from assay.mechanisms.banded import BandedGaussian
@@ -39,6 +39,7 @@ from assay.methods.perturb.mean import Mean
 from assay.methods.stage import Stage, event_of
 
 _LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+_DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
 MOST_STEPS = 2**53  # whole numbers are exact up to here, and events count no further
 
 # Defaults that `Plan` and `Plan.calibrated` share. All are immutable.
@@ -144,11 +145,9 @@ class Plan:
             raise ConfigError("steps", self.steps, f"at most {MOST_STEPS}")
         _check_whole("micro_batch", self.micro_batch, 1)
         for name in ("batch_size", "delta", "noise_multiplier"):
-            _check_kind(name, getattr(self, name), (int, float), "a number")
+            check_number(name, getattr(self, name), "a number")
         if not 0 < self.delta < 1:
-            raise ConfigError(
-                "delta", self.delta, "a number between 0 and 1, both excluded (at most 1/records is usual)"
-            )
+            raise ConfigError("delta", self.delta, _DELTA)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
         if 0 < self.noise_multiplier * min(factor for _, factor in self.stretches) < _LEAST_NOISE:
@@ -292,6 +291,18 @@ class Plan:
         steps_event = self.steps_event(self.steps if steps is None else steps)
         return steps_event if self.stage is None else ComposedDpEvent([self.stage_event, steps_event])
 
+    def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool) -> bool:
+        """Whether a ledger of this plan may charge so many steps from step `origin` on, or a release made once, with this event
+        (`Ledger.check_fits`). Where an earlier version did not write the origin down, and it matters, that cannot be said: True.
+        """
+        if once:
+            expected = self.stage_event
+        elif origin is None and len(self.stretches) > 1:
+            return True
+        else:
+            expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
+        return events.to_json(expected) == events.to_json(event)
+
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan."""
         return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
@@ -353,6 +364,7 @@ class Plan:
             ConfigError: not exactly one thing is left out, no plan stays within ε, or a setting is bad.
         """
         check_above_zero("epsilon", epsilon)
+        _check_whole("records", records, 1)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
@@ -475,7 +487,15 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` described, of this version or an earlier one."""
+        """The plan that `to_json` described, of this version or an earlier one.
+
+        Raises:
+            ConfigError: A field is missing, not known, or out of its range.
+        """
+        check_fields("plan", data, [*(f.name for f in fields(cls)), "options"])
+        for name in ("clip", "adjacency", "method", "options", "encode", "denoise"):
+            if name not in data:
+                raise ConfigError(f"plan.{name}", None, "a value: the field is missing")
         known = dict(data)
         options = known.pop("options")
         read: dict[str, Callable[[Any], object]] = {
@@ -483,7 +503,7 @@ class Plan:
             "clip": clipping.parse,
             "center": lambda text: None if text is None else mean.parse(text),
             "sampling": samplers.parse,
-            "adjacency": Adjacency,
+            "adjacency": _adjacency,
             "method": lambda name: methods.get(name, **options),
             "encode": encoding.parse_all,
             "denoise": denoising.parse_all,
@@ -492,8 +512,17 @@ class Plan:
         return cls(**made)
 
 
+def _adjacency(name: str) -> Adjacency:
+    try:
+        return Adjacency(name)
+    except ValueError as error:
+        raise ConfigError("adjacency", name, "one of " + ", ".join(one.value for one in Adjacency)) from error
+
+
 def steps_for(epochs: float | None, sampler: Sampler) -> int:
     """Steps in this many epochs, at least one."""
+    if epochs is not None:
+        check_number("epochs", epochs, "a number above 0")
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError("epochs", epochs, "a number above 0")
     steps = epochs / sampler.rate

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from typing import Any, Protocol
 
 import torch
+from dp_accounting.dp_event import DpEvent
 
 from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.accounting.ledger import Ledger
@@ -33,6 +34,7 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
 
 def number(value: float | None) -> float | str | None:

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from assay._util.files import replace_file, replace_json, replace_text
+from assay._util.files import replace_file
 from assay.data.records import Records
 from assay.errors import AssayError
 from assay.methods.stage import Loss
@@ -101,8 +101,7 @@ def write_result(
     text = statement(record)
     if directory is not None:
         save_model(directory.model, model.state_dict() if tensors is None else tensors)
-        replace_text(directory.statement, text)
-        replace_json(directory.record, record)
+        record = directory.write_record(record, text)
         directory.finish()
     return Result(model=model, record=record, statement=text, directory=directory, nonfinite=nonfinite)
 

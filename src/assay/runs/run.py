@@ -19,7 +19,7 @@ from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.distributed.world import ALONE, World
 from assay.methods.stage import Loss
-from assay.runs import checkpoint
+from assay.runs import checkpoint, schema
 from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Facts, Priced, build_record, number
@@ -163,16 +163,13 @@ class Run:
         self._callbacks = Callbacks(callbacks)
         self._history: list[dict[str, Any]] = []
         self._seconds, self._stopped = 0.0, False
-        self._ledger = Ledger(
-            None if directory is None else directory.ledger,
-            delta=plan.delta,
-            adjacency=plan.adjacency,
-            ceiling=plan.epsilon_limit,
-        )
+        self._digest: str | None = None
+        opened: list[Ledger] = []  # by the leader; an error of its own must reach the others
+        ranks.once(lambda: opened.append(_ledger(plan, directory)))
+        self._ledger = opened[0] if opened else _ledger(plan, None)
         with ExitStack() as undo:  # what fails here leaves model and ledger to others
             undo.callback(self._ledger.close)
-            ranks.once(self._ledger.claim)  # from here on the directory is this run's alone
-            saved = ranks.once(self._saved)
+            saved = ranks.once(self._claim)
             if saved is not None:
                 state = saved[1]
                 ranks.once(lambda: self._ledger.check_covers(steps_covered(state)))
@@ -181,10 +178,20 @@ class Run:
             undo.callback(self._course.close)
             self._close = undo.pop_all().close
 
-    def _saved(self) -> Saved | None:
-        if self._directory is None or not self._directory.checkpoint.exists():
+    def _claim(self) -> Saved | None:
+        """Take the directory, which is this run's alone from here on; return the checkpoint in it, if there is one."""
+        directory = self._directory
+        if directory is None:
+            self._ledger.claim()
             return None
-        return checkpoint.load(self._directory.checkpoint)
+        directory.claim(self._ledger)
+        self._ledger.check_fits(self._plan.fits)
+        self._digest = directory.digest()
+        if not directory.checkpoint.exists():
+            return None
+        tensors, state = checkpoint.load(directory.checkpoint, self._digest)
+        schema.check(directory.checkpoint, state, schema.checkpoint_of(directory.read_spec()), "state")
+        return tensors, state
 
     def go(self) -> Result:
         """Run to the end of the plan or of the budget, or until a callback ends it.
@@ -237,7 +244,7 @@ class Run:
             raise self._callbacks.error
         if ended and not failed:
             return True
-        kept = f", checkpoint written; resume with: assay resume {self._directory.path}" if self._directory else ""
+        kept = f", checkpoint written; resume with: {self._directory.resume_command}" if self._directory else ""
         raise InterruptedRunError(f"stopped after {course.word} {course.taken} of {course.limit} as asked{kept}")
 
     def _end_early(self, at_end: bool) -> None:
@@ -283,7 +290,7 @@ class Run:
         tensors, state = self._course.state()
         if self._directory is not None:
             more = {"history": self._history, "seconds": self._seconds}
-            checkpoint.save(self._directory.checkpoint, tensors, {**state, **more})
+            checkpoint.save(self._directory.checkpoint, tensors, {**state, **more}, self._digest)
 
     def _evaluate(self) -> tuple[float | None, float | None]:
         if self._test is None:
@@ -317,3 +324,8 @@ class Run:
         )
         model, tensors, left_out = course.finish()
         return write_result(model, record, self._directory, left_out, tensors)
+
+
+def _ledger(plan: Priced, directory: RunDirectory | None) -> Ledger:
+    terms: dict[str, Any] = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": plan.epsilon_limit}
+    return Ledger(None, **terms) if directory is None else directory.open_ledger(**terms)

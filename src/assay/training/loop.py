@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from dp_accounting.dp_event import NoOpDpEvent
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -86,6 +85,8 @@ def fit(
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
+    if test is not None:
+        Records(test).check_pairs("test")
     plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
@@ -138,7 +139,7 @@ def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
 def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:
     """The result of a run that has all its files."""
     record, statement, tensors = ranks.once(
-        lambda: (directory.read_record(), directory.statement.read_text(encoding="utf-8"), load_file(directory.model))
+        lambda: (record := directory.read_record(), directory.read_statement(record), directory.read_model(record))
     )
     adapt_as(model, tensors)
     model.load_state_dict(tensors)
@@ -279,11 +280,13 @@ class Loop(Course):
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
         self.meter = MeanLoss()
+        where = None if directory is None else directory.checkpoint
         with ExitStack() as undo:  # what fails here leaves the model to others
             randomness = training.randomness()
             self._run_stage(train, ledger, randomness)
             if saved is not None:
-                self.model.load_state_dict(_below("model.", saved[0]))
+                with checkpoint.fitting(where):
+                    self.model.load_state_dict(_below("model.", saved[0]))
             measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
                 self.model,
@@ -302,7 +305,8 @@ class Loop(Course):
             self.optimizer = training.optimizer.build(self.model)
             self.average = self._new_average()
             if saved is not None:
-                self._restore(*saved)
+                with checkpoint.fitting(where):
+                    self._restore(*saved)
             self.insertion.attach(self.step)
             undo.pop_all()
 

@@ -160,17 +160,16 @@ def _noise(plan: Plan) -> str:
 
 
 def _schedule(plan: Plan) -> list[str]:
-    bands = len(plan.noise_schedule.strategy)
+    bands, name = len(plan.noise_schedule.strategy), schedules.describe(plan.noise_schedule)
     if bands > 1:
         return [
-            f"The noise is correlated ({schedules.describe(plan.noise_schedule)}): a step takes back some of the noise of the {bands - 1}"
-            " steps before it. The standard deviation above is for a strategy matrix of norm 1. Each batch that a record"
-            " may be in is charged once (Choquette-Choo et al. 2023)."
+            f"The noise is correlated ({name}): a step takes back some of the noise of the {bands - 1} steps before it."
+            " The standard deviation above is for a strategy matrix of norm 1. Each batch that a record may be in is"
+            " charged once (Choquette-Choo et al. 2023)."
         ]
     if len(plan.stretches) == 1:
         return []
     said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
     return [
-        f"The noise falls over the run ({schedules.describe(plan.noise_schedule)}): {said} times that bound. Each stretch is charged for"
-        " its own noise."
+        f"The noise falls over the run ({name}): {said} times that bound. Each stretch is charged for its own noise."
     ]

@@ -172,7 +172,7 @@ class PrivateStep(Unique):
         cost = functools.partial(plan.steps_event, start=self._origin)
         start = world.once(lambda: digest.of_model(model)) if seeded and taken == 0 else None
         draws = self.randomness.fingerprint
-        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start)
+        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start, origin=self._origin)
         self.randomness = self._segment.own(self.randomness)
         self._limit = self._origin + world.once(lambda: self._segment.allowed)
 
