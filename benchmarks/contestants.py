@@ -20,6 +20,7 @@ from assay import methods, models
 from assay.gradients.clipping import Flat, Rule
 from assay.methods import denoise, encode
 from assay.randomness.adding import add_normal
+from assay.randomness.rounded import Words
 from assay.randomness.streams import OsSeeded, Stream
 
 CLIP = 1.0
@@ -167,6 +168,10 @@ class _CountedStream:
     def integers(self, high: int, n: int) -> Tensor:
         return self.inner.integers(high, n)
 
+    def words(self, n: int) -> Tensor:
+        assert isinstance(self.inner, Words)
+        return self.inner.words(n)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Private:
@@ -176,6 +181,7 @@ class Private:
     clip: Rule = field(default_factory=lambda: Flat(bound=CLIP))
     encode: tuple[str, ...] = ()
     denoise: tuple[str, ...] = ()
+    exact: bool = False
 
     def __call__(self, model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
         """A model with this step."""
@@ -190,6 +196,7 @@ class Private:
             method=self.method,
             encode=encode.parse_all(self.encode),
             denoise=denoise.parse_all(self.denoise),
+            exact=self.exact,
         )
         randomness = _Counted()
         private_step = assay.PrivateStep(model, plan, randomness=randomness)

@@ -23,6 +23,8 @@ from assay.data.sampling import SAMPLERS, Cyclic, Sampler
 from assay.errors import ConfigError, check_above_zero
 from assay.gradients import clipping
 from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.exact import ExactGaussian, Grid
+from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Denoiser
 from assay.methods import Method, denoise, encode
 from assay.methods.chain import Chain
@@ -53,6 +55,9 @@ class Plan:
 
     `center` releases the mean of the inputs before training (`assay.methods.perturb.mean`), which the model then subtracts.
 
+    `exact` releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`): the same ε, whose proof then covers the
+    arithmetic of sums and noise.
+
     `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
     the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.
     """
@@ -71,6 +76,7 @@ class Plan:
     method: Method = field(default_factory=lambda: methods.get("dpsgd"))
     encode: tuple[Encoding, ...] = ()
     denoise: tuple[Denoiser, ...] = ()
+    exact: bool = False
     epsilon_limit: float | None = None
     epsilon_claimed: float | None = None
 
@@ -117,6 +123,7 @@ class Plan:
                 "center", self.center, f"nothing with {self.method.name}, which releases something of its own first"
             )
         self._check_schedule()
+        self._check_exact()
         _ = self.stage  # its own checks
         _ = self.sampler  # its own checks: batch_size against records
 
@@ -137,6 +144,25 @@ class Plan:
                 self.noise_schedule,
                 "Poisson sampling, which the bands turn into one of groups that take turns, and no --encode",
             )
+
+    def _check_exact(self) -> None:
+        """Refuse what exact noise is not proven for."""
+        if not isinstance(self.exact, bool):
+            raise ConfigError("exact", self.exact, "True or False")
+        if not self.exact:
+            return
+        if self.center is not None:
+            raise ConfigError(
+                "exact", True, "no --center: the mean of the inputs is released with floating-point noise"
+            )
+        if math.isinf(self.clip.l2) or isinstance(self.clip, clipping.AdaptiveQuantile):
+            raise ConfigError(
+                "clip", str(self.clip), "flat, per-layer or auto with exact noise: a bound that stays what it is"
+            )
+        if len(self.schedule.strategy) > 1:
+            raise ConfigError("noise_schedule", self.noise_schedule, "constant or decay with exact noise")
+        for _, factor in self.stretches:
+            self.chain(noise_factor=factor)  # its own checks
 
     @cached_property
     def schedule(self) -> schedules.NoiseSchedule:
@@ -180,7 +206,21 @@ class Plan:
             chain = encoding.applied(chain)
         if len(self.schedule.strategy) > 1:  # plain Gaussian noise is all that a method of varying noise has
             chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.schedule.strategy))
+        if self.exact:
+            chain = self._made_exact(chain)
         return replace(chain, after=(*chain.after, *denoise.fresh(self.denoise)))
+
+    def _made_exact(self, chain: Chain) -> Chain:
+        """The chain with exact noise in the place of floating-point noise of the same multiplier."""
+        if (
+            type(chain.noise) is not Gaussian
+            or chain.noise.reference is not None
+            or methods.stage_of(self.method, self)
+        ):
+            raise ConfigError(
+                "exact", True, f"a method that adds Gaussian noise to a clipped sum, and {self.method.name} does more"
+            )
+        return replace(chain, noise=ExactGaussian(multiplier=chain.noise.multiplier, grid=Grid(chain.clip.l2)))
 
     def for_model(self, model: nn.Module) -> Plan:
         """The plan for this model: methods may need to know its layers and their sizes."""
@@ -362,6 +402,7 @@ class Plan:
             "denoise": [denoise.describe(part) for part in self.denoise],
             "epsilon_limit": self.epsilon_limit,
             "epsilon_claimed": self.epsilon_claimed,
+            **({"exact": True} if self.exact else {}),  # not in plans of earlier versions
         }
 
     @classmethod

@@ -1,0 +1,132 @@
+"""Clipped gradients as whole numbers, so that their sum and its bound are exact (`assay.mechanisms.exact`).
+
+Each record's gradient is scaled in float32 and rounded to a vector q of whole numbers of units. Two things are then exact, however the floating-point
+numbers before came about:
+
+- ‖q‖² ≤ (C/u)². The squares are added up in float64 and compared with the bound; a record that fails the test counts for nothing. The test cannot
+  err: rounding is monotone and all terms are at least 0, so a computed sum of at most (C/u)² < 2⁴³ has no partial sum above that, and whole numbers
+  below 2⁵³ are added and squared without rounding.
+- Σ q over the records. All partial sums are whole numbers below 2⁵³, so that the result is the same in any order.
+
+Whether a record passes, and its q, follow from that record alone, provided that its gradient does: `assay.gradients.proof.position`.
+
+The scale leaves room for rounding: ‖q‖ ≤ ‖v‖ + √d/2 for d coordinates v before rounding. So no record fails the test by rounding to the grid.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from assay.errors import ConfigError
+from assay.gradients.record_grads import RecordGrads
+from assay.gradients.uses.base import Rank1, Use
+from assay.gradients.uses.convolution import ChannelsLast, Convolved
+from assay.mechanisms.exact import Grid
+from assay.mechanisms.types import ClipRule
+
+_AT_ONCE = 1 << 17  # numbers of a block: half a megabyte of float32 and one of float64 stay in a core's cache
+_ROOM = 1 - 2.0**-16  # of the bound: more than norms, weights and products lose to rounding in float32
+_LEAST_LEFT = 0.5  # of the bound, when the rounding of all coordinates was taken off
+
+Blocks = Iterator[Tensor]
+"""The scaled gradients of all records, some coordinates at a time: [B, n], n coordinates each, in their order."""
+
+
+def clipped_sum(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
+    """Σ of clipped gradients in float64, a whole multiple of the grid's unit in every coordinate, and the norms [B, L] they had.
+
+    One record moves the sum by at most the grid's bound, exactly. Records whose gradient holds NaN or Inf count as zero.
+
+    Raises:
+        ConfigError: If the model has so many parameters that rounding them to the grid would take half of the bound.
+    """
+    norms = grads.plain_norms(groups)
+    weights = clip.weights(norms) * (_target(grads, grid) / grid.bound)
+    bad = ~torch.isfinite(norms).all(1) | ~torch.isfinite(weights).all(1)
+    grads.nonfinite += int(bad[: grads.records - grads.padding].sum())
+    bad[grads.records - grads.padding :] = True
+    while True:
+        totals, squares = _added(grads, weights, groups, bad)
+        over = ~(squares <= grid.most) & ~bad  # also what is not a number
+        if not bool(over.any()):
+            return {name: total.mul_(grid.unit) for name, total in totals.items()}, norms
+        bad |= over
+
+
+def rounded(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -> dict[str, Tensor]:
+    """The whole numbers of every record, [B, n] a parameter, whatever their norm: to see what a record is made into."""
+    norms = grads.plain_norms(groups)
+    weights = clip.weights(norms) * (_target(grads, grid) / grid.bound)
+    return {
+        name: torch.cat([block.round_() for block in blocks], 1) for name, blocks, _ in _scaled(grads, weights, groups)
+    }
+
+
+def _target(grads: RecordGrads, grid: Grid) -> float:
+    """The norm in units that clipped gradients are scaled to."""
+    most = math.sqrt(grid.most)
+    numbers = sum(p.numel() for p in grads.parameters.values())
+    left = most * _ROOM - math.sqrt(numbers) / 2
+    if left < _LEAST_LEFT * most:
+        raise ConfigError("exact", f"{numbers} trainable parameters", f"at most {int(most) ** 2} with exact noise")
+    return left
+
+
+def _added(grads: RecordGrads, weights: Tensor, groups: list[int], bad: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """Σ q for every parameter and ‖q‖² for every record, without the records marked in `bad`."""
+    squares = torch.zeros(grads.records, dtype=torch.float64)
+    ones = torch.ones(grads.records, dtype=torch.float64)
+    left_out = bad.nonzero().flatten()
+    totals: dict[str, Tensor] = {}
+    for name, blocks, shaped in _scaled(grads, weights, groups):
+        sums = []
+        for block in blocks:
+            block.round_()
+            if len(left_out):
+                block[left_out] = 0.0
+            whole = block.double()
+            sums.append(torch.mv(whole.t(), ones))
+            squares += torch.linalg.vecdot(whole, whole)
+        totals[name] = shaped(torch.cat(sums))
+    for name, parameter in grads.parameters.items():
+        if name not in totals:
+            totals[name] = torch.zeros(parameter.shape, dtype=torch.float64)
+    return {name: totals[name] for name in grads.parameters}, squares
+
+
+def _scaled(
+    grads: RecordGrads, weights: Tensor, groups: list[int]
+) -> Iterator[tuple[str, Blocks, Callable[[Tensor], Tensor]]]:
+    """Every parameter's scaled gradients in blocks, and how their sum becomes the parameter's shape."""
+    for names, use in grads.uses:
+        column = weights[:, groups[grads.layer_of[names[0]]], None]
+        for name, part in zip(names, use.apart(), strict=True):
+            yield name, *_in_blocks(part, column, grads.parameters[name].shape)
+
+
+def _in_blocks(use: Use, weights: Tensor, shape: torch.Size) -> tuple[Blocks, Callable[[Tensor], Tensor]]:
+    if isinstance(use, Rank1):
+        return _outer(use.g * weights, use.x), lambda total: total.view(shape)
+    if isinstance(use, ChannelsLast) or (isinstance(use, Convolved) and use.shape.has_windows):
+        # as they lie in memory, or are had most quickly: [B, out, height, width, in]
+        values = use.values if isinstance(use, ChannelsLast) else use.shape.window_gradients(use.x, use.g)
+        last = values.shape[1:]
+        return _cut(values.flatten(1), weights), lambda total: total.view(last).permute(0, 3, 1, 2).contiguous()
+    values = use.per_record()
+    return _cut(values.reshape(len(values), -1), weights), lambda total: total.view(shape)
+
+
+def _cut(rows: Tensor, weights: Tensor) -> Blocks:
+    step = max(1, _AT_ONCE // len(rows))
+    for start in range(0, rows.shape[1], step):
+        yield rows[:, start : start + step] * weights
+
+
+def _outer(g: Tensor, x: Tensor) -> Blocks:
+    step = max(1, _AT_ONCE // max(1, x.numel()))
+    for part in g.split(step, 1):
+        yield (part.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
