@@ -132,11 +132,14 @@ def fair_coins(canaries: int, seed: int) -> Tensor:
 
 
 def with_more(plan: Plan, records: int) -> Plan:
-    """The plan for so many records at the same sampling rate: the same event, hence the same ε."""
+    """The plan for so many records at the same sampling rate: the same event, hence the same ε.
+
+    Canaries are put into sums, which leaves the grid of exact noise: noise of the same size in floating point takes its place.
+    """
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
     size = float(records) if plan.sampling == "full" else plan.sampler.rate * records
-    return replace(plan, records=records, batch_size=size, epsilon_limit=None)
+    return replace(plan, records=records, batch_size=size, epsilon_limit=None, exact=False)
 
 
 def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateStep:

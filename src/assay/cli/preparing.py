@@ -105,6 +105,10 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         shard=o.shard,
         precision=o.precision,
     )
+    if o.exact_noise and o.seed is not None:
+        raise ConfigError(
+            "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
+        )
     logs.check(o.log)
     check_features(o.features, o.model, o.augment)
     rule = clipping.parse(o.clip or chosen.clip)
@@ -136,6 +140,7 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         method=methods_room.for_model(chosen, network),
         encode=encodings,
         denoise=denoisers,
+        exact=o.exact_noise,
     )
     names = {
         "model": o.model,

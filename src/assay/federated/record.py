@@ -179,7 +179,7 @@ def statement(record: Mapping[str, Any], plan: FederatedPlan, randomness: str) -
         ),
         "- Whether and when a client answers does not depend on what it holds"
         + (" (a client that stays away counts as one that is not there, and is covered)." if plan.hidden else "."),
-        "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε."
+        "- Noise is drawn in floating point. Attacks on its lowest bits are known and are not covered by ε."
         if eps["accountant"] == "PLD"
         else "- Noise is made of whole numbers, drawn to within 2⁻⁵³.",
         "",

@@ -107,10 +107,12 @@ class _Draw:
     v: tuple[int, int]
     more: Iterator[int]
 
-    def longer(self, known: tuple[int, int]) -> tuple[int, int]:
-        """With 64 bits more."""
+    def longer(self, known: tuple[int, int], least: int) -> tuple[int, int]:
+        """With so many bits at least."""
         value, bits = known
-        return (value << 64) | next(self.more), bits + 64
+        while bits < least:
+            value, bits = (value << 64) | next(self.more), bits + 64
+        return value, bits
 
 
 class _Stairs:
@@ -197,8 +199,8 @@ class _Stairs:
             most = _count(sums, -error, Fraction(value + 1, 1 << bits), sums[-1] + error)
             if least == most:
                 return min(least, len(sums) - 1)
-            draw.u = draw.longer(draw.u)
             precision *= 2
+            draw.u = draw.longer(draw.u, precision)
 
     def _accepts(self, stair: int, draw: _Draw) -> bool:
         """Whether V is below the density at y over the height of the stair, exactly."""
@@ -213,8 +215,8 @@ class _Stairs:
                 return True
             if v << precision >= most << v_bits:
                 return False
-            draw.y, draw.v = draw.longer(draw.y), draw.longer(draw.v)
             precision *= 2
+            draw.y, draw.v = draw.longer(draw.y, precision), draw.longer(draw.v, precision)
 
     def _sums(self, precision: int) -> list[int]:
         """a_0 + … + a_j in units of 2^-precision, each term too small by less than 2."""

@@ -117,6 +117,7 @@ def finished_record(
         "audit": None,
         "noise_multiplier": plan.noise_multiplier,
         "noise_schedule": plan.noise_schedule,
+        "exact": plan.exact,
         "clip": str(plan.clip),
         "micro_batch": plan.micro_batch,
         "center": plan.center,

@@ -101,8 +101,13 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "",
         "- Covered: "
         + ("what was released before training, " if plan.stage is not None else "")
-        + "the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
-        " (released with noise of their own; their share is part of ε).",
+        + "the parameters after every step, hence the model, every checkpoint, the optimizer's state"
+        + (
+            ". No training losses are in the record."
+            if plan.exact
+            else ", and the training losses in the record (released with noise of their own; their share is part of ε)."
+        ),
+        *([_EXACT] if plan.exact else []),
         "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
         *([f"- Initial weights: {began}."] if (began := initial_weights(record)) else []),
         f"- Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are computed from them without noise.",
@@ -113,7 +118,7 @@ def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
         "- This statement covers this one run. Other runs on the same records, settings tried before and dropped, add to what is spent.",
         *tuning_line(record),
         "- Only the model and the files of this run leave; batches, gradients before noise and the memory of the process do not.",
-        "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε.",
+        _arithmetic(plan),
         "- The number of records with a gradient that was not a number is shown to the operator only and is not released.",
         "",
         f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch {record['environment']['torch']}, "
@@ -165,9 +170,25 @@ def large_delta(delta: float, units: int) -> str | None:
     return f"δ = {delta:g} is not below 1/{units} = {1 / units:.2g}, so that one of the {units} may be given away whole, whatever ε is"
 
 
+_EXACT = (
+    "- Covered: the arithmetic of sums and noise. Clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are "
+    "exact; the noise is a normal number rounded to those multiples and drawn exactly. What leaves is therefore a function of the "
+    "Gaussian mechanism over the real numbers, and its lowest bits tell nothing more."
+)
+
+
+def _arithmetic(plan: Plan) -> str:
+    """What is assumed about floating-point numbers."""
+    if not plan.exact:
+        return "- Noise is drawn in floating point. Attacks on its lowest bits are known and are not covered by ε."
+    return "- A record's gradient has the same bits wherever in its batch it stands and whatever stands beside it. This was tested on the first batch."
+
+
 def _noise(plan: Plan) -> str:
     event = plan.step_event
     if isinstance(event, GaussianDpEvent):
+        if plan.exact:
+            return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, drawn exactly and once a step"
         return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together, drawn once a step"
     if isinstance(event, NoOpDpEvent):
         return "none: the records were released before training, and what is made of them costs nothing more"
