@@ -28,12 +28,12 @@ from assay.gradients.uses.convolution import ChannelsLast, Convolved
 from assay.mechanisms.exact import Grid
 from assay.mechanisms.types import ClipRule
 
-_AT_ONCE = 1 << 17  # numbers of a block: half a megabyte of float32 and one of float64 stay in a core's cache
+_AT_ONCE = 1 << 16  # numbers of a block: with their float64 copy they stay in a core's cache
 _ROOM = 1 - 2.0**-16  # of the bound: more than norms, weights and products lose to rounding in float32
 _LEAST_LEFT = 0.5  # of the bound, when the rounding of all coordinates was taken off
 
 Blocks = Iterator[Tensor]
-"""The scaled gradients of all records, some coordinates at a time: [B, n], n coordinates each, in their order."""
+"""The scaled gradients of all records, some coordinates at a time, in their order: [B, n], in one place, until the next is asked for."""
 
 
 def clipped_sum(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
@@ -62,7 +62,7 @@ def rounded(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -
     norms = grads.plain_norms(groups)
     weights = clip.weights(norms) * (_target(grads, grid) / grid.bound)
     return {
-        name: torch.cat([block.round_() for block in blocks], 1) for name, blocks, _ in _scaled(grads, weights, groups)
+        name: torch.cat([block.round() for block in blocks], 1) for name, blocks, _ in _scaled(grads, weights, groups)
     }
 
 
@@ -80,18 +80,24 @@ def _added(grads: RecordGrads, weights: Tensor, groups: list[int], bad: Tensor) 
     """Σ q for every parameter and ‖q‖² for every record, without the records marked in `bad`."""
     squares = torch.zeros(grads.records, dtype=torch.float64)
     ones = torch.ones(grads.records, dtype=torch.float64)
+    whole = torch.empty(_AT_ONCE, dtype=torch.float64)
     left_out = bad.nonzero().flatten()
     totals: dict[str, Tensor] = {}
     for name, blocks, shaped in _scaled(grads, weights, groups):
-        sums = []
+        total = torch.empty(grads.parameters[name].numel(), dtype=torch.float64)
+        start = 0
         for block in blocks:
             block.round_()
             if len(left_out):
                 block[left_out] = 0.0
-            whole = block.double()
-            sums.append(torch.mv(whole.t(), ones))
-            squares += torch.linalg.vecdot(whole, whole)
-        totals[name] = shaped(torch.cat(sums))
+            if block.numel() > len(whole):
+                whole = torch.empty(block.numel(), dtype=torch.float64)
+            q = whole[: block.numel()].view(block.shape).copy_(block)
+            end = start + block.shape[1]
+            torch.mv(q.t(), ones, out=total[start:end])
+            squares.addmv_(q.mul_(q), torch.ones(block.shape[1], dtype=torch.float64))
+            start = end
+        totals[name] = shaped(total)
     for name, parameter in grads.parameters.items():
         if name not in totals:
             totals[name] = torch.zeros(parameter.shape, dtype=torch.float64)
@@ -122,11 +128,16 @@ def _in_blocks(use: Use, weights: Tensor, shape: torch.Size) -> tuple[Blocks, Ca
 
 def _cut(rows: Tensor, weights: Tensor) -> Blocks:
     step = max(1, _AT_ONCE // len(rows))
+    room = rows.new_empty(len(rows) * min(step, rows.shape[1]))
     for start in range(0, rows.shape[1], step):
-        yield rows[:, start : start + step] * weights
+        part = rows[:, start : start + step]
+        yield torch.mul(part, weights, out=room[: part.numel()].view(part.shape))
 
 
 def _outer(g: Tensor, x: Tensor) -> Blocks:
     step = max(1, _AT_ONCE // max(1, x.numel()))
+    room = x.new_empty(min(step, g.shape[1]) * x.numel())
     for part in g.split(step, 1):
-        yield (part.unsqueeze(2) * x.unsqueeze(1)).flatten(1)
+        shape = (len(x), part.shape[1], x.shape[1])
+        block = room[: math.prod(shape)].view(shape)
+        yield torch.mul(part.unsqueeze(2), x.unsqueeze(1), out=block).flatten(1)

@@ -31,7 +31,7 @@ import torch
 from assay.errors import AssayError, ConfigError
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Private
-from assay.randomness.rounded import rounded_normal
+from assay.randomness.rounded import Words, rounded_normal
 from assay.randomness.streams import Stream
 
 _UNITS = 20  # a bound is between 2²⁰ and 2²¹ units
@@ -99,6 +99,10 @@ class ExactGaussian:
                 raise AssayError(f"the sum for {name} is not on the grid of {unit}: it was not made by whole numbers")
         values = list(grads.total.values())
         if values and self.multiplier > 0:
+            if not isinstance(stream, Words):
+                raise ConfigError(
+                    "randomness", type(stream).__name__, "a stream with `words`: exact noise is made of bits"
+                )
             noise = rounded_normal(sum(v.numel() for v in values), self.scale, stream).double().mul_(unit)
             for value, own in zip(values, noise.split_with_sizes([v.numel() for v in values]), strict=True):
                 value.add_(own.view_as(value))

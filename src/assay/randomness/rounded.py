@@ -266,7 +266,7 @@ def _buckets(floors: list[int]) -> NDArray[np.int32]:
     thresholds = np.array(floors, dtype=np.uint64)
     starts = np.arange(1 << _BUCKET_BITS, dtype=np.uint64) << np.uint64(64 - _BUCKET_BITS)
     ends = starts | np.uint64(2 ** (64 - _BUCKET_BITS) - 1)
-    before, after = (np.searchsorted(thresholds, at, side=side) for at, side in ((starts, "left"), (ends, "right")))
+    before, after = np.searchsorted(thresholds, starts, side="left"), np.searchsorted(thresholds, ends, side="right")
     return np.where(before == after, before, -1).astype(np.int32)
 
 
