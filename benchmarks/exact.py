@@ -1,7 +1,7 @@
-"""What exact noise costs: a private step with it over one with floating-point noise. `python -m benchmarks.exact [--quick]`
+"""What exact noise costs, over floating-point noise. `python -m benchmarks.exact [--quick]`
 
-Everything else is the same in both: model, batch, clipping bound, optimizer. One thread, both in one process, a step each in every round, in an
-order that changes; the fastest of many rounds counts (`benchmarks.timing`).
+Everything else is the same in both: model, batch, clipping bound, optimizer. One thread, both in one process, a step
+each in every round, in an order that changes; the fastest of many rounds counts (`benchmarks.timing`).
 """
 
 from __future__ import annotations

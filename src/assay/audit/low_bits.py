@@ -1,11 +1,13 @@
 """The lowest bits of a release (Mironov 2012), which no statistic of its values shows.
 
-Noise with few bits gives itself away: released value less the true sum is then a number of few bits, and less another sum
-it is not. `low_bits` asks this of noise of half precision added to sums of single precision, which shows in every coordinate.
+Noise with few bits gives itself away: released value less the true sum is then a number of few bits, and less another
+sum it is not. `low_bits` asks this of noise of half precision added to sums of single precision, which shows in every
+coordinate.
 
-Noise of single precision shows where it cancels the sum: what is left over has more digits than the two numbers had between them, unless
-the sum was another one. `cancelled_bits` asks this. It finds floating-point noise of any mechanism, Assay's own included, and privacy statements
-say that ε does not cover it. Exact noise (`assay.mechanisms.exact`) has nothing to find.
+Noise of single precision shows where it cancels the sum: what is left over has more digits than the two numbers had
+between them, unless the sum was another one. `cancelled_bits` asks this. It finds floating-point noise of any
+mechanism, Assay's own included, and privacy statements say that ε does not cover it. Exact noise
+(`assay.mechanisms.exact`) has nothing to find.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def cancelled_bits(
     releases: int = 2000,
     randomness: Randomness | None = None,
 ) -> float:
-    """A lower bound on one step's ε, without assumptions, from the test "could single-precision noise have cancelled the canary so?".
+    """A lower bound on one step's ε, without assumptions, from the test "can single-precision noise cancel so?".
 
     The data sets are a record whose gradient is zero, with and without a canary beside it.
     """
@@ -88,7 +90,7 @@ _NEAR = 1 / 16  # of the canary: four more bits than the noise has
 
 
 def _cannot_be(released: Tensor, total: Tensor, std: float) -> Tensor:
-    """Whether some coordinate of each release, of those near zero, is not the sum plus std times a number of single precision."""
+    """Whether a coordinate of each release, of those near zero, is no sum plus std times a single-precision number."""
     noise = ((released.double() - total.double()) / std).float().to(released.dtype)
     wrong = torch.add(total, noise, alpha=std) != released
     return (wrong & (released.abs() < _NEAR * total.abs())).any(1)

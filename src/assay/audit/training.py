@@ -134,7 +134,8 @@ def fair_coins(canaries: int, seed: int) -> Tensor:
 def with_more(plan: Plan, records: int) -> Plan:
     """The plan for so many records at the same sampling rate: the same event, hence the same ε.
 
-    Canaries are put into sums, which leaves the grid of exact noise: noise of the same size in floating point takes its place.
+    Canaries are added to sums, which then leave the grid of exact noise: floating-point noise of the same size takes
+    its place.
     """
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")

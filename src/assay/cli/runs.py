@@ -141,7 +141,7 @@ def train(
         bool,
         typer.Option(
             "--exact-noise",
-            help="Sums of whole numbers and noise drawn exactly, so that the proof of ε covers their arithmetic; up to twice the time.",
+            help="Sums of whole numbers, noise drawn exactly: the proof of ε covers the arithmetic; up to twice the time.",
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",

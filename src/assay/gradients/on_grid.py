@@ -1,16 +1,18 @@
 """Clipped gradients as whole numbers, so that their sum and its bound are exact (`assay.mechanisms.exact`).
 
-Each record's gradient is scaled in float32 and rounded to a vector q of whole numbers of units. Two things are then exact, however the floating-point
-numbers before came about:
+Each record's gradient is scaled in float32 and rounded to a vector q of whole numbers of units. Two things are then
+exact, however the floating-point numbers before came about:
 
-- ‖q‖² ≤ (C/u)². The squares are added up in float64 and compared with the bound; a record that fails the test counts for nothing. The test cannot
-  err: rounding is monotone and all terms are at least 0, so a computed sum of at most (C/u)² < 2⁴³ has no partial sum above that, and whole numbers
-  below 2⁵³ are added and squared without rounding.
+- ‖q‖² ≤ (C/u)². The squares are added up in float64 and compared with the bound; a record that fails the test counts
+  for nothing. The test cannot err: rounding is monotone and all terms are at least 0, so a computed sum of at most
+  (C/u)² < 2⁴³ has no partial sum above that, and whole numbers below 2⁵³ are added and squared without rounding.
 - Σ q over the records. All partial sums are whole numbers below 2⁵³, so that the result is the same in any order.
 
-Whether a record passes, and its q, follow from that record alone, provided that its gradient does: `assay.gradients.proof.position`.
+Whether a record passes, and its q, follow from that record alone, provided that its gradient does:
+`assay.gradients.proof.position`.
 
-The scale leaves room for rounding: ‖q‖ ≤ ‖v‖ + √d/2 for d coordinates v before rounding. So no record fails the test by rounding to the grid.
+The scale leaves room for rounding: ‖q‖ ≤ ‖v‖ + √d/2 for d coordinates v before rounding. So no record fails the test
+by rounding to the grid.
 """
 
 from __future__ import annotations
@@ -33,13 +35,13 @@ _ROOM = 1 - 2.0**-16  # of the bound: more than norms, weights and products lose
 _LEAST_LEFT = 0.5  # of the bound, when the rounding of all coordinates was taken off
 
 Blocks = Iterator[Tensor]
-"""The scaled gradients of all records, some coordinates at a time, in their order: [B, n], in one place, until the next is asked for."""
+"""The scaled gradients of all records, some coordinates at a time: [B, n], valid until the next is asked for."""
 
 
 def clipped_sum(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
-    """Σ of clipped gradients in float64, a whole multiple of the grid's unit in every coordinate, and the norms [B, L] they had.
+    """Σ of clipped gradients in float64, whole multiples of the grid's unit, and the norms [B, L] they had.
 
-    One record moves the sum by at most the grid's bound, exactly. Records whose gradient holds NaN or Inf count as zero.
+    One record moves the sum by at most the grid's bound, exactly. A gradient that holds NaN or Inf counts as zero.
 
     Raises:
         ConfigError: If the model has so many parameters that rounding them to the grid would take half of the bound.

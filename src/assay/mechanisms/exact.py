@@ -1,21 +1,24 @@
 """Gaussian noise whose proof covers the arithmetic.
 
-The proof of the Gaussian mechanism is about real numbers. In floating point it fails twice: the set of values that sum + noise can take depends on the
-sum, and tells sums apart (Mironov 2012, "On significance of the least significant bits for differential privacy"); and a sum of n rounded terms
-moves by more than the bound when one term is taken out, because all others are rounded differently (Casacuberta et al. 2022, "Widespread
-underestimation of sensitivity in differentially private libraries and how to fix it").
+The proof of the Gaussian mechanism is about real numbers. In floating point it fails twice: the set of values that
+sum + noise can take depends on the sum, and tells sums apart (Mironov 2012, "On significance of the least significant
+bits for differential privacy"); and a sum of n rounded terms moves by more than the bound when one term is taken out,
+because all others are rounded differently (Casacuberta et al. 2022, "Widespread underestimation of sensitivity in
+differentially private libraries and how to fix it").
 
-Here every record's clipped gradient is a vector of whole multiples of a unit u, a power of two, of l2 norm at most C in exact arithmetic
-(`assay.gradients.on_grid`). Sums of such vectors are exact in float64, in any order. What is released is
+Here every record's clipped gradient is a vector of whole multiples of a unit u, a power of two, of l2 norm at most C
+in exact arithmetic (`assay.gradients.on_grid`). Sums of such vectors are exact in float64, in any order. What is
+released is
 
     S + u · round(Z / u),    Z normal with standard deviation σC in every coordinate, S the sum,
 
 computed exactly (`assay.randomness.rounded`).
 
-Guarantee: since S is a multiple of u, this is u · round((S + Z) / u): a function of S + Z, what the Gaussian mechanism of multiplier σ releases over the
-real numbers, with sensitivity C. Post-processing costs nothing. So all that holds for the Gaussian mechanism holds for this release with the same
-σ: its event is the same, and so are amplification by sampling and composition. No theorem about discrete noise is needed, unlike with the
-discrete Gaussian of Canonne, Kamath and Steinke 2020.
+Guarantee: since S is a multiple of u, this is u · round((S + Z) / u): a function of S + Z, what the Gaussian
+mechanism of multiplier σ releases over the real numbers, with sensitivity C. Post-processing costs nothing. So all
+that holds for the Gaussian mechanism holds for this release with the same σ: its event is the same, and so are
+amplification by sampling and composition. No theorem about discrete noise is needed, unlike with the discrete
+Gaussian of Canonne, Kamath and Steinke 2020.
 
 What is rounded after that (the average, the optimizer) is post-processing.
 """
@@ -52,14 +55,14 @@ class Grid:
 
     @property
     def most(self) -> int:
-        """⌊(bound/u)²⌋: vectors of whole numbers are within the bound exactly if their squares add up to no more than this."""
+        """⌊(bound/u)²⌋: whole numbers are within the bound exactly if their squares add up to no more than this."""
         units = Fraction(self.bound) / Fraction(self.unit)
         return math.floor(units * units)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExactGaussian:
-    """Adds u · round(Z/u) to every coordinate of a sum on the grid, Z normal with standard deviation multiplier × bound. See the module."""
+    """Adds u · round(Z/u) to every coordinate of a sum on the grid, Z normal with std multiplier × bound."""
 
     multiplier: float
     grid: Grid

@@ -55,8 +55,8 @@ class Plan:
 
     `center` releases the mean of the inputs before training (`assay.methods.perturb.mean`), which the model then subtracts.
 
-    `exact` releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`): the same ε, whose proof then covers the
-    arithmetic of sums and noise.
+    `exact` releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`): the same ε, whose proof
+    then covers the arithmetic of sums and noise.
 
     `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
     the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.

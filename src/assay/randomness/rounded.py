@@ -1,30 +1,32 @@
 """Whole numbers with exactly the distribution of a rounded normal number.
 
-`rounded_normal` gives round(Z) for a real number Z with density exp(-z²/2s²)/(s√(2π)). The numbers are exact, up to one cut that is stated below:
-no floating-point number stands for Z anywhere, so that there is no rounding whose traces could be looked for (Mironov 2012, "On significance of
-the least significant bits for differential privacy"; Jin et al. 2022, "Are we there yet? Timing and floating-point attacks on differential privacy
-systems").
+`rounded_normal` gives round(Z) for a real number Z with density exp(-z²/2s²)/(s√(2π)). The numbers are exact, up to
+one cut that is stated below: no floating-point number stands for Z anywhere, so that there is no rounding whose
+traces could be looked for (Mironov 2012, "On significance of the least significant bits for differential privacy";
+Jin et al. 2022, "Are we there yet? Timing and floating-point attacks on differential privacy systems").
 
-How. |Z| is drawn by rejection from a staircase. Stair j covers [jW, (j+1)W), W a power of two between s/128 and s/64, and is a_j =
-exp(-(jW)²/2s²) high.
+How. |Z| is drawn by rejection from a staircase. Stair j covers [jW, (j+1)W), W a power of two between s/128 and s/64,
+and is a_j = exp(-(jW)²/2s²) high.
 
 1. A stair is chosen with probability a_j/Σa, by comparing a uniform number U with the sums of the a_j.
-2. A place t = jW + y is chosen uniformly on the stair: the bits of y are random bits. Its whole part and the first bit behind the point give
-   round(t), and no arithmetic is involved.
-3. It is accepted if another uniform number V is below exp(-y(y + 2jW)/2s²), the density at t over the height of the stair. Else all begins again.
+2. A place t = jW + y is chosen uniformly on the stair: the bits of y are random bits. Its whole part and the first
+   bit behind the point give round(t), and no arithmetic is involved.
+3. It is accepted if another uniform number V is below exp(-y(y + 2jW)/2s²), the density at t over the height of the
+   stair. Else all begins again.
 4. A random bit is the sign.
 
-This is rejection sampling of the half-normal density, since the staircase is nowhere below it. What remains is to decide U < p and V < p for real
-numbers p. U, V and y are infinite strings of random bits of which only the first are drawn. A decision is made when it is the same for all
-continuations of the strings and all values of p within a proven bound on the error of its computation; else more bits are drawn, and p is computed
-more precisely:
+This is rejection sampling of the half-normal density, since the staircase is nowhere below it. What remains is to
+decide U < p and V < p for real numbers p. U, V and y are infinite strings of random bits of which only the first are
+drawn. A decision is made when it is the same for all continuations of the strings and all values of p within a proven
+bound on the error of its computation; else more bits are drawn, and p is computed more precisely:
 
-- nearly always in float64, by additions, multiplications and divisions only, whose errors IEEE 754 bounds (no libm function is called): p is bounded by
-  1 - x ≤ exp(-x), and where that does not decide by partial sums of the alternating series of exp(-x);
+- nearly always in float64, by additions, multiplications and divisions only, whose errors IEEE 754 bounds (no libm
+  function is called): p is bounded by 1 - x ≤ exp(-x), and where that does not decide by partial sums of the
+  alternating series of exp(-x);
 - else with `decimal`, whose exponential is correctly rounded, at a precision that doubles until the decision is made.
 
-The one cut: stairs end at 40 s. All that lies beyond has a probability below 2 exp(-800) < 2⁻¹¹⁵², which is the total variation distance of one
-number from the distribution stated.
+The one cut: stairs end at 40 s. All that lies beyond has a probability below 2 exp(-800) < 2⁻¹¹⁵², which is the total
+variation distance of one number from the distribution stated.
 """
 
 from __future__ import annotations
@@ -100,7 +102,7 @@ def _stairs(scale: float) -> _Stairs:
 
 @dataclass
 class _Draw:
-    """What is known of one number that float64 could not decide: the first bits of U, y/W and V, each as (value, how many bits)."""
+    """A number that float64 could not decide: the first bits of U, y/W and V, each as (value, how many bits)."""
 
     u: tuple[int, int]
     y: tuple[int, int]
@@ -148,7 +150,7 @@ class _Stairs:
         return places[~accepted]
 
     def _exponent(self, stair: NDArray[np.int32], part: NDArray[np.float64]) -> NDArray[np.float64]:
-        """y(y + 2jW)/2s² for y = part · W, by multiplications and additions: right to 2⁻⁴⁹ of itself, and at most 0.65."""
+        """y(y + 2jW)/2s² for y = part · W, by products and sums: right to 2⁻⁴⁹ of itself, and at most 0.65."""
         exponent: NDArray[np.float64] = (part + 2.0 * stair) * part * self._h
         return exponent
 
@@ -194,7 +196,7 @@ class _Stairs:
             sums = self._sums(precision)
             error = 2 * len(sums)  # each term is too small by less than 2
             value, bits = draw.u
-            # T_j ≤ U for how many j, once with the least that U and the largest that T_j may be, once the other way round
+            # T_j ≤ U for how many j: with the least U and the largest T_j that are possible, then the other way round
             least = _count(sums, error, Fraction(value, 1 << bits), sums[-1] - error)
             most = _count(sums, -error, Fraction(value + 1, 1 << bits), sums[-1] + error)
             if least == most:

@@ -171,9 +171,10 @@ def large_delta(delta: float, units: int) -> str | None:
 
 
 _EXACT = (
-    "- Covered: the arithmetic of sums and noise. Clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are "
-    "exact; the noise is a normal number rounded to those multiples and drawn exactly. What leaves is therefore a function of the "
-    "Gaussian mechanism over the real numbers, and its lowest bits tell nothing more."
+    "- Covered: the arithmetic of sums and noise. Clipped gradients are whole multiples of a power of two, within the "
+    "bound exactly; their sums are exact; the noise is a normal number rounded to those multiples and drawn exactly. "
+    "What leaves is therefore a function of the Gaussian mechanism over the real numbers, and its lowest bits tell "
+    "nothing more."
 )
 
 
@@ -181,14 +182,17 @@ def _arithmetic(plan: Plan) -> str:
     """What is assumed about floating-point numbers."""
     if not plan.exact:
         return "- Noise is drawn in floating point. Attacks on its lowest bits are known and are not covered by ε."
-    return "- A record's gradient has the same bits wherever in its batch it stands and whatever stands beside it. This was tested on the first batch."
+    return (
+        "- A record's gradient has the same bits wherever in its batch it stands and whatever stands beside it. "
+        "This was tested on the first batch."
+    )
 
 
 def _noise(plan: Plan) -> str:
     event = plan.step_event
     if isinstance(event, GaussianDpEvent):
         if plan.exact:
-            return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, drawn exactly and once a step"
+            return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, drawn exactly, once a step"
         return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together, drawn once a step"
     if isinstance(event, NoOpDpEvent):
         return "none: the records were released before training, and what is made of them costs nothing more"

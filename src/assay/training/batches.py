@@ -1,9 +1,9 @@
 """What a loop gets of each batch: this rank's records of those that the plan's sampler drew, in parts that fit the memory.
 
 Every record of the rank that was drawn is in exactly one part, in no part twice, and a micro-batch is never cut. A batch in which
-the rank has no record is one record of zeros, which counts for nothing. With exact noise all parts have the same size, and are filled up with
-such records: a record's gradient must not depend, by a single bit, on how many others there are. Which records, micro-batches and views a step has follows
-from its number and the randomness alone, however it is cut.
+the rank has no record is one record of zeros, which counts for nothing. With exact noise all parts have the same size,
+and are filled up with such records: a record's gradient must not depend, by a single bit, on how many others there are.
+Which records, micro-batches and views a step has follows from its number and the randomness alone, however it is cut.
 """
 
 from __future__ import annotations

@@ -293,7 +293,7 @@ class PrivateStep:
         return True
 
     def _collect(self, losses: Tensor) -> RecordGrads:
-        """Every record's gradient; with exact noise, not before it was seen that records do not change the bits of each other's."""
+        """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""
         if self._position is None:
             grads = self.engine.collect(losses, self._views)
         else:
@@ -384,7 +384,7 @@ class PrivateStep:
 
 
 def _size_of_parts(batch_size: float) -> int:
-    """How many records go through the model at once with exact noise: a power of two up to 64, which most batches fill."""
+    """How many records go through the model at once with exact noise: a power of two up to 64 that batches fill."""
     return min(64, max(8, 1 << math.ceil(math.log2(max(1.0, batch_size)))))
 
 

@@ -1,9 +1,10 @@
 """Position: a record's gradient has the same bits wherever in the batch it stands, and whatever stands beside it.
 
-Exact noise (`assay.mechanisms.exact`) needs that: a record that is left out must not change a single bit of the others. Kernels add up in an order
-that depends on the shapes (a batch of 5 gives other last bits than one of 64), so exact runs put all batches through the model in parts of one shape,
-filled up with zeros. Within one shape, kernels compute every row in the same way on all machines that were tried; here it is tested, on
-the first batch of the model at hand, and models for which it does not hold are refused.
+Exact noise (`assay.mechanisms.exact`) needs that: a record that is left out must not change a single bit of the
+others. Kernels add up in an order that depends on the shapes (a batch of 5 gives other last bits than one of 64), so
+exact runs put all batches through the model in parts of one shape, filled up with zeros. Within one shape, kernels
+usually compute every row in the same way. This is tested on the first batch of the model at hand, and models for
+which it does not hold are refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from assay.gradients.record_grads import RecordGrads
 Rows = Callable[[RecordGrads], dict[str, Tensor]]
 """What becomes of each record's gradient, [B, ...] a parameter."""
 
-_MOVES = "{} gives a record's gradient other last bits where the record stands elsewhere in its batch, or beside others. Exact noise cannot cover that"
+_MOVES = (
+    "{} gives a record's gradient other last bits where the record stands elsewhere in its batch, or beside others. "
+    "Exact noise cannot cover that"
+)
 
 
 @dataclass
@@ -57,8 +61,8 @@ class Watch:
             if any(g is not None for g in gradients):
                 return Replayed(self.model, args, kwargs, gradients, len(losses))
         raise UnsupportedModelError(
-            "exact noise needs losses that come from a call of the whole model, model(...), on tensors with a row a record: "
-            "it is called again to see that records do not change the bits of each other's gradients"
+            "exact noise needs losses that come from a call of the whole model, model(...), on tensors with a row for "
+            "each record: it is called again to see that records do not change the bits of each other's gradients"
         )
 
 
@@ -73,14 +77,15 @@ class Replayed:
     size: int
 
     def check(self, engine: Engine, views: int, rows: Rows) -> RecordGrads | None:
-        """Call the model twice more, the second time with the records moved and every other one replaced by zeros; refuse it where `rows` of a
-        record are not the same to the bit.
+        """Call the model twice more, the second time with the records moved and every other one replaced by zeros;
+        refuse it where `rows` of a record are not the same to the bit.
 
-        A model that draws random numbers (dropout) is asked in eval mode: where a record stands decides which numbers it gets, and these are
-        independent and secret.
+        A model that draws random numbers (dropout) is asked in eval mode: where a record stands decides which numbers
+        it gets, and these are independent and secret.
 
         Returns:
-            The gradients of the batch, as computed by the engine from here on; None where the model draws random numbers.
+            The gradients of the batch, as computed by the engine from here on; None where the model draws random
+            numbers.
         """
         by = (self.size // views // 2 + 1) * views
 
