@@ -30,11 +30,11 @@ settings.load_profile("assay")
 
 @pytest.fixture
 def noises(monkeypatch):
-    """The noise multipliers of all Gaussian releases from here on, in order."""
+    """The noise multipliers of all Gaussian releases of gradients from here on, in order."""
     seen, release = [], Gaussian.release
 
     def kept(self, grads, stream):
-        if grads.total:  # not a release of nothing, which states an event
+        if any(grads.total):  # not the loss, which has no name; nor a release of nothing, which states an event
             seen.append(self.multiplier)
         return release(self, grads, stream)
 

@@ -12,10 +12,12 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay._util.figures import at_least, at_most
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
     from assay.methods.plan import Plan
-    from assay.runs.result import Result
+    from assay.runs.callbacks import Callback
+    from assay.runs.result import Progress, Result
     from assay.training.loop import fit, resume
     from assay.training.optim import Optimizer
     from assay.training.settings import Training
@@ -27,24 +29,30 @@ __all__ = [
     "Adjacency",
     "AssayError",
     "BudgetSpentError",
+    "Callback",
     "ConfigError",
     "DataError",
     "Optimizer",
     "Plan",
     "PrivateStep",
+    "Progress",
     "Result",
     "Training",
     "UnsupportedModelError",
+    "at_least",
+    "at_most",
     "fit",
     "resume",
 ]
 
 _HOMES = {
+    "assay._util.figures": ("at_least", "at_most"),
     "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
     "assay.training.optim": ("Optimizer",),
     "assay.methods.plan": ("Plan",),
     "assay.accounting.epsilon": ("Adjacency",),
-    "assay.runs.result": ("Result",),
+    "assay.runs.callbacks": ("Callback",),
+    "assay.runs.result": ("Progress", "Result"),
     "assay.training.step": ("PrivateStep",),
     "assay.training.loop": ("fit", "resume"),
     "assay.training.settings": ("Training",),

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Training, fit, resume
+from assay.runs.callbacks import OnStep
 from assay.runs.result import InterruptedRunError
 
 
@@ -46,7 +47,7 @@ def stopped_and_resumed(records, tmp_path):
                 os.kill(os.getpid(), signal.SIGTERM)
 
         with pytest.raises(InterruptedRunError):
-            fit(stopped, records, plan=plan, training=training, out=tmp_path / "stopped", watch=stop)
+            fit(stopped, records, plan=plan, training=training, out=tmp_path / "stopped", callbacks=[OnStep(stop)])
         second = resume(stopped, records, tmp_path / "stopped")
         assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), stopped.parameters(), strict=True))
         assert first.epsilon == second.epsilon

@@ -14,6 +14,7 @@ from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.ledger import Ledger
 from assay.models.circulant import BlockCirculantLinear
 from assay.randomness.streams import Seeded
+from assay.runs.callbacks import OnStep
 from battery.forms import FORMS, SOUND, Form
 
 
@@ -35,7 +36,7 @@ def weights(model: nn.Module) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-class CutOffError(Exception):
+class CutOffError(BaseException):
     """Stands for a crash."""
 
 
@@ -57,7 +58,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
             plan=form.plan(),
             training=training,
             out=tmp_path / "cut",
-            watch=cut,
+            callbacks=[OnStep(cut)],
             test=records(),
         )
     again = resume(make_model(form), records(), tmp_path / "cut", test=records())
@@ -114,7 +115,7 @@ def test_calibration_meets_the_target(form: Form):
         records=5000,
         batch_size=100,
         epochs=4,
-        method=methods.for_layers(form.method, ["a", "b"]),
+        method=form.method.for_layers(["a", "b"]),
         clip=form.rule,
         micro_batch=form.micro_batch,
     )
@@ -125,7 +126,7 @@ def test_calibration_meets_the_target(form: Form):
 
 @pytest.mark.parametrize("name", ["gredp", "spectral", "discrete", "lsadam"])
 def test_a_published_variant_is_calibrated_to_what_it_claims(name: str):
-    method = methods.for_layers(methods.get(name, variant="published"), ["a", "b", "c"])
+    method = methods.get(name, variant="published").for_layers(["a", "b", "c"])
     plan = Plan.calibrated(
         epsilon=1.0,
         delta=1e-5,

@@ -165,7 +165,7 @@ def test_exact_noise_costs_the_same_and_the_statement_covers_the_arithmetic(assa
     assert exact["result"]["test_accuracy"] > 0.6
     assert all(epoch["train_loss"] is None for epoch in exact["history"])
     said = {n: (tmp_path / n / "statement.md").read_text() for n in ("usual", "exact")}
-    assert "not covered by ε" in said["usual"]
+    assert "drawn in floating point" in said["usual"]
     assert "drawn in floating point" not in said["exact"]
     assert "its lowest bits tell nothing more" in said["exact"]
     assert "same bits wherever" in said["exact"]

@@ -32,7 +32,18 @@ def read(path):
 def test_a_run_and_its_files(assay, tmp_path):
     out = tmp_path / "f"
     code, text, progress = assay(
-        *RUN, "--rounds", 20, "--method", "fedags", "--epsilon", 8, "--partition", "dirichlet:1", "--out", out
+        *RUN,
+        "--rounds",
+        20,
+        "--method",
+        "fedags",
+        "--epsilon",
+        8,
+        "--partition",
+        "dirichlet:1",
+        "--show-partition",
+        "--out",
+        out,
     )
     assert code == 0
     assert "test accuracy" in text

@@ -17,11 +17,11 @@ def test_a_page_is_written_and_named_and_damage_is_told(assay, tmp_path):
     assert "1 finished, 1 damaged" in out
     assert "damaged: b" in err
     page = (tmp_path / "runs/report.html").read_text()
-    assert "Membership inference" in page
+    assert "Membership inference" not in page, "no ε covers what attacks show"
     assert "Privacy statement: dpsgd on digits" in page
-    code, out, _ = assay("report", tmp_path / "runs/a", "--out", tmp_path / "one.html")
+    code, out, _ = assay("report", tmp_path / "runs/a", "--uncovered", "--out", tmp_path / "one.html")
     assert code == 0
-    assert (tmp_path / "one.html").exists()
+    assert "Membership inference" in (tmp_path / "one.html").read_text()
     assert not (tmp_path / "runs/a/report.html").exists()
 
 

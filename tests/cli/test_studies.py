@@ -351,7 +351,7 @@ def test_bars_on_a_terminal(finished):
 
 FEDERATED = (
     'title = "Clients"\nseeds = [0, 1]\n[federate]\ndata = "digits"\nmodel = "logistic"\nclients = 10\nper_round = 5\nrounds = 40\n'
-    'partition = "dirichlet:1"\n[axis.epsilon."5"]\nepsilon = 5.0\n[axis.method.FedAvg]\nmethod = "fedavg"\n'
+    'partition = "dirichlet:1"\nshow_partition = true\n[axis.epsilon."5"]\nepsilon = 5.0\n[axis.method.FedAvg]\nmethod = "fedavg"\n'
     '[axis.method."FedAGS, published"]\nmethod = "fedags"\nvariant = "published"\n[[where]]\nmethod = "FedAvg"\nfederate = { clip = 0.5 }\n'
     '[theirs."5"]\nFedAvg = 88.34\n[small]\nseeds = [0]\n[small.federate]\nrounds = 4\n'
 )

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay import Plan, PrivateStep, fit
 from assay.audit.observe import observed
+from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.mechanisms.exact import Grid
 from assay.randomness.streams import Seeded
@@ -25,7 +26,7 @@ def exactly(plan: Plan, **more) -> Plan:
 
 def sums(model, data, plan, **more):
     """The sums before the noise of every step, as vectors."""
-    step = PrivateStep(model, plan, randomness=Seeded(1), **more)
+    step = PrivateStep(model, plan, **{"randomness": Seeded(1)} | more)
     step.chain = watched = observed(step.chain)
     for x, y in step.batches(data):
         step.backward(cross_entropy(model(x), y))
@@ -38,7 +39,7 @@ def test_a_record_moves_the_sum_by_the_bound_at_most_in_exact_arithmetic(model, 
     """And no bit of the others' share, though all of them move to another place and the number of parts changes."""
     x, y = records.tensors
     kept = torch.arange(len(x)) != left_out
-    full = {"sampling": "full", "steps": 1}
+    full = {"sampling": FullBatch, "steps": 1}
     (whole,) = sums(model, records, exactly(plan, **full, batch_size=120), max_physical_batch=17)
     less = TensorDataset(x[kept], y[kept])
     (without,) = sums(model, less, exactly(plan, **full, records=119, batch_size=119), max_physical_batch=17)
@@ -51,8 +52,8 @@ def test_a_record_moves_the_sum_by_the_bound_at_most_in_exact_arithmetic(model, 
 
 
 def test_the_gradient_is_that_of_floating_point_but_for_the_noise(model, records, plan):
-    (exact,) = sums(model, records, exactly(plan, sampling="full", steps=1, batch_size=120))
-    usual = Plan(records=120, batch_size=120, steps=1, noise_multiplier=1.0, delta=1e-3, sampling="full")
+    (exact,) = sums(model, records, exactly(plan, sampling=FullBatch, steps=1, batch_size=120))
+    usual = Plan(records=120, batch_size=120, steps=1, noise_multiplier=1.0, delta=1e-3, sampling=FullBatch)
     (floating,) = sums(model, records, usual)
     assert float((exact - floating).norm() / floating.norm()) < 1e-4
 
@@ -112,10 +113,11 @@ def test_a_loss_whose_last_bits_depend_on_the_place_is_refused(model, records, p
         fit(model, records, plan=exactly(plan), loss=slanted)
 
 
-def test_models_that_draw_random_numbers_are_asked_without_them(records, plan):
+@pytest.mark.parametrize("randomness", [Seeded(1), None])
+def test_models_that_draw_random_numbers_are_asked_without_them(records, plan, randomness):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 3))
-    assert len(sums(model, records, exactly(plan))) == 3
+    assert len(sums(model, records, exactly(plan), randomness=randomness)) == 3
     assert model.training
 
 

@@ -13,14 +13,17 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Adjacency, AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
+from assay.accounting.schedules import Banded
+from assay.data.sampling import FullBatch, WithoutReplacement
 from assay.errors import UnsupportedModelError
 from assay.gradients.clipping import AdaptiveQuantile, Flat
+from assay.runs.callbacks import OnStep
 from assay.runs.result import InterruptedRunError
-from assay.runs.statement import render
+from assay.runs.statement import statement
 from assay.training.optim import OPTIMIZERS
 
 
-class CutOffError(Exception):
+class CutOffError(BaseException):
     """Stands for a crash: raised out of the loop, with no chance to tidy up."""
 
 
@@ -34,7 +37,7 @@ def cut_off_after(step: int):
         if now.step == step:
             raise CutOffError
 
-    return watch
+    return OnStep(watch)
 
 
 def weights(model: nn.Module) -> torch.Tensor:
@@ -60,7 +63,7 @@ def test_a_seeded_run_cut_off_anywhere_ends_where_an_uninterrupted_one_ends(tmp_
             test=records,
             training=training,
             out=tmp_path / "cut",
-            watch=cut_off_after(cut),
+            callbacks=[cut_off_after(cut)],
         )
     assert (tmp_path / "cut/UNFINISHED.txt").exists()
     assert not (tmp_path / "cut/record.json").exists()
@@ -77,7 +80,7 @@ def test_an_unseeded_run_cut_off_draws_anew_and_pays_for_the_lost_steps(tmp_path
     ceiling = plan.epsilon()
     plan = Plan(records=120, batch_size=20, steps=12, noise_multiplier=1.0, delta=1e-3, epsilon_limit=ceiling)
     with pytest.raises(CutOffError):
-        fit(make_model(), records, plan=plan, out=tmp_path / "run", watch=cut_off_after(9))
+        fit(make_model(), records, plan=plan, out=tmp_path / "run", callbacks=[cut_off_after(9)])
     result = resume(make_model(), records, tmp_path / "run")
     record = result.record
     assert record["history"][0]["step"] == 6, "the finished epoch is not lost"
@@ -158,12 +161,12 @@ def test_the_statement_tells_what_an_officer_asks(records, plan, model):
         ({}, "within 1 % of the exact one of what is charged. Cross-check by Rényi divergences", "not known"),
         ({"delta": 1e-30}, "Accountant: Rényi divergences (dp_accounting): an upper bound", "Cross-check"),
         (
-            {"sampling": "without-replacement", "adjacency": Adjacency.REPLACE_ONE},
+            {"sampling": WithoutReplacement, "adjacency": Adjacency.REPLACE_ONE},
             "how close it is to the exact one is not known",
             "within 1 %",
         ),
-        ({"noise_schedule": "banded:bands=2"}, "how much exactly is not known", "within 1 % of the exact one."),
-        ({"sampling": "full", "batch_size": 120}, "exact for what is charged", "within 1 %"),
+        ({"noise_schedule": Banded(bands=2)}, "how much exactly is not known", "within 1 % of the exact one."),
+        ({"sampling": FullBatch, "batch_size": 120}, "exact for what is charged", "within 1 %"),
         ({"adjacency": Adjacency.REPLACE_ONE}, "within 1 % of the exact one of what is charged", "Cross-check"),
     ],
 )
@@ -174,7 +177,7 @@ def test_the_statement_says_which_bound_epsilon_is(records, plan, model, setting
     assert not_said not in result.statement
     record = json.loads(json.dumps(result.record))
     del record["epsilon"]["bound"]  # as records had it before
-    assert "Rényi divergences (dp_accounting): an upper bound" in render(record, of_run, "")
+    assert "Rényi divergences (dp_accounting): an upper bound" in statement(record)
 
 
 def test_a_fixed_seed_is_marked_as_not_private(records, plan, model):
@@ -205,7 +208,7 @@ def test_adaptive_clipping_survives_a_cut(tmp_path, records):
     training = Training(seed=2)
     whole = fit(make_model(), records, plan=plan, training=training)
     with pytest.raises(CutOffError):
-        fit(make_model(), records, plan=plan, training=training, out=tmp_path / "cut", watch=cut_off_after(8))
+        fit(make_model(), records, plan=plan, training=training, out=tmp_path / "cut", callbacks=[cut_off_after(8)])
     again = resume(make_model(), records, tmp_path / "cut")
     assert torch.equal(weights(whole.model), weights(again.model))
     assert "by at most the bound in force at that step, which begins at 9 and follows" in again.statement
@@ -219,7 +222,7 @@ def test_a_stop_signal_writes_a_checkpoint_and_wastes_no_step(tmp_path, records,
             os.kill(os.getpid(), number)
 
     with pytest.raises(InterruptedRunError, match=r"stopped after step 4 of 12.*assay resume"):
-        fit(make_model(), records, plan=plan, out=tmp_path / "run", watch=watch)
+        fit(make_model(), records, plan=plan, out=tmp_path / "run", callbacks=[OnStep(watch)])
     result = resume(make_model(), records, tmp_path / "run")
     assert result.record["steps"] == result.record["steps_charged"] == 12
     assert result.record["status"] == "done"
@@ -264,7 +267,7 @@ def test_a_run_at_work_is_neither_resumed_beside_itself_nor_replaced(tmp_path, r
         raise CutOffError
 
     with pytest.raises(CutOffError):
-        fit(make_model(), records, plan=plan, out=out, watch=watch)
+        fit(make_model(), records, plan=plan, out=out, callbacks=[OnStep(watch)])
     assert "in use" in refused[0]
     assert "a run is at work" in refused[1]
     result = resume(make_model(), records, out)
@@ -487,7 +490,7 @@ def test_nothing_useful_after_scaling_is_refused_before_anything_is_written(
 def test_a_run_carried_over_is_the_run_with_those_settings(tmp_path, records, plan):
     asked = Training(optimizer=Optimizer(lr=0.1, momentum=0.9), ema=0.9, seed=3, scale_from=plan.batch_size / 4)
     with pytest.raises(CutOffError):
-        fit(make_model(), records, plan=plan, training=asked, out=tmp_path / "cut", watch=cut_off_after(5))
+        fit(make_model(), records, plan=plan, training=asked, out=tmp_path / "cut", callbacks=[cut_off_after(5)])
     resumed = resume(make_model(), records, tmp_path / "cut")
     by_hand = fit(make_model(), records, plan=plan, training=asked.at_batch(plan.batch_size))
     assert torch.equal(weights(resumed.model), weights(by_hand.model))

@@ -34,28 +34,35 @@ def test_takes_features_as_they_are_and_the_given_test_part(tmp_path: Path) -> N
 
 
 def test_accepts_images_of_bytes_and_a_path_as_text(tmp_path: Path) -> None:
-    data = load(str(saved(tmp_path, x=np.full((5, 1, 4, 4), 255, np.uint8), y=np.zeros(5, int))))
+    x, y = np.full((5, 1, 4, 4), 255, np.uint8), np.zeros(5, int)
+    data = load(str(saved(tmp_path, x=x, y=y, x_test=x, y_test=y)))
     assert data.input_shape == (1, 4, 4)
     assert data.train_x.max() == 255
 
 
 def test_without_a_test_part_a_fifth_is_split_off_and_said(tmp_path: Path) -> None:
     data = load(saved(tmp_path, x=X, y=Y))
-    assert (len(data.train), len(data.test)) == (16, 4)
+    assert (len(data.train), len(data.test)) == (14, 6)
     both = torch.cat([data.train_x, data.test_x])
     assert sorted(both[:, 0].tolist()) == X[:, 0].tolist()
     assert "no test part" in data.notes
+    assert data.unit == "one training record of the file"
 
 
-def test_the_split_depends_on_positions_alone(tmp_path: Path) -> None:
-    """So that neighbouring data sets have neighbouring training parts: the others stay on their side."""
-    before = load(saved(tmp_path, x=X, y=Y))
+def test_equal_records_leave_a_part_empty_and_that_is_said(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="x_test and y_test"):
+        load(saved(tmp_path, x=np.ones((9, 2)), y=np.zeros(9, int)))
+
+
+def test_the_split_of_earlier_versions_depends_on_positions_alone(tmp_path: Path) -> None:
+    before = load(saved(tmp_path, x=X, y=Y), split="position")
+    assert (len(before.train), len(before.test)) == (16, 4)
     changed = X.copy()
     changed[before.train_x[3, 0].int() // 3] = 1e6
-    replaced = load(saved(tmp_path, x=changed, y=Y))
+    replaced = load(saved(tmp_path, x=changed, y=Y), split="position")
     assert (replaced.train_x != before.train_x).any(dim=1).sum() == 1
     assert torch.equal(replaced.test_x, before.test_x)
-    fewer = load(saved(tmp_path, x=X[:-1], y=Y[:-1]))
+    fewer = load(saved(tmp_path, x=X[:-1], y=Y[:-1]), split="position")
     kept = {*fewer.train_x[:, 0].tolist()}
     assert kept <= {*before.train_x[:, 0].tolist()}
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -24,9 +25,12 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency
+from assay.accounting.schedules import Banded
+from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
 from assay.distributed.world import world
 from assay.gradients import clipping as clip
 from assay.randomness.streams import Seeded
+from assay.runs.callbacks import OnStep
 
 Outcome = tuple[dict[str, Tensor], dict[str, Any]]
 CASES: dict[str, Callable[[], Outcome]] = {}
@@ -112,7 +116,7 @@ def trained(
         plan=plan,
         test=digits(next(network.parameters()).dtype) if data is None else None,
         training=training or Training(optimizer=SGD, seed=7),
-        watch=lambda now: seen.append(now.step),
+        callbacks=[OnStep(lambda now: seen.append(now.step))],
     )
     return _whole(result.model), {
         "epsilon": result.epsilon,
@@ -179,29 +183,29 @@ def one_record() -> Outcome:
 
 @case
 def without_replacement() -> Outcome:
-    return trained(replace(PLAN, sampling="without-replacement", adjacency=Adjacency.REPLACE_ONE))
+    return trained(replace(PLAN, sampling=WithoutReplacement, adjacency=Adjacency.REPLACE_ONE))
 
 
 @case
 def shuffled() -> Outcome:
-    return trained(replace(PLAN, sampling="shuffle"))
+    return trained(replace(PLAN, sampling=Shuffled))
 
 
 @case
 def banded_noise() -> Outcome:
-    return trained(replace(PLAN, noise_schedule="banded:bands=3,momentum=0.9"))
+    return trained(replace(PLAN, noise_schedule=Banded(bands=3, momentum=0.9)))
 
 
 @case
 def full_batches() -> Outcome:
-    return trained(replace(PLAN, sampling="full", batch_size=RECORDS, steps=3))
+    return trained(replace(PLAN, sampling=FullBatch, batch_size=RECORDS, steps=3))
 
 
 def _method(name: str, **options: Any) -> Callable[[], Outcome]:
     def run() -> Outcome:
         chosen = methods.get(name, **options)
         network = convolutional()
-        plan = replace(PLAN, steps=4, method=chosen, clip=clip.parse(chosen.clip)).for_model(network)
+        plan = replace(PLAN, steps=4, method=chosen, clip=chosen.clip).for_model(network)
         return trained(plan, model=network, data=digits(image=True))
 
     return run
@@ -221,7 +225,7 @@ def a_stage_before_training() -> Outcome:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     data = digits(torch.float32, image=True)
     chosen = methods.get("afrrs", share=0.3)
-    plan = replace(PLAN, method=chosen, clip=clip.parse(chosen.clip)).for_model(network)
+    plan = replace(PLAN, method=chosen, clip=chosen.clip).for_model(network)
     tensors, facts = trained(plan, model=network, data=data)
     return tensors | {"scale": dict(network.named_buffers())["input_scale"]}, facts
 
@@ -251,6 +255,39 @@ def stopped_and_resumed() -> Outcome:
     return _stopped(Training(optimizer=ADAM, ema=0.9, seed=7))
 
 
+@case
+def ended_by_a_callback() -> Outcome:
+    """The leader's callback ends the run on all ranks at the same step."""
+    result = fit(
+        perceptron(), digits(), plan=PLAN, training=Training(optimizer=SGD, seed=7), callbacks=[OnStep(_at_step_five)]
+    )
+    facts = {"status": result.record["status"], "steps": result.record["steps"], "epsilon": result.epsilon}
+    return _whole(result.model), facts
+
+
+def _at_step_five(now: Any) -> bool:
+    return bool(now.step == 5)
+
+
+@case
+def error_of_a_callback() -> Outcome:
+    """The leader's callback fails: no rank waits for it, and no step is lost."""
+
+    def fail(now: Any) -> None:
+        if now.step == 5:
+            raise ValueError("my own mistake")
+
+    training, seen = Training(optimizer=SGD, seed=7), list[int]()
+    with tempfile.TemporaryDirectory() as folder:
+        out = world().once(lambda: Path(folder) / "run")
+        with contextlib.suppress(ValueError, AssayError):
+            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, callbacks=[OnStep(fail)])
+        result = resume(perceptron(), digits(), out, callbacks=[OnStep(lambda now: seen.append(now.step))])
+        facts = {"first": world().once(lambda: seen[0]), "epsilon": result.epsilon}
+        world().once(lambda: None)
+    return _whole(result.model), facts
+
+
 def _stopped(training: Training) -> Outcome:
     def stop(now: Any) -> None:
         if now.step == 5:
@@ -260,7 +297,7 @@ def _stopped(training: Training) -> Outcome:
         out = world().once(lambda: Path(folder) / "run")
         stopped = ""
         try:
-            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, watch=stop)
+            fit(perceptron(), digits(), plan=PLAN, training=training, out=out, callbacks=[OnStep(stop)])
         except AssayError as error:
             stopped = str(error).partition(" as asked")[0]
         result = resume(perceptron(), digits(), out)

@@ -16,6 +16,7 @@ from assay.federated.plan import FederatedPlan, Silo
 from assay.federated.server import federate, resume, run_spec, site_settings
 from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE, SITE_VARIABLE
 from assay.federated.wire import Schema, decode, encode, kind_of
+from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
@@ -265,7 +266,7 @@ def test_a_run_that_is_resumed_is_answered_to_its_end(folder, tmp_path):
             training=Training(),
             names=NAMES,
             directory=directory,
-            watch=killed,
+            callbacks=[OnStep(killed)],
         )
     directory = RunDirectory(directory.path)
     second = Node(site_settings(directory.read_spec(), directory))

@@ -15,6 +15,7 @@ from assay.federated.client import Site
 from assay.federated.server import federate, resume
 from assay.federated.transport.serial import Serial
 from assay.federated.wire import decode, encode, kind_of
+from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory
 
 from . import tiny
@@ -370,3 +371,29 @@ def test_nothing_of_the_clients_is_in_the_files_of_a_central_run(tmp_path):
         "statement.md",
         "record.json",
     }
+
+
+@pytest.mark.parametrize("noise", ["central", "local"])
+def test_a_callback_ends_a_run_with_the_epsilon_of_all_its_rounds(tmp_path, noise):
+    plan = tiny.plan(noise=noise)
+    directory = RunDirectory.create(tmp_path / "run", {})
+    result = tiny.run(plan, tiny.seeded(), directory=directory, callbacks=[OnStep(lambda now: now.step == 2)])
+    assert (result.record["status"], result.record["steps"]) == ("stopped", 2)
+    assert result.record["steps_charged"] == plan.rounds
+    assert result.epsilon == pytest.approx(plan.epsilon(), rel=1e-9)
+    assert directory.finished
+
+
+def test_an_error_of_a_callback_loses_no_round(tmp_path):
+    def broken(now):
+        if now.step == 2:
+            raise ValueError("my own mistake")
+
+    plan, training = tiny.plan(), tiny.seeded()
+    directory = RunDirectory.create(tmp_path / "run", {})
+    with pytest.raises(ValueError, match="my own mistake"):
+        tiny.run(plan, training, directory=directory, callbacks=[OnStep(broken)])
+    seen = []
+    result = tiny.run(plan, training, directory=directory, callbacks=[OnStep(lambda now: seen.append(now.step))])
+    assert seen == list(range(3, plan.rounds + 1))
+    assert result.epsilon == pytest.approx(plan.epsilon(), rel=1e-9)

@@ -65,9 +65,11 @@ def site(a_plan, training, held=None, **kwargs):
     return Site(a_plan, training, model(), held or records(a_plan.clients), **kwargs)
 
 
-def run(a_plan, training, carrier=None, directory=None, watch=None, **kwargs):
+def run(a_plan, training, carrier=None, directory=None, callbacks=(), **kwargs):
     carrier = carrier or Serial(site(a_plan, training, **kwargs))
-    return federate(model(), carrier, plan=a_plan, training=training, names=NAMES, directory=directory, watch=watch)
+    return federate(
+        model(), carrier, plan=a_plan, training=training, names=NAMES, directory=directory, callbacks=callbacks
+    )
 
 
 def seeded(**settings):

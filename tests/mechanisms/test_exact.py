@@ -7,12 +7,15 @@ import torch
 from scipy import stats
 
 from assay import Plan, methods
+from assay.accounting.schedules import Banded, Decay
+from assay.data.sampling import parse as sampler
 from assay.errors import AssayError, ConfigError
 from assay.gradients import clipping
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded
 from assay.methods import encode
+from assay.methods.perturb.mean import Mean
 from assay.randomness.streams import Seeded
 
 PLAN = {"records": 1000, "batch_size": 50, "steps": 40, "noise_multiplier": 1.1, "delta": 1e-5}
@@ -20,7 +23,12 @@ PLAN = {"records": 1000, "batch_size": 50, "steps": 40, "noise_multiplier": 1.1,
 
 @pytest.mark.parametrize(
     "more",
-    [{}, {"method": methods.get("lssgd")}, {"noise_schedule": "decay:levels=3,last=0.5"}, {"sampling": "shuffle"}],
+    [
+        {},
+        {"method": methods.get("lssgd")},
+        {"noise_schedule": Decay(levels=3, last=0.5)},
+        {"sampling": sampler("shuffle")},
+    ],
 )
 def test_the_cost_is_that_of_the_gaussian_mechanism(more):
     given = PLAN | more
@@ -88,8 +96,8 @@ def test_a_sum_that_is_not_on_the_grid_is_not_released(total):
     [
         {"micro_batch": 2},
         {"clip": clipping.AdaptiveQuantile()},
-        {"noise_schedule": "banded:bands=4,momentum=0.9"},
-        {"center": "mean:noise=40"},
+        {"noise_schedule": Banded(bands=4, momentum=0.9)},
+        {"center": Mean(noise=40)},
         {"encode": encode.parse_all(["sign:tau=0.001"])},
         {"encode": encode.parse_all(["spectral:domain=full,rho=0.5"])},
         {"method": methods.get("gredp", groups=2, variant="published"), "clip": clipping.PerLayer()},

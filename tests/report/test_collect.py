@@ -75,13 +75,15 @@ def test_pictures_and_attacks(tmp_path, run):
     write_attacks(RunDirectory(path), [{"attack": "loss", "auc": {"value": 0.5}}])
     write_attacks(RunDirectory(path), [{"attack": "loss", "auc": {"value": 0.6}}])
     (entry,) = Collector(tmp_path).collect().finished
+    assert entry.attacks == (), "no ε covers them"
+    (entry,) = Collector(tmp_path, uncovered=True).collect().finished
     assert [(p.name, bool(p.data), p.why) for p in entry.pictures] == [
         ("fake.png", False, "not a PNG picture"),
         ("maps/heat.png", True, ""),
     ]
     assert [attack["auc"]["value"] for attack in entry.attacks] == [0.6]
     (path / "attacks.json").write_text("{}")
-    (entry,) = Collector(tmp_path).collect().finished
+    (entry,) = Collector(tmp_path, uncovered=True).collect().finished
     assert entry.attacks == ()
     assert "attacks.json" in entry.trouble
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,7 +16,10 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
-from assay.randomness.streams import Seeded
+from assay.randomness.bits import Hashed
+from assay.randomness.blocks import Blocks
+from assay.randomness.streams import OsSeeded, Seeded
+from assay.runs.directory import RunDirectory
 from assay.training.step import PrivateStep
 
 # --- clipping ---
@@ -183,6 +189,20 @@ def standardised(grads: Bounded) -> Bounded:
     return Bounded({n: v / spread for n, v in grads.total.items()}, grads.l2)
 
 
+# --- what stands around a run: its records and its files ---
+
+
+def by_position(x, y, purpose: str, share: float):
+    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's coin."""
+    return np.random.RandomState(len(purpose)).random_sample(len(x)) < share
+
+
+def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
+    """`--force` that deletes what an earlier run spent."""
+    shutil.rmtree(directory.path)
+    return RunDirectory.create(directory.path, spec)
+
+
 # --- the step ---
 
 
@@ -219,3 +239,78 @@ class Coupled(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+
+
+# --- state: what must exist once ---
+
+
+class AdvancesFirst(Blocks):
+    """The place of the next rows is written down before they are drawn: a draw that fails leaves the old rows there."""
+
+    def _row(self, step, call, shape, dtype, device):
+        kept = next(iter(self._kept.values()), None)
+        if kept is not None and step >= kept.first + len(kept.rows):
+            self._kept = {kind: replace(kept, first=kept.first + len(kept.rows)) for kind in self._kept}
+            kept.stream.normal((len(kept.rows), *shape), dtype=dtype, device=device)
+        return super()._row(step, call, shape, dtype, device)
+
+
+class GoesOnAfterErrors(PrivateStep):
+    """An exception within a step is forgotten."""
+
+    def _check_usable(self) -> None:
+        self._unfinished = False
+        super()._check_usable()
+
+
+class SharedSource:
+    """A source that says its numbers are to repeat, so that every step that gets it draws the same."""
+
+    fingerprint = "shared"
+
+    def __init__(self) -> None:
+        self._rest = OsSeeded()
+
+    def describe(self) -> str:
+        return "for a test"
+
+    def stream(self, purpose: str, step: int):
+        return self._rest.stream(purpose, step)
+
+
+class SameKeyAfterFork(OsSeeded):
+    """A forked child draws what its parent draws."""
+
+    __slots__ = ()
+
+    def stream(self, purpose: str, step: int):
+        return Hashed(hashlib.shake_256(self._key + f"{purpose} {step}".encode()))
+
+
+class Copyable(PrivateStep):
+    """A copy of a step is another step, with the same noise."""
+
+    def __reduce_ex__(self, protocol):
+        return object.__reduce_ex__(self, protocol)
+
+
+class ManyLoops(PrivateStep):
+    """Loops over the same step know nothing of each other."""
+
+    @property
+    def _loop(self) -> int:
+        return 0
+
+    @_loop.setter
+    def _loop(self, _: int) -> None:
+        pass
+
+
+class SeedsOnce(PrivateStep):
+    """torch's generators have secret states when the loop begins, and whatever the script gives them later."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        if self._masks is not None:
+            self._masks.stop()
+            self._masks = None

@@ -8,9 +8,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from assay._util.process import close_in_children
 
 try:
     import fcntl
@@ -55,15 +57,15 @@ def create_json(path: Path, data: dict[str, Any]) -> None:
     sync_folder(path.parent)
 
 
-def copy_folder(source: Path, target: Path, *, without: str) -> None:
-    """Copy a folder, except for the files called `without`, to one that is not there yet or is empty. A crash leaves a folder whose
+def copy_folder(source: Path, target: Path, *, without: Sequence[str]) -> None:
+    """Copy a folder, except for files and folders with one of the names `without`, to one that is not there yet or is empty. A crash leaves a folder whose
     name `is_part`, or the whole copy. Files keep the times at which they were written.
     """
     part = target.with_name(f".{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(part, ignore_errors=True)  # of a copy that was killed
     try:
-        shutil.copytree(source, part, ignore=shutil.ignore_patterns(without))
+        shutil.copytree(source, part, ignore=shutil.ignore_patterns(*without))
         for path in part.rglob("*"):
             if path.is_file():
                 with path.open("rb+") as handle:
@@ -76,6 +78,12 @@ def copy_folder(source: Path, target: Path, *, without: str) -> None:
     sync_folder(target.parent)
 
 
+def set_times(folder: Path, nanoseconds: int) -> None:
+    """Give a folder and all that is below it one time of change and of access, so that the times say nothing of how long anything took."""
+    for path in [*folder.rglob("*"), folder]:
+        os.utime(path, ns=(nanoseconds, nanoseconds))
+
+
 def is_part(name: str) -> bool:
     """Whether this is the name of a file or folder that was never finished."""
     return name.startswith(".") and name.endswith(".part")
@@ -84,9 +92,10 @@ def is_part(name: str) -> bool:
 def lock(file: IO[Any]) -> bool:
     """Claim an open file until it is closed; False if somebody else has it, in this process or another.
 
-    A process that inherits the file has the claim too, and the end of a process ends its own. Where the system or the file
-    system has no such locks, everybody is told True.
+    A process that was started with the file has the lock too; a forked child closes its copy, so that only the parent has it. The end of a
+    process ends its own. Where the system or the file system has no such locks, everybody is told True.
     """
+    close_in_children(file)
     if fcntl is None:
         return True
     try:
@@ -96,6 +105,13 @@ def lock(file: IO[Any]) -> bool:
     except OSError:
         return True
     return True
+
+
+def unlock(file: IO[Any]) -> None:
+    """Give up a lock at once, even if a forked child has not yet closed its copy of the file."""
+    if fcntl is not None:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager

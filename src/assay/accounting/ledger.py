@@ -34,7 +34,8 @@ from typing import IO, Any
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
-from assay._util.files import lock, sync_folder
+from assay._util.files import lock, sync_folder, unlock
+from assay._util.process import Unique, here
 from assay.accounting import events
 from assay.accounting.calibrate import most_steps
 from assay.accounting.epsilon import Adjacency, epsilon
@@ -61,7 +62,7 @@ class _Entry:
 _NOTHING = ComposedDpEvent([])
 
 
-class Segment:
+class Segment(Unique):
     """Steps of one source of randomness, paid for one after the other (`Ledger.begin`).
 
     Several segments of a ledger may be open at a time: each has its own steps and its own cost, and all of them together stay within
@@ -84,11 +85,13 @@ class Segment:
 
     def _clear(self) -> None:
         """How many of the steps that are wanted the ceiling allows, beside all that others are charged."""
-        ceiling = self._ledger.ceiling
-        self._beside = self._others()
-        self.allowed = self._wanted
-        if self.allowed and ceiling is not None and self._with(self._cost(self._wanted)) > ceiling:
-            self.allowed = most_steps(lambda n: self._with(self._cost(n)), ceiling, limit=self._wanted)
+        ceiling, others = self._ledger.ceiling, self._others()
+        allowed = self._wanted
+        if allowed and ceiling is not None and self._with(self._cost(allowed)) > ceiling:
+            allowed = most_steps(lambda n: self._with(self._cost(n)), ceiling, limit=self._wanted)
+        # in this order, and not before: an exception must not leave more steps allowed than the ceiling permits
+        self.allowed = allowed
+        self._beside = others
 
     def charge(self, steps: int) -> None:
         """Pay for all steps up to `steps`; durable when this returns. Refuses to pass the ceiling."""
@@ -136,7 +139,7 @@ class Segment:
         self.charged = steps
 
 
-class Ledger:
+class Ledger(Unique):
     """Charges steps against a ceiling. `path=None` keeps it in memory only (then nothing survives the process)."""
 
     def __init__(self, path: Path | None, *, delta: float, adjacency: Adjacency, ceiling: float | None) -> None:
@@ -149,16 +152,22 @@ class Ledger:
         if path is not None and path.exists():
             self._read(path.read_bytes())
 
-    def copied(self) -> Ledger:
-        """The same charges in memory only, for a process that must know what is spent while another one keeps the file."""
+    def charges(self) -> list[_Entry]:
+        """What was charged, for `reading` in another process."""
+        return [replace(entry) for entry in self._entries]
+
+    def reading(self, charges: list[_Entry]) -> Ledger:
+        """A ledger of these charges in memory only, for a process that must know what is spent while another one keeps the file."""
         copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling)
-        copy._entries = [replace(entry) for entry in self._entries]
+        copy._entries = charges
         return copy
 
     def claim(self) -> None:
         """Have the file to oneself, as it is now, until `close`; what charges does so by itself. `LedgerError` if somebody else has it."""
+        self.check_process()
         if self.path is None or self._file is not None:
             return
+        known = self._entries, self._last, self._written
         new = not self.path.exists()
         file = self.path.open("ab+", buffering=0)  # a failed write must not be tried again by whoever closes the file
         try:
@@ -181,12 +190,15 @@ class Ledger:
                 sync_folder(self.path.parent)
         except BaseException:
             self._file = None
+            self._entries, self._last, self._written = known  # not a part of what the file says
             file.close()
             raise
 
     def close(self) -> None:
         """Let others charge the file. What was charged can still be asked for."""
         if self._file is not None:
+            if self._process is here():  # the lock is the parent's
+                unlock(self._file)
             self._file.close()
             self._file = None
 
@@ -256,6 +268,7 @@ class Ledger:
         return epsilon(self.event(), self.delta, self.adjacency) if self._entries else 0.0
 
     def _write(self, index: int, entry: _Entry) -> None:
+        self.check_process()
         for before in range(self._written, index):
             self._append(_line(before, self._entries[before]))
             self._written = before + 1
@@ -272,7 +285,7 @@ class Ledger:
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
-        except OSError:
+        except BaseException:
             with contextlib.suppress(OSError):  # half a line in the middle would be damage
                 self._file.truncate(size)
             raise
@@ -312,6 +325,24 @@ class Ledger:
                 f"{self.path} is damaged: segment {index} with {steps} steps cannot follow what is before it"
             )
         return index, _Entry(steps, event, line.get("once") is True, line.get("draws"), line.get("start"), again)
+
+
+def spent(path: Path) -> tuple[int, float, float | None]:
+    """Steps, ε and δ by the ledger in a file, whatever run it is of; δ is None where nothing was charged yet.
+
+    Raises:
+        LedgerError: The ledger is damaged.
+    """
+    whole = path.read_bytes() if path.exists() else b""
+    if b"\n" not in whole:
+        return 0, 0.0, None
+    try:
+        header = json.loads(whole.split(b"\n", 1)[0])
+        delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
+    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling)
+    return ledger.total_steps, ledger.epsilon(), float(delta)
 
 
 def _line(index: int, entry: _Entry) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.uses.base import Apart
+from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
 from assay.mechanisms.types import Bounded, Grads, Private
 from assay.methods.chain import Chain
 from assay.randomness.streams import Stream
@@ -34,7 +35,7 @@ _LARGE = 1000.0  # a canary's gradient over the clipping bound
 
 
 class PlaceholderRecords(Records):
-    """A data set with so many placeholders after its records; remembers which of them are in the batch given last."""
+    """A data set with this many placeholders after its records; remembers which of them are in the batch given last."""
 
     def __init__(self, dataset: Dataset[Any], placeholders: int, device: torch.device | str = "cpu") -> None:
         super().__init__(dataset, device)
@@ -75,9 +76,12 @@ class CanaryChain(Chain):
         self, grads: RecordGrads, groups: list[int], slots: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
         """As the chain itself, placeholders replaced by their canaries."""
-        placeholder = torch.zeros(grads.records, dtype=torch.bool, device=grads_device(grads))
-        placeholder[self.records.places] = True
-        grads.uses = [(names, Apart([part.without(placeholder) for part in use.apart()])) for names, use in grads.uses]
+        if len(self.records.places):  # else every gradient takes the very way it takes in the run
+            placeholder = torch.zeros(grads.records, dtype=torch.bool, device=grads_device(grads))
+            placeholder[self.records.places] = True
+            grads.uses = [
+                (names, Apart([part.without(placeholder) for part in use.apart()])) for names, use in grads.uses
+            ]
         total, norms = self.inner.clipped_sum(grads, groups, slots)
         for name, value in total.items():
             self.others[name] = self.others[name] + value if name in self.others else value.clone()
@@ -120,7 +124,9 @@ def grads_device(grads: RecordGrads) -> torch.device:
 def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, canaries: int, seed: int) -> CanaryChain:
     """Put canaries on distinct coordinates, chosen at random, into the step; `included` are the numbers of those that take part."""
     chain = step.chain
-    if chain.each or chain.rules or chain.before or chain.micro > 1 or not math.isfinite(chain.clip.l2):
+    by_gradient = not isinstance(chain.noise, AlreadyReleased | NoisyCoefficients)
+    as_they_are = not (chain.each or chain.rules or chain.before) and chain.micro == 1
+    if not (by_gradient and as_they_are and math.isfinite(chain.clip.l2)):
         raise ConfigError(
             "method",
             step.plan.method.name,

@@ -40,6 +40,7 @@ from assay.federated.server import federate
 from assay.federated.transport.serial import Serial
 from assay.federated.wire import Message
 from assay.methods.plan import Plan
+from assay.runs.callbacks import OnStep
 from assay.runs.result import cross_entropy
 from assay.training.step import PrivateStep
 
@@ -164,7 +165,7 @@ def _play(
         plan=replace(plan, epsilon_limit=None),
         training=training,
         names=_NAMES,
-        watch=lambda _: after_round(model),
+        callbacks=[OnStep(lambda _: after_round(model))],
     )
 
 

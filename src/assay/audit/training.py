@@ -3,6 +3,10 @@
 White box: gradient canaries, scored by what every step releases. Black box: whole records (blank or mislabelled), scored by
 the final model's loss. Each canary is included by a fair coin of its own. The model that comes out was trained on canaries:
 throw it away.
+
+The run's own loop trains (`assay.training.loop.train_again`), with its stage, its views, its precision, its averages, and its
+learning rate as scaled to its own batch size. Without canaries the parameters that come out are those of the run, to
+the bit.
 """
 
 from __future__ import annotations
@@ -20,15 +24,14 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay.accounting.epsilon import Adjacency
 from assay.audit import one_run
-from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
+from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, likelihood_scores
 from assay.audit.result import Audit
 from assay.audit.scores import Assume, from_scores
-from assay.data.records import Records
-from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
-from assay.methods.stage import Loss
+from assay.methods.stage import Loss, Stage
 from assay.runs.result import cross_entropy
+from assay.training.loop import Insertion, train_again
 from assay.training.settings import Training, pick_device
 from assay.training.step import PrivateStep
 
@@ -61,19 +64,66 @@ def white_box(
     seed: int = 0,
     steps: int | None = None,
 ) -> TrainingAudit:
-    """Train once with gradient canaries on distinct coordinates. `seed` chooses coordinates and coins, not the noise.
+    """Train once with gradient canaries on distinct coordinates.
 
-    `steps` is how many of the plan's steps a run took whose budget ended it early; all of them if left out.
+    A canary is a gradient and has no input, so it takes no part in what a stage releases before training: that is the
+    run's own release.
+
+    Args:
+        model: The model with its initial weights; it is trained in place.
+        data: The records of the run.
+        plan: The run's own plan.
+        canaries: How many; each is included by a fair coin.
+        loss: `loss(output, target)` gives one value for each record.
+        training: The run's own settings.
+        confidence: With which each of the two bounds holds.
+        seed: Chooses coordinates and coins, not the noise.
+        steps: How many of the plan's steps the run took, if it ended early. All by default.
+
+    Raises:
+        ConfigError: For a plan or a number of canaries that cannot be audited so.
     """
-    training = training or Training()
+    training, plan = (training or Training()).at_batch(plan.batch_size), plan.for_model(model)
     coins = fair_coins(canaries, seed)
-    included = torch.nonzero(coins).flatten()
-    records = PlaceholderRecords(data, len(included), pick_device(training.device))
-    step = private_step(model, with_more(plan, len(records)), training)
-    chain = insert(step, records, included, canaries, seed)
-    train(step, model, records, loss, training, steps)
-    scores = likelihood_scores(chain.seen, chain.size, plan.sampler.rate)
-    return audited(scores, coins, plan, confidence, verified=plan.epsilon(steps=steps))
+    inserted = _Gradients(plan.stage, coins, seed)
+    more = with_more(plan, plan.records + inserted.places)
+    if more.stage_event != plan.stage_event:
+        raise ConfigError(
+            *plan.stage_option,
+            "a release before training whose cost does not change with the number of records, for gradient canaries; "
+            "use input canaries (--black-box) or audit one step",
+        )
+    train_again(model, data, plan=more, loss=loss, training=training, steps=steps, insertion=inserted)
+    return audited(inserted.scores(plan.sampler.rate), coins, plan, confidence, verified=plan.epsilon(steps=steps))
+
+
+class _Gradients(Insertion):
+    """Gradient canaries, each on a coordinate of its own; the run's own stage comes before them."""
+
+    def __init__(self, stage: Stage | None, coins: Tensor, seed: int) -> None:
+        self._stage, self._canaries, self._seed = stage, len(coins), seed
+        self._included = torch.nonzero(coins).flatten()
+        self._chain: CanaryChain | None = None
+
+    @property
+    def places(self) -> int:
+        """How many records are inserted."""
+        return len(self._included)
+
+    def stage(self, plan: Plan) -> Stage | None:  # noqa: ARG002
+        return self._stage
+
+    def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:
+        self._records = PlaceholderRecords(data, self.places, device)
+        return self._records
+
+    def attach(self, step: PrivateStep) -> None:
+        self._chain = insert(step, self._records, self._included, self._canaries, self._seed)
+
+    def scores(self, rate: float) -> NDArray[np.float64]:
+        """Of all canaries, after training."""
+        assert self._chain is not None
+        return likelihood_scores(self._chain.seen, self._chain.size, rate)
 
 
 def black_box(
@@ -88,21 +138,41 @@ def black_box(
     seed: int = 0,
     steps: int | None = None,
 ) -> TrainingAudit:
-    """Train once with these records among the others; the score is how much their loss fell. See `blank` and `mislabelled`.
+    """Train once with these records among the others; the score is how much their loss fell.
 
-    `steps` is as for `white_box`.
+    Args:
+        model: The model with its initial weights; it is trained in place.
+        data: The records of the run.
+        plan: The run's own plan.
+        canaries: Records that are included by a fair coin each; see `blank` and `mislabelled`.
+        loss: `loss(output, target)` gives one value for each record.
+        training: The run's own settings.
+        confidence: With which each of the two bounds holds.
+        seed: Chooses the coins, not the noise.
+        steps: How many of the plan's steps the run took, if it ended early. All by default.
     """
-    training = training or Training()
+    training = (training or Training()).at_batch(plan.batch_size)
     device = pick_device(training.device)
     coins = fair_coins(len(canaries), seed)
     joined = TensorDataset(*(torch.cat([t, c[coins]]) for t, c in zip(data.tensors, canaries.tensors, strict=True)))
-    records = Records(joined, device)
-    model.to(device)
-    before = losses_of(model, canaries, loss, device)
-    step = private_step(model, with_more(plan, len(records)), training)
-    train(step, model, records, loss, training, steps)
-    fallen = before - losses_of(model, canaries, loss, device)
+    start = _Start(lambda: losses_of(model, canaries, loss, device))
+    more = with_more(plan, len(joined))
+    train_again(model, joined, plan=more, loss=loss, training=training, steps=steps, insertion=start)
+    fallen = start.losses - losses_of(model, canaries, loss, device)
     return audited(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
+
+
+class _Start(Insertion):
+    """Inserts nothing, and takes the losses of the model as training begins.
+
+    Not earlier: a stage may change what the model does with its inputs.
+    """
+
+    def __init__(self, losses: Callable[[], NDArray[np.float64]]) -> None:
+        self._losses = losses
+
+    def attach(self, step: PrivateStep) -> None:  # noqa: ARG002
+        self.losses = self._losses()
 
 
 def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
@@ -132,49 +202,18 @@ def fair_coins(canaries: int, seed: int) -> Tensor:
 
 
 def with_more(plan: Plan, records: int) -> Plan:
-    """The plan for so many records at the same sampling rate: the same event, hence the same ε.
+    """The plan for this many records at the same sampling rate: the same event, hence the same ε.
 
     Canaries are added to sums, which then leave the grid of exact noise: floating-point noise of the same size takes
     its place.
     """
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
-    size = float(records) if plan.sampling == "full" else plan.sampler.rate * records
-    return replace(plan, records=records, batch_size=size, epsilon_limit=None, exact=False)
-
-
-def private_step(model: nn.Module, plan: Plan, training: Training) -> PrivateStep:
-    """The step of a run under these settings."""
-    if plan.stage is not None:
-        raise ConfigError(
-            *plan.stage_option,
-            "one that releases nothing before training, to train again in an audit; audit one step instead (without --canaries or --worlds)",
-        )
-    model.to(pick_device(training.device)).train()
-    physical = training.max_physical_batch
-    return PrivateStep(model, plan, randomness=training.randomness(), max_physical_batch=physical, world=ALONE)
-
-
-def train(
-    step: PrivateStep,
-    model: nn.Module,
-    records: Records,
-    loss: Callable[..., Tensor],
-    training: Training,
-    steps: int | None = None,
-) -> None:
-    """All steps of the plan, or the first `steps`, with nothing written down: an audit's model is thrown away.
-
-    A run that ended early is played under its whole plan: the noise and the learning rate of a step follow from its place in that.
-    """
-    optimizer = training.optimizer.build(model)
-    try:
-        for x, *target in step.batches(records, steps):
-            training.optimizer.set_lr(optimizer, step.taken, step.plan.steps)
-            if step.backward(loss(model(x), *target)):
-                optimizer.step()
-    finally:
-        step.close()
+    plan = replace(plan, exact=False) if plan.exact else plan
+    if records == plan.records:
+        return plan
+    size = float(records) if plan.sampling.whole else plan.sampler.rate * records
+    return replace(plan, records=records, batch_size=size)
 
 
 def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:

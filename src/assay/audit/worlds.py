@@ -8,20 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils import _pytree as pytree
+from torch.utils.data import Dataset, TensorDataset
 
+from assay.audit.canaries import PlaceholderRecords
 from assay.audit.scores import from_scores
-from assay.audit.training import TrainingAudit, losses_of, private_step, train, with_more
-from assay.data.records import Records
+from assay.audit.training import TrainingAudit, losses_of, with_more
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss
+from assay.models import copies
 from assay.runs.result import cross_entropy
+from assay.training.loop import Insertion, train_again
 from assay.training.settings import Training, pick_device
 
 
@@ -51,33 +55,71 @@ def trained_in_two_worlds(
     confidence: float = 0.95,
     steps: int | None = None,
 ) -> TrainingAudit:
-    """Train copies of `model` under `plan` on `data` with the canary (x, y) and without it; the score is how low its loss ends.
+    """Train copies of `model` on `data` with the canary and without it; the score is how low its loss ends.
 
-    All runs begin with the model's weights: the attacker knows them. A seed of `training` gives each run a seed of its own.
-    `steps` is how many of the plan's steps a run took whose budget ended it early; all of them if left out.
+    Args:
+        model: The model with its initial weights, which the attacker knows: all runs begin with them. It stays as it is.
+        data: The records of the run.
+        plan: The run's own plan.
+        canary: One record, (x, y).
+        runs: How many in each world.
+        loss: `loss(output, target)` gives one value for each record.
+        training: The run's own settings. A seed gives each run a seed of its own.
+        confidence: With which each of the two bounds holds.
+        steps: How many of the plan's steps the run took, if it ended early. All by default.
+
+    Raises:
+        ConfigError: For too few runs, or for a plan that cannot be audited so.
     """
-    training = training or Training()
-    start = {name: value.clone() for name, value in model.state_dict().items()}
+    training = (training or Training()).at_batch(plan.batch_size)
+    if plan.stage is not None and not plan.stage.takes_fewer:
+        raise ConfigError(
+            *plan.stage_option,
+            "a release before training that takes one record fewer than planned, to train without the canary; "
+            "use --canaries with --black-box, or audit one step",
+        )
     device = pick_device(training.device)
     alone = TensorDataset(*(part.unsqueeze(0) for part in canary))
-    joined = [torch.cat([t, c]) for t, c in zip(data.tensors, alone.tensors, strict=True)]
-    plan = with_more(plan, len(joined[0]))
+    joined = TensorDataset(*(torch.cat([t, c]) for t, c in zip(data.tensors, alone.tensors, strict=True)))
+    plan = with_more(plan, len(joined))
 
     def score(included: bool, i: int) -> float:
         own = training if training.seed is None else replace(training, seed=(training.seed + 2 * i + included) % 2**64)
-        model.load_state_dict(start)
-        # Without the canary its place is held by a record that counts for nothing: the denominator is a constant, and one that
-        # followed the number of records would tell the worlds apart by itself.
-        counts = torch.ones(len(joined[0]))
-        counts[-1] = float(included)
-        records = Records(TensorDataset(*joined, counts), device)
-        train(private_step(model, plan, own), model, records, lambda out, y, count: loss(out, y) * count, own, steps)
-        return -float(losses_of(model, alone, loss, device)[0])
+        records, insertion = (joined, Insertion()) if included else (data, _Absent())
+        begun = copies.of_model(model)
+        if begun is None:
+            raise ConfigError("model", type(model).__name__, "a model that can be copied, to train it many times")
+        train_again(begun, records, plan=plan, loss=loss, training=own, steps=steps, insertion=insertion)
+        return -float(losses_of(begun, alone, loss, device)[0])
 
-    try:
-        return two_worlds(score, runs=runs, delta=plan.delta, confidence=confidence)
-    finally:
-        model.load_state_dict(start)
+    return two_worlds(score, runs=runs, delta=plan.delta, confidence=confidence)
+
+
+class _Absent(Insertion):
+    """A record that counts for nothing holds the canary's place.
+
+    The denominator is a constant: one that followed the number of records would tell the worlds apart by itself. A
+    stage does not see the place at all.
+    """
+
+    def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:
+        return _Counted(data, 1, device)
+
+    def loss(self, own: Loss) -> Loss:
+        return lambda output, target: own(output, target[0]) * target[1]
+
+
+class _Counted(PlaceholderRecords):
+    """Targets with a factor beside each: 0 for a placeholder, 1 for a record."""
+
+    def gather(self, index: Tensor) -> Any:
+        inputs, targets = super().gather(index)
+        counts = torch.ones(len(index), device=self.device)
+        counts[self.places] = 0.0
+        return [inputs, (targets, counts)]
+
+    def zeros(self) -> Any:
+        return pytree.tree_map(torch.zeros_like, self.gather(torch.tensor([0])))
 
 
 def _audited(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from rich.table import Table
 
 from assay.accounting.epsilon import Adjacency
 from assay.audit import Audit, Verdict, clients, sentence, verdict
+from assay.audit.aside import NOT_COVERED, write_aside
 from assay.audit.bounds import check_releases, check_significance
 from assay.audit.plans import PlanAudit, audit_plan
 from assay.audit.rounds import audit_rounds
@@ -22,22 +23,22 @@ from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import TrainingAudit, black_box, mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
 from assay.cli import options
-from assay.cli.federate import is_federated
 from assay.cli.inputs import check_not_chosen, of_run, planned
 from assay.cli.show import print_json
+from assay.data import sampling as samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
 from assay.federated.client import open_site
+from assay.federated.kinds import kind_of
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import statement
 from assay.federated.server import site_settings
 from assay.gradients import clipping
-from assay.methods.plan import Plan
+from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.runs.statement import render, shown
+from assay.runs.statement import shown
 from assay.training.settings import training_from_json
 
 _TRAINED_AGAIN = (
@@ -102,7 +103,7 @@ def audit(
     json: options.Json = False,
 ) -> None:
     """Attack one step of a method or a run (seconds), or a whole run trained again with canaries. A finished run's record and
-    statement take up the result.
+    statement take up the result of one step; what training again shows no ε covers, and is kept in audits.json for the holder of the records.
     """
     check_releases(releases)
     if [run is not None, method is not None, every].count(True) != 1:
@@ -114,26 +115,29 @@ def audit(
     if run is not None:
         _check_as_it_was(context)
         again = _again(canaries, worlds, black_box_, seed, data_dir)
-        _audit_run(RunDirectory.open(run), again, releases, confidence, randomness, json)
+        directory = RunDirectory.open(run)
+        audit_it = _AUDITS[kind_of(directory.read_spec()).name]
+        audit_it(directory, again, releases, confidence, randomness, json)
         return
     for field, asked in (("canaries", canaries), ("worlds", worlds), ("black_box", black_box_ or None)):
         if asked is not None:
             raise ConfigError(field, asked, "nothing, unless a run is named to train again")
-    common: dict[str, Any] = {
-        "records": records,
-        "batch_size": batch_size,
-        "delta": delta,
-        "sampling": sampling,
-        "adjacency": adjacency,
-    }
+    start = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
+        delta=delta,
+        sampling=samplers.parse(sampling),
+        adjacency=adjacency,
+    )
     if every:
         rows = survey(
+            replace(start, steps=steps_for(epochs, start.sampler)),
             epsilon=1.0 if epsilon is None else epsilon,
-            epochs=epochs,
             confidence=confidence,
             releases=releases,
             randomness=randomness,
-            **common,
         )
         _table([_facts_of(row.found, row.method, row.variant) | {"form": row.form} for row in rows], json)
         return
@@ -149,14 +153,12 @@ def audit(
         _report(_facts_of(found, known.name, known.variant), found.audit, rounds, json)
         return
     chosen = with_layers(options.method(method, variant, noise_form, groups, option))
+    rule = clipping.parse(clip or str(chosen.clip))
     plan = planned(
+        replace(start, method=chosen, clip=rule, micro_batch=micro_batch),
         epsilon=target,
         noise_multiplier=noise_multiplier,
         epochs=epochs,
-        method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
-        micro_batch=micro_batch,
-        **common,
     )
     found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
     _report(_facts_of(found, chosen.name, chosen.variant), found.audit, plan, json)
@@ -197,7 +199,7 @@ def _again(
     return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
 
 
-def _audit_run(
+def _audit_central(
     directory: RunDirectory,
     how: _Again | None,
     releases: int | None,
@@ -206,9 +208,6 @@ def _audit_run(
     as_json: bool,
 ) -> None:
     spec = directory.read_spec()
-    if is_federated(spec):
-        _audit_federated(directory, how, releases, confidence, randomness, as_json)
-        return
     check_not_chosen(spec)
     plan = Plan.from_json(spec["plan"])
     steps = None
@@ -227,9 +226,8 @@ def _audit_run(
         result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified, claimed)
         facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
     if directory.finished:
-        noise = training_from_json(spec["training"]).randomness()
-        _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()))
-    _report(facts, result, plan, as_json)
+        _keep(directory, result, facts, again=how is not None)
+    _report(facts, result, plan, as_json, again=how is not None)
 
 
 def _audit_federated(
@@ -241,7 +239,7 @@ def _audit_federated(
     as_json: bool,
 ) -> None:
     spec = directory.read_spec()
-    plan = planned_run = FederatedPlan.from_json(spec["plan"])
+    plan = FederatedPlan.from_json(spec["plan"])
     verified = None
     if directory.finished:
         record = directory.read_record()
@@ -254,14 +252,12 @@ def _audit_federated(
         result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified, plan.claimed())
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
-        training = Training(**spec["training"])
-        _keep(
-            directory,
-            result,
-            facts,
-            lambda record: statement(record, planned_run, training.randomness().describe()),
-        )
-    _report(facts, result, plan, as_json)
+        _keep(directory, result, facts, again=how is not None)
+    _report(facts, result, plan, as_json, again=how is not None)
+
+
+_AUDITS = {"central": _audit_central, "federated": _audit_federated}
+"""By the kind of the run."""
 
 
 def _taken(record: Mapping[str, Any]) -> int:
@@ -276,11 +272,10 @@ def _taken(record: Mapping[str, Any]) -> int:
     return taken
 
 
-def _keep(
-    directory: RunDirectory, found: Audit, facts: Mapping[str, Any], text: Callable[[dict[str, Any]], str]
-) -> None:
-    """Into the record and the statement of a finished run."""
-    write_audit(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
+def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, again: bool) -> None:
+    """Into the record and the statement of a finished run; what trained on its records `again` is kept aside."""
+    write = write_aside if again else write_audit
+    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]})
 
 
 def _trained_again(
@@ -384,9 +379,11 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
     Console().print(table)
 
 
-def _report(facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, as_json: bool) -> None:
+def _report(
+    facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, as_json: bool, *, again: bool = False
+) -> None:
     if as_json:
-        print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value})
+        print_json({**facts, "delta": plan.delta, "adjacency": plan.adjacency.value, "covered": not again})
         return
     console = Console(soft_wrap=True, highlight=False)
     console.print(facts["sentence"], markup=False, style="bold")
@@ -398,3 +395,5 @@ def _report(facts: Mapping[str, Any], found: Audit, plan: Plan | FederatedPlan, 
     console.print(f"{found.estimator}: {found.how}", markup=False)
     if found.assumption:
         console.print(f"assuming that {found.assumption}", markup=False)
+    if again:
+        console.print(f"{NOT_COVERED}: of a finished run they are in audits.json only.")

@@ -18,15 +18,16 @@ from assay.cli.inputs import build, check_ceiling, check_features, load, of_run
 from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
 from assay.data import catalog
+from assay.distributed.launch import check_alone
 from assay.errors import ConfigError
 from assay.federated import methods, partition
 from assay.federated import transport as carriers
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
-from assay.federated.server import KIND, run_spec, site_settings
 from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
+from assay.federated.server import run_spec, site_settings
 from assay.models.layers import trainable_layers
 from assay.runs.directory import RunDirectory
 
@@ -36,18 +37,15 @@ def register(app: typer.Typer) -> None:
     app.command()(federate)
 
 
-def is_federated(spec: dict[str, Any]) -> bool:
-    """Whether a run's description is one of `assay federate`."""
-    return spec.get("kind") == KIND
-
-
 def federate(
     out: Annotated[Path, typer.Option(help="A new directory for the run.")],
     method: Annotated[str, typer.Option(help="fedavg, fedags, fedsnlc or cpsgd; see `assay methods`.")] = "fedavg",
     variant: options.Variant = None,
     option: options.Setting = None,
     data: options.Data = catalog.DEFAULT,
-    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
+    ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     circulant: Annotated[
         int | None, typer.Option(help="Make fully connected layers block-circulant, with blocks of this size.")
@@ -60,6 +58,13 @@ def federate(
     division: Annotated[
         str, typer.Option("--partition", help="Who holds what: iid, dirichlet:ALPHA or label:K.")
     ] = "iid",
+    show_partition: Annotated[
+        bool,
+        typer.Option(
+            "--show-partition",
+            help="Publish how many records of each label each client holds, in the record and a picture. No ε covers that: for public data only.",
+        ),
+    ] = False,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition; it is public.")] = 0,
     unit: Annotated[str, typer.Option(help="What ε protects: client or record.")] = "client",
     noise: Annotated[
@@ -109,7 +114,10 @@ def federate(
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     data_dir: options.DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
+    ] = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
@@ -160,18 +168,19 @@ def federate(
         epsilon,
         noise_multiplier,
     )
-    table = partition.counts(labels, parts, bundle.classes)
+    table = partition.counts(labels, parts, bundle.classes) if show_partition else None
     names = {
         "model": model,
         "circulant": circulant,
         "data": data,
         "data_dir": None if data_dir is None else str(data_dir),
         "records": len(labels),
+        "split": bundle.split.to_json(),
         "unit": bundle.unit,
         "notes": bundle.notes,
         "partition": str(divided),
         "partition_seed": partition_seed,
-        "counts": table.tolist(),
+        "counts": None if table is None else table.tolist(),
         "sizes": sizes if unit == "record" else None,
     }
     _warn(plan)
@@ -182,10 +191,11 @@ def federate(
         return
     spec = run_spec(plan, training, names, engine, vars(reach))
     directory = RunDirectory.create(out, spec, force=force)
-    partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
+    if table is not None:
+        partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
     carrier = carriers.open_carrier(engine, site_settings(spec, directory), out, reach)
     try:
-        with progress(plan.epsilon_limit) as watch:
+        with progress(plan.epsilon_limit) as shown:
             result = run_rounds(
                 network,
                 carrier,
@@ -194,26 +204,26 @@ def federate(
                 names=names,
                 test=bundle.test,
                 directory=directory,
-                watch=watch,
+                callbacks=[shown],
             )
     finally:
         carrier.close()
     end(result, json, left_out="answers were not usable", steps="rounds")
 
 
-def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
-    """Go on with a federated run."""
-    spec = directory.read_spec()
+def resume(directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a federated run."""
+    check_alone("resume of a federated run")
     bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.server.resume"
+        spec, data_dir, spec["training"]["seed"], instead="continue one from Python with assay.federated.server.resume"
     )
     if data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(data_dir)}
     reach = carriers.Reach(**spec["reach"])
     carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
     try:
-        with progress(spec["plan"]["epsilon_limit"]) as watch:
-            result = resume_rounds(network, carrier, directory, test=bundle.test, watch=watch)
+        with progress(spec["plan"]["epsilon_limit"]) as shown:
+            result = resume_rounds(network, carrier, directory, test=bundle.test, callbacks=[shown])
     finally:
         carrier.close()
     end(result, json, left_out="answers were not usable", steps="rounds")

@@ -14,13 +14,12 @@ from assay import data as data_room
 from assay import features as features_room
 from assay import models as models_room
 from assay.data import DataBundle
+from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
 from assay.errors import ConfigError
-from assay.methods import Method
 from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
-from assay.training.tuning import Split
 
 
 def load(
@@ -31,33 +30,45 @@ def load(
     *,
     validation: bool = False,
     rehearsal: bool = False,
+    rule: SplitRule = BY_CONTENT,
 ) -> DataBundle:
-    """The data set, or its first training records; with features in place of the records where any are asked for.
+    """The data set, or about so many of its training records; with features in place of the records where any are asked for.
 
     With `validation`, a tenth of the training records stands in for the test records, the same at every call. In a `rehearsal`, which
     trains nothing, features are those of the first record, over and over: their shape and the number of records are as they will be.
+    `rule` says by what records are told apart; the bundle's `split` gives the same records again.
     """
     wanted = None if features is None else features_room.parse(features)
-    bundle = data_room.load(data, data_dir)
-    there = len(bundle.train_x)
-    if records is not None and not 1 <= records <= there:
-        raise ConfigError("records", records, f"a whole number from 1 to {there}, the training records of {data}")
-    if records is not None and records < there:
-        bundle = replace(bundle, train_x=bundle.train_x[:records], train_y=bundle.train_y[:records])
+    bundle = data_room.load(data, data_dir, split=rule.by).limited(records, rule)
+    # Before features are computed: their last bits may depend on what else is in a batch.
+    aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
         bundle = features_room.of_bundle(wanted, bundle, _tell)
-    if validation:
-        bundle = _validated(bundle)
+    if aside is not None:
+        bundle = _validated(bundle, aside)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
 
 
-def _validated(bundle: DataBundle) -> DataBundle:
-    split = Split.of(bundle, Seeded(0).stream("validation", 0))
-    (train_x, train_y), (test_x, test_y) = split.train.tensors, split.validation.tensors
+def _aside(bundle: DataBundle, rule: SplitRule) -> torch.Tensor:
+    """Which training records are set aside to choose settings by."""
+    if rule.by == CONTENT:
+        aside = torch.from_numpy(drawn(bundle.train_x.numpy(), bundle.train_y.numpy(), "validation", VALIDATION_SHARE))
+    else:
+        aside = Seeded(0).stream("validation", 0).uniform(len(bundle.train_x)) * 10 < 1
+    if not 0 < int(aside.sum()) < len(aside):
+        raise ConfigError("records", len(aside), "many more than 10, to set some aside for validation")
+    return aside
+
+
+def _validated(bundle: DataBundle, aside: torch.Tensor) -> DataBundle:
+    train_x, train_y = bundle.train_x[~aside], bundle.train_y[~aside]
+    test_x, test_y = bundle.train_x[aside], bundle.train_y[aside]
     notes = (
         f"{bundle.notes} A tenth of the training records was set aside to choose settings by, and accuracies are those on it: exact "
         "numbers about these records, which ε does not cover."
     )
+    if bundle.split.by == CONTENT:
+        notes += " Which records those are follows from a hash of each record's own content."
     return replace(bundle, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, notes=notes)
 
 
@@ -112,10 +123,21 @@ def of_run(
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     check_not_chosen(spec)
     known = names["data_dir"]
-    whole = names.get("validation_of")
-    records = whole or spec["plan"].get("records") or names["records"]  # a federated plan counts clients
+    whole, rule = names.get("validation_of"), SplitRule.from_json(names.get("split"))
+    used = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
     directory = data_dir or (None if known is None else Path(known))
-    bundle = load(names["data"], directory, records, names.get("features"), validation=whole is not None)
+    bundle = load(
+        names["data"],
+        directory,
+        None if rule.by == CONTENT else whole or used,
+        names.get("features"),
+        validation=whole is not None,
+        rule=rule,
+    )
+    if len(bundle.train_x) != used:
+        raise ConfigError(
+            "data", names["data"], f"the records of the run: it used {used}, here there are {len(bundle.train_x)}"
+        )
     return bundle, network_of(names, bundle, seed)
 
 
@@ -139,16 +161,16 @@ def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -
     return network
 
 
-def planned(
-    *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None, method: Method, **rest: Any
-) -> Plan:
-    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None) -> Plan:
+    """`start` for so many epochs: with noise found for ε; or with noise given, and ε (if also given) a ceiling that may end the run
+    early.
+    """
+    start = replace(start, steps=steps_for(epochs, start.sampler))
     if noise_multiplier is None:
         assert epsilon is not None
-        return Plan.calibrated(epsilon=epsilon, epochs=epochs, method=method, **rest)
-    check_ceiling(epsilon, method.variant)
-    start = Plan(steps=1, noise_multiplier=noise_multiplier, epsilon_limit=epsilon, method=method, **rest)
-    return replace(start, steps=steps_for(epochs, start.sampler))
+        return start.within(epsilon)
+    check_ceiling(epsilon, start.method.variant)
+    return replace(start, noise_multiplier=noise_multiplier, epsilon_limit=epsilon)
 
 
 def check_ceiling(epsilon: float | None, variant: str) -> None:

@@ -11,11 +11,13 @@ import typer
 from torch import nn
 
 from assay import features as features_room
-from assay import methods as methods_room
 from assay import presets
+from assay.accounting import schedules
 from assay.cli import options
 from assay.cli.inputs import build, check_features, load, planned
 from assay.data import DataBundle
+from assay.data import sampling as samplers
+from assay.data.sampling import Sampler
 from assay.errors import ConfigError
 from assay.gradients import clipping
 from assay.integrations import tensorboard as logs
@@ -111,7 +113,7 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         )
     logs.check(o.log)
     check_features(o.features, o.model, o.augment)
-    rule = clipping.parse(o.clip or chosen.clip)
+    rule, sampling = clipping.parse(o.clip or str(chosen.clip)), samplers.parse(o.sampling)
     encodings, denoisers = encode_room.parse_all(o.encode or ()), denoise_room.parse_all(o.denoise or ())
     source = (o.data, o.data_dir, o.records, o.features, o.validation, o.dry_run)
     if like is not None and like.source == source:
@@ -124,23 +126,28 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
     network = build(o.model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
     records = len(bundle.train_x)
-    plan = planned(
+    start_plan = Plan(
         records=records,
-        epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
+        batch_size=_default_batch(sampling, records) if o.batch_size is None else o.batch_size,
+        steps=1,
+        noise_multiplier=1.0,
         delta=o.delta,
-        epochs=o.epochs,
-        batch_size=_default_batch(o.sampling, records) if o.batch_size is None else o.batch_size,
-        noise_multiplier=o.noise_multiplier,
         clip=rule,
         micro_batch=o.micro_batch,
-        center=o.center,
-        noise_schedule=o.noise_schedule,
-        sampling=o.sampling,
+        center=None if o.center is None else parse_center(o.center),
+        noise_schedule=schedules.parse(o.noise_schedule),
+        sampling=sampling,
         adjacency=o.adjacency,
-        method=methods_room.for_model(chosen, network),
+        method=chosen.for_model(network),
         encode=encodings,
         denoise=denoisers,
         exact=o.exact_noise,
+    )
+    plan = planned(
+        start_plan,
+        epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
+        noise_multiplier=o.noise_multiplier,
+        epochs=o.epochs,
     )
     names = {
         "model": o.model,
@@ -150,6 +157,7 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         "features": o.features,
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
+        "split": bundle.split.to_json(),
         "unit": bundle.unit,
         "notes": bundle.notes,
         "log": o.log,
@@ -158,5 +166,5 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
     return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
 
 
-def _default_batch(sampling: str, records: int) -> int:
-    return records if sampling == "full" else min(_DEFAULT_BATCH, max(1, records // 8))
+def _default_batch(sampling: type[Sampler], records: int) -> int:
+    return records if sampling.whole else min(_DEFAULT_BATCH, max(1, records // 8))

@@ -8,13 +8,15 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.cli import options
 from assay.cli.show import print_json
-from assay.data.sampling import SAMPLERS
+from assay.data import sampling as samplers
 from assay.errors import ConfigError
 from assay.federated.plan import FederatedPlan
 from assay.gradients import clipping
+from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.plan import Plan, steps_for
 from assay.runs.record import number
 from assay.runs.statement import large_delta, shown
@@ -50,22 +52,21 @@ def epsilon(
     chosen = options.method(method, variant, noise_form, groups, option)
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")
-    if sampling not in SAMPLERS:
-        raise ConfigError("sampling", sampling, "one of " + ", ".join(SAMPLERS))
-    count = steps if steps is not None else steps_for(epochs, SAMPLERS[sampling](records, batch_size))
+    sampler = samplers.parse(sampling)
+    count = steps if steps is not None else steps_for(epochs, sampler(records, batch_size))
     plan = Plan(
         records=records,
         batch_size=batch_size,
         steps=count,
         noise_multiplier=noise_multiplier,
         delta=delta,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
+        clip=clipping.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
-        center=center,
-        noise_schedule=noise_schedule,
+        center=None if center is None else parse_center(center),
+        noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
 
@@ -102,13 +103,13 @@ def calibrate(
         epochs=epochs,
         steps=steps,
         noise_multiplier=noise_multiplier,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
+        clip=clipping.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
-        center=center,
-        noise_schedule=noise_schedule,
+        center=None if center is None else parse_center(center),
+        noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
 

@@ -29,9 +29,16 @@ def report(
     out: Annotated[Path | None, typer.Option(help="The page to write. (default: report.html in the directory)")] = None,
     serve: Annotated[bool, typer.Option("--serve", help="Serve the page while runs go on, and write nothing.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to listen on.")] = "127.0.0.1",
+    uncovered: Annotated[
+        bool,
+        typer.Option(
+            "--uncovered",
+            help="Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of the records.",
+        ),
+    ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
 ) -> None:
-    """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements, attacks."""
+    """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements."""
     console = Console(soft_wrap=True, highlight=False)
     if tables.names(directory):
         if serve:
@@ -42,11 +49,11 @@ def report(
             )
         console.print(str(_written(papers.render(directory), directory, out)), markup=False)
         return
-    collector = Collector(directory)
+    collector = Collector(directory, uncovered)
     if serve:
         if out is not None:
             raise ConfigError("out", str(out), "nothing with --serve, which writes no file")
-        _serve(directory, host, port, console)
+        _serve(directory, host, port, uncovered, console)
         return
     found = collector.collect()
     if not (found.finished or found.unfinished or found.damaged or found.waiting):
@@ -71,12 +78,12 @@ def _written(page: str, directory: Path, out: Path | None) -> Path:
     return target
 
 
-def _serve(directory: Path, host: str, port: int, console: Console) -> None:
+def _serve(directory: Path, host: str, port: int, uncovered: bool, console: Console) -> None:
     if not is_loopback(host):
         Console(stderr=True, soft_wrap=True, highlight=False).print(
             f"[yellow]note:[/] {host} is no loopback address: whoever reaches this machine can read the report, without a password"
         )
-    with ReportServer(directory, host, port) as server:
+    with ReportServer(directory, host, port, uncovered) as server:
         console.print(f"{server.address} shows {directory} as it is; Ctrl-C ends it", markup=False)
         try:
             server.serve_forever()

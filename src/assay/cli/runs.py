@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,22 +12,21 @@ from rich.markdown import Markdown
 
 from assay._util.figures import at_most
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger
+from assay.accounting.ledger import Ledger, spent
 from assay.cli import federate, options
 from assay.cli.inputs import of_run
 from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import catalog
-from assay.distributed.launch import check_alone
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError
-from assay.federated.plan import FederatedPlan
+from assay.federated.kinds import kind_of
 from assay.integrations import tensorboard as logs
-from assay.methods.plan import Plan
-from assay.runs import checkpoint
-from assay.runs.directory import RunDirectory
-from assay.runs.result import Progress
+from assay.runs import checkpoint, statement
+from assay.runs.directory import RunDirectory, read_record
+from assay.runs.record import number
+from assay.runs.run import steps_covered
 from assay.runs.statement import scored
 from assay.training import limits
 from assay.training.loop import fit
@@ -55,7 +54,9 @@ def train(
     encode: options.Encode = None,
     denoise: options.Denoise = None,
     data: options.Data = catalog.DEFAULT,
-    records: Annotated[int | None, typer.Option(help="Train on the first N training records only.")] = None,
+    records: Annotated[
+        int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
+    ] = None,
     validation: Annotated[
         bool,
         typer.Option(
@@ -155,7 +156,10 @@ def train(
         str, typer.Option(help="float32, or bf16: the model's passes under autocast; clipping and noise stay float32.")
     ] = "float32",
     data_dir: options.DataDir = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an earlier run in the same directory.")] = False,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
+    ] = False,
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
@@ -194,7 +198,7 @@ def train(
             out=out,
             force=force,
             names=made.names,
-            watch=_both(shown, logged),
+            callbacks=[shown, logged],
         )
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
@@ -213,20 +217,29 @@ def resume(
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
-    if federate.is_federated(spec):
-        check_alone("resume of a federated run")
-        federate.resume(directory, data_dir, json)
-        return
     if _chosen(spec):
         raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
+    _RESUME[kind_of(spec).name](directory, spec, data_dir, json)
+
+
+def _resume(directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a central run."""
+    run, ranks = directory.path, world()
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
     names, limit = spec["names"], spec["plan"]["epsilon_limit"]
     on = scored(names)
     with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, watch=_both(shown, logged))
+        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+_RESUME: Mapping[str, Callable[[RunDirectory, dict[str, Any], Path | None, bool], None]] = {
+    "central": _resume,
+    "federated": federate.resume,
+}
+"""By the kind of the run."""
 
 
 def _chosen(spec: dict[str, Any]) -> bool:
@@ -239,44 +252,61 @@ def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
     return directory, directory.finished, directory.read_spec()
 
 
-def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="The directory of a run, or a record.json alone.")],
+    json: options.Json = False,
+) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
-    directory = RunDirectory.open(run)
-    console = Console(soft_wrap=not Console().is_terminal)
-    if directory.finished:
-        if json:
-            print_json(directory.read_record())
-            return
-        text = directory.statement.read_text(encoding="utf-8")
-        console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+    if run.is_file():
+        record = read_record(run)
+        _print_record(record, None if json else statement.statement(record))
         return
-    spec = directory.read_spec()
-    plan: Plan | FederatedPlan
-    if federate.is_federated(spec):
-        plan = FederatedPlan.from_json(spec["plan"])
-        planned_steps = f"{plan.rounds} planned rounds"
-    else:
-        plan = Plan.from_json(spec["plan"])
-        planned_steps = f"{plan.steps} planned steps"
+    directory = RunDirectory.open(run)
+    _note_earlier(directory)
+    if directory.finished:
+        text = None if json else directory.statement.read_text(encoding="utf-8")
+        _print_record(directory.read_record(), text)
+        return
+    _print_unfinished(directory)
+
+
+def _print_record(record: Mapping[str, Any], text: str | None) -> None:
+    """The statement, or without one the record."""
+    if text is None:
+        print_json(record)
+        return
+    console = Console(soft_wrap=not Console().is_terminal)
+    console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+
+
+def _print_unfinished(directory: RunDirectory) -> None:
+    console = Console(soft_wrap=not Console().is_terminal)
+    run, spec = directory.path, directory.read_spec()
+    kind = kind_of(spec)
+    plan = kind.plan(spec["plan"])
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if directory.checkpoint.exists():
-        before = checkpoint.state(directory.checkpoint)
-        ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
+        ledger.check_covers(steps_covered(checkpoint.state(directory.checkpoint)))
     if _chosen(spec):
         console.print(
             f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
         )
         return
     console.print(
-        f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )
 
 
-def _both(*watchers: Callable[[Progress], None]) -> Callable[[Progress], None]:
-    def watch(now: Progress) -> None:
-        for watcher in watchers:
-            watcher(now)
-
-    return watch
+def _note_earlier(directory: RunDirectory) -> None:
+    """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    for path in sorted(directory.earlier.glob("*.jsonl")):
+        steps, epsilon, delta = spent(path)
+        if delta is not None:
+            console.print(
+                f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
+                f"({path.relative_to(directory.path)}); it stays spent",
+                markup=False,
+            )

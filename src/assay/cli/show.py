@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,7 @@ from rich.progress import Progress as Bar
 from assay._util.figures import at_most
 from assay.distributed.world import ALONE, World
 from assay.errors import BudgetSpentError
+from assay.runs.callbacks import Callback
 from assay.runs.result import Progress, Result
 from assay.runs.statement import choices, initial_weights, scored, shown
 
@@ -26,18 +27,20 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(
-    allowed: float | None, ranks: World = ALONE, *, scored: str = "test"
-) -> Iterator[Callable[[Progress], None]]:
-    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks. `scored` says
-    which records accuracies are of (`assay.runs.statement.scored`).
+def progress(allowed: float | None, ranks: World = ALONE, *, scored: str = "test") -> Iterator[Callback]:
+    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks.
+
+    Args:
+        allowed: The ceiling on ε, if there is one.
+        ranks: The processes that train.
+        scored: Which records accuracies are of (`assay.runs.statement.scored`).
     """
     console = Console(stderr=True)
     if not ranks.leader:
-        yield lambda _: None
+        yield Callback()
         return
     if not console.is_terminal:
-        yield lambda now: _line(console, now, allowed, scored) if now.epoch_end else None
+        yield _Lines(console, allowed, scored)
         return
     columns = (
         TextColumn("step"),
@@ -47,12 +50,31 @@ def progress(
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=console) as bar:
-        task = bar.add_task("train", total=None, facts="")
+        yield _Bar(bar, allowed, scored)
 
-        def update(now: Progress) -> None:
-            bar.update(task, total=now.steps, completed=now.step, facts=_facts(now, allowed, scored))
 
-        yield update
+class _Lines(Callback):
+    """A line an epoch."""
+
+    def __init__(self, console: Console, allowed: float | None, scored: str) -> None:
+        self._console, self._allowed, self._scored = console, allowed, scored
+
+    def on_step(self, progress: Progress) -> None:
+        if progress.epoch_end:
+            line = f"step {progress.step}/{progress.steps}  {_facts(progress, self._allowed, self._scored)}"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+
+class _Bar(Callback):
+    """A bar that every step moves."""
+
+    def __init__(self, bar: Bar, allowed: float | None, scored: str) -> None:
+        self._bar, self._allowed, self._scored = bar, allowed, scored
+        self._task = bar.add_task("train", total=None, facts="")
+
+    def on_step(self, progress: Progress) -> None:
+        facts = _facts(progress, self._allowed, self._scored)
+        self._bar.update(self._task, total=progress.steps, completed=progress.step, facts=facts)
 
 
 def _facts(now: Progress, allowed: float | None, scored: str) -> str:
@@ -70,10 +92,6 @@ def _facts(now: Progress, allowed: float | None, scored: str) -> str:
 def called(scored: str) -> str:
     """What an accuracy is called where there is little room: that on test records is meant where nothing is said."""
     return "accuracy" if scored == "test" else f"{scored} accuracy"
-
-
-def _line(console: Console, now: Progress, allowed: float | None, scored: str) -> None:
-    console.print(f"step {now.step}/{now.steps}  {_facts(now, allowed, scored)}", highlight=False, soft_wrap=True)
 
 
 def in_words(setting: Mapping[str, str]) -> str:

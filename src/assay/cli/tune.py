@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from assay import presets
-from assay._util.files import replace_text
+from assay._util.files import replace_text, set_times
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.accounting.ledger import Ledger
 from assay.cli import options, passing
@@ -27,8 +27,8 @@ from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.methods.plan import Plan
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
-from assay.runs.result import Result, cross_entropy, evaluate, finished
-from assay.runs.statement import render, shown
+from assay.runs.result import Result, cross_entropy, evaluate, write_result
+from assay.runs.statement import shown
 from assay.studies.grid import Settings, flags
 from assay.training import tuning
 from assay.training.loop import fit
@@ -200,7 +200,7 @@ def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
 def _on_split(plan: Plan, split: tuning.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
-    return replace(plan, records=records, batch_size=records if plan.sampling == "full" else plan.batch_size)
+    return replace(plan, records=records, batch_size=records if plan.sampling.whole else plan.batch_size)
 
 
 def _on_private(
@@ -254,6 +254,7 @@ def _on_private(
         return None
     plan = replace(calibrated, epsilon_limit=epsilon)
     spec = {
+        "kind": "central",
         "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
         "the first one's, and record.json has what was chosen",
         "plan": plan.to_json(),
@@ -261,6 +262,7 @@ def _on_private(
         "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
     }
     directory = RunDirectory.create(out, spec)
+    begun = directory.spec.stat().st_mtime_ns
     replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
     ledger = Ledger(directory.ledger, delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
     ledger.pay(tuning.selection(calibrated, split.score_noise, mean))  # all trials, before the first
@@ -292,8 +294,18 @@ def _on_private(
         "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
         "seed": seed,
         "tuning": {**chosen_by, "chosen": settings[which]},
+        "timing": None,  # of a trial; the first one takes longer than the others
     }
-    return finished(best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite)
+    record["sentences"] = {
+        **best.record["sentences"],
+        "randomness": randomness.describe(),
+        "accountant": tuning.ACCOUNTANT,
+    }
+    result = write_result(best.model, record, directory, best.nonfinite)
+    set_times(
+        directory.path, begun
+    )  # how long all trials took tells how many there were, which the proof needs to be secret
+    return result
 
 
 def _on_public(

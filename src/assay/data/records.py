@@ -25,7 +25,7 @@ class Records:
                 "a map-style data set (with __len__ and __getitem__): private sampling picks records by index",
             )
         self._dataset = dataset
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         # tensors stay where they are and only batches move: the whole set need not fit the device
         self._tensors = dataset.tensors if type(dataset) is TensorDataset else None
 
@@ -44,9 +44,9 @@ class Records:
     def gather(self, index: Tensor) -> Any:
         """The records of these indices, stacked."""
         if self._tensors is not None:
-            return [t.index_select(0, index).to(self._device, non_blocking=True) for t in self._tensors]
+            return [t.index_select(0, index).to(self.device, non_blocking=True) for t in self._tensors]
         batch = default_collate([self._dataset[i] for i in index.tolist()])
-        return pytree.tree_map(lambda v: v.to(self._device) if isinstance(v, Tensor) else v, batch)
+        return pytree.tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, batch)
 
     def filled(self, index: Tensor, fill: int) -> Any:
         """The records of these indices, followed by so many of zeros.
@@ -64,7 +64,7 @@ class Records:
     def zeros(self, count: int = 1) -> Any:
         """Records of zeros, shaped like the others: they stand for an empty batch and say nothing about any record."""
         if self._tensors is not None:  # without a look at any record: there may be none
-            return [torch.zeros(count, *t.shape[1:], dtype=t.dtype, device=self._device) for t in self._tensors]
+            return [torch.zeros(count, *t.shape[1:], dtype=t.dtype, device=self.device) for t in self._tensors]
         if len(self) == 0:
             raise ConfigError(
                 "dataset",

@@ -23,6 +23,7 @@ from assay import data as data_room
 from assay import models as models_room
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
+from assay.data.split import CONTENT, SplitRule
 from assay.distributed.world import ALONE
 from assay.errors import BudgetSpentError
 from assay.federated import partition
@@ -47,8 +48,10 @@ def open_site(settings: Mapping[str, Any]) -> Site:
     """
     names = settings["names"]
     folder = names["data_dir"]
-    bundle = data_room.load(names["data"], None if folder is None else Path(folder))
-    x, y = bundle.train_x[: names["records"]], bundle.train_y[: names["records"]]
+    rule = SplitRule.from_json(names.get("split"))
+    whole = data_room.load(names["data"], None if folder is None else Path(folder), split=rule.by)
+    bundle = whole.limited(None if rule.by == CONTENT else names["records"], rule)
+    x, y = bundle.train_x, bundle.train_y
     parts = partition.parse(names["partition"]).divide(y.numpy(), settings["plan"]["clients"], names["partition_seed"])
     model = models_room.build(names["model"], input_shape=bundle.input_shape, classes=bundle.classes)
     if names["circulant"] is not None:

@@ -9,13 +9,16 @@ Nothing is kept between steps: what a forward pass records hangs on its autograd
 pass that is not ours (a generator's loss through a private discriminator) collects nothing.
 
 On its first batch the engine proves itself on the user's model (`assay.gradients.proof.first_batch`): the sum of the per-record
-gradients must equal autograd's own, and one record's loss must not touch another record's activations.
+gradients must equal autograd's own, one record's loss must not touch another record's activations, and no pass may write into the model
+what it has seen. It looks again, in part, on random later batches, and at once where something begins that was not there before
+(`assay.gradients.proof.watch`).
 """
 
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
+import math
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,6 +31,9 @@ from assay.gradients import cost
 from assay.gradients.arithmetic import full
 from assay.gradients.forwards import Forwards
 from assay.gradients.proof import first_batch as proof
+from assay.gradients.proof import isolation
+from assay.gradients.proof.replacements import Coins
+from assay.gradients.proof.watch import Watch, check_hooks
 from assay.gradients.record_grads import RecordGrads, Reduce
 from assay.gradients.rules import attention
 from assay.gradients.rules.fallback import PerRecordCall
@@ -46,8 +52,12 @@ from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
 from assay.models import compat, copies
 from assay.models.layers import layer_path, trainable_layers
+from assay.randomness.streams import OsSeeded
 
 _SMALL_OUTPUT = 1 << 16
+_LOSSES_FIRST, _LOSSES_EVERY = 16, 64  # batches whose losses are looked at: the first ones, then one of so many
+_CALLS = 4  # of the model, before a backward pass, that are remembered to be repeated
+_ASKED_AGAIN = 1 / 1000  # of the later batches; to ask costs some five steps
 
 
 class _Anchor(torch.autograd.Function):
@@ -67,10 +77,13 @@ class Engine:
     """Attaches to a model; turns losses, one a record, into `RecordGrads`. `detach()` gives the model back as it was.
 
     `measured` lets a short measurement decide between two ways to the same result where the shapes leave a choice; their last
-    bits differ, so that two runs may.
+    bits differ, so that two runs may. `coins` decide which records a proof compares, and on which later batches: the run's own secret
+    randomness, or that of its seed; by default the operating system's.
     """
 
-    def __init__(self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False, coins: Coins | None = None
+    ) -> None:
         compat.check(model)
         # glibc returns large blocks to the system and fetches them anew, every step, until a process has freed one of this
         # size; then it keeps them. The page faults cost up to a fifth of a step.
@@ -82,6 +95,7 @@ class Engine:
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
+        check_hooks(self.parameters.items())
         units = Units(model, self.parameters, rules)
         self._expanded = units.expanded
         self.layers = trainable_layers(model)
@@ -94,11 +108,24 @@ class Engine:
         self._collecting: Found | None = None
         self._reduce: Reduce | None = None
         self._ready: Callable[[nn.Module], object] | None = None
-        self._proof: proof.Proof | None = proof.Proof()
+        self.coins: Coins = OsSeeded().stream("proof", 0) if coins is None else coins
+        self._names = {id(p): name for name, p in model.named_parameters()}
+        self._stand_ins: dict[int, Tensor] = {}
+        self._proven = False
+        self._proof: proof.Proof | None = proof.Proof(model, self._as_it_is, self.coins)
+        self._watch = Watch(model)
+        self._independent: set[str] = set()  # what passes may write, for it does not depend on the records
+        self._due = False  # whether the next batch is to be looked at in full
+        self._left = self._gap()
+        self._arguments: deque[tuple[Any, Any]] = deque(maxlen=_CALLS)
+        self._outputs: deque[Any] = deque(maxlen=_CALLS)
+        self._written: set[str] = set()
+        self._batches, self._turn = 0, -1
+        self._within = False
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
         self._forwards = Forwards(model)
-        self._watching = self._proof.watch(model, self._as_it_is)
+        self._watching = self._watched()
         self._indices: SharedIndices | None = None
         try:
             self._take_over(units)
@@ -120,6 +147,64 @@ class Engine:
         for expanded in units.expanded:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
 
+    def _gap(self) -> int:
+        """How many batches are left until one is looked at again."""
+        return 1 + int(math.log1p(-float(self.coins.uniform(1))) / math.log1p(-_ASKED_AGAIN))
+
+    def _watched(self) -> list[Any]:
+        """Hooks around the calls of the whole model. Functions, which a copy of the model keeps as they are, and not methods."""
+        model = self.model
+
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+            # calls of the model within a call, record by record, are none of the user's
+            if module is model and not self._within and torch.is_grad_enabled():
+                self._begin(args, kwargs)
+
+        def end(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            if module is model and torch.is_grad_enabled():
+                self._end(output)
+
+        if compat.compiled(model):
+            begin, end = torch.compiler.disable(begin), torch.compiler.disable(end)
+        return [
+            # before the model's own hooks, which may change the arguments and will do so again
+            model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
+            model.register_forward_hook(end, with_kwargs=True),
+        ]
+
+    def _begin(self, args: Any, kwargs: Any) -> None:
+        """The whole model is about to be called."""
+        if self._watch.reformed() and self._proven:
+            compat.check(self.model)
+            self._due = True
+        if self._arguments:  # an earlier call, of this step or for a purpose of the user's own
+            self._written |= self._watch.state()
+        self._watch.mark()
+        if self._proof is None and self._proven and not self._split and (self._due or self._left <= 0):
+            self._proof = proof.Proof(self.model, self._as_it_is, self.coins, full=self._due)
+        self._arguments.append((args, kwargs))
+        if self._proof is not None:
+            self._proof.begin(args, kwargs)
+
+    def _end(self, output: Any) -> None:
+        """The whole model was called."""
+        if self._within:
+            if self._proof is not None:
+                self._proof.check_buffers()
+            return
+        if self._proof is not None:
+            self._proof.end(output)
+        self._outputs.append(output)
+
+    def _stand_in(self, parameter: nn.Parameter) -> Tensor:
+        """What takes a parameter's place until the engine is proven: hooks on the parameter's own gradient do not run."""
+        if not parameter.requires_grad:
+            return parameter
+        found = self._stand_ins.get(id(parameter))
+        if found is None:
+            found = self._stand_ins[id(parameter)] = parameter.detach().requires_grad_()
+        return found
+
     def _as_it_is(self) -> nn.Module | None:
         with self._forwards.lifted():
             return copies.of_model(self.model, sharing=self.model.parameters())
@@ -135,7 +220,17 @@ class Engine:
     @property
     def proven(self) -> bool:
         """Whether the engine has proven itself on this model."""
-        return self._proof is None
+        return self._proven
+
+    @property
+    def asking(self) -> bool:
+        """Whether the forward pass that was made last is one that is looked at."""
+        return self._proof is not None
+
+    @property
+    def _split(self) -> bool:
+        """Whether parameters are split over ranks, which pass through the model in step: none may call it alone."""
+        return self._reduce is not None
 
     def expanded(self) -> list[nn.Module]:
         """The modules that run with a copy of their parameters for every record."""
@@ -148,13 +243,15 @@ class Engine:
         self.parameters = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
         self._frozen = {n: p for n, p in self.model.named_parameters() if not p.requires_grad}
         self._reduce, self._ready = reduce, ready
+        self._names = {id(p): name for name, p in self.model.named_parameters()}
+        self._watch.by_versions = False
 
     def collect(self, losses: Tensor, views: int = 1) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter.
 
         With `views`, so many rows in a row belong to one record, and its gradient is the sum of theirs (`assay.gradients.uses.views`).
         """
-        _check_losses(losses)
+        check_losses(losses)
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise UnsupportedModelError(
@@ -163,25 +260,34 @@ class Engine:
                 )
         if any(module.training for module in self._constant):
             compat.check(self.model)
-        if self._proof is None:
-            # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
-            proof.enclosed(losses, (*self.parameters.values(), self._anchor))
+        check_hooks(self.parameters.items())
+        # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
+        graph = proof.enclosed(losses, (*self._stand_ins.values(), self._anchor), self._names)
         found: Found = []
-        proof_now = self._proof
+        proof_now, proving = self._proof, not self._proven
         self._records = losses.shape[0]
         low = torch.float64
         left_alone: frozenset[str] = frozenset()
         try:
+            written = self._written | self._watch.written("forward")
+            if graph.normalises:
+                written.add("statistics of the batch")
             if proof_now is not None:
                 compat.check(self.model)
-                proof_now.before(losses, (*self.parameters.values(), self._anchor), self.model)
+                proof_now.before(losses, graph)
                 left_alone, low = proof_now.left_alone(), proof_now.lowest_precision()
+            self._check_losses(losses, graph, proving)
+            self._watch.mark_state()
             self._collecting = found
-            expected = proof.backward(losses, self.parameters)
-        finally:
+            expected = proof.backward(losses, self.parameters, self._stand_ins)
             self._collecting = None
+            for what in sorted(self._watch.written("backward") - written - self._independent):
+                raise UnsupportedModelError(isolation.writes(what, "backward"))
             if proof_now is not None:
-                proof_now.forget()
+                proof_now.after()
+            self._check_independent(written | self._watch.attributes(), proof_now)
+        finally:
+            self.forget()
         uses = gathered(found) if len(found) > 1 else found
         if views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
@@ -189,19 +295,69 @@ class Engine:
             cost.choose_all(uses)
         records = self._records // views
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
-        if proof_now is None:
-            for name in expected:
-                raise UnsupportedModelError(proof.used_outside(name))
-        elif proof_now.compare(grads, expected, low) and len(losses) > 1:
-            self._proof, self._left_alone = None, left_alone
-            self._stop_watching()
+        if not proving:
+            self._proof = None
+            self._left, self._due = (self._left - 1, self._due) if proof_now is None else (self._gap(), False)
+        elif proof_now is not None and proof_now.compare(grads, expected, low) and len(losses) > 1:
+            self._proof, self._proven, self._left_alone = None, True, left_alone
             if self._indices is not None:
                 self._indices.settled()
         return grads
 
+    def _check_losses(self, losses: Tensor, graph: proof.Graph, proving: bool) -> None:
+        """Whether the losses mix what the model put out: each of the first batches, then a random few, and fully on the very first."""
+        if self._split:  # a backward pass of one rank alone would wait for the others' parameters
+            return
+        self._batches += 1
+        if self._batches % _LOSSES_EVERY == self._turn or self._batches <= _LOSSES_FIRST:
+            outputs = isolation.tensors(list(self._outputs))
+            most = (len(losses) - 1).bit_length() if proving else 1
+            proof.check_losses(losses, outputs, graph, self.coins, most)
+        if self._batches % _LOSSES_EVERY == 0:
+            self._turn = int(self.coins.uniform(1) * _LOSSES_EVERY)
+
+    def _check_independent(self, written: set[str], proof_now: proof.Proof | None) -> None:
+        """What the passes of a batch wrote for the first time does not depend on its records: a full proof has asked for that."""
+        new = written - self._independent
+        if not new:
+            return
+        if self._split:
+            for what in sorted(new):
+                if not what.startswith("attribute"):  # the ranks' own bookkeeping
+                    raise UnsupportedModelError(isolation.writes(what))
+        elif proof_now is None or not proof_now.full:
+            for args, kwargs in self._arguments:
+                isolation.check(self._repeatable(args, kwargs, new), self.model, self._records, self.coins)
+            self._due = True  # what the backward pass has to do with it shows on the next batch
+        if self._records > 1:
+            self._independent |= new
+
+    def _repeatable(self, args: Any, kwargs: Any, written: set[str]) -> isolation.Call:
+        """A call that was made, with the model as it is now."""
+        return isolation.Call(
+            args=args,
+            kwargs=kwargs,
+            random_state=isolation.random_state(),
+            buffers=isolation.copied(self.model.named_buffers()),
+            output=None,
+            before=self._as_it_is(),
+            values=[],
+            drew=True,
+            wrote=frozenset(name.removeprefix("buffer ") for name in written),
+        )
+
     def _stop_watching(self) -> None:
         for hook in self._watching:
             hook.remove()
+
+    def forget(self) -> None:
+        """Let go of the calls of the model so far. A batch without records is not collected: its calls say nothing about later ones."""
+        self._collecting = None
+        self._stand_ins, self._written = {}, set()
+        self._arguments.clear()
+        self._outputs.clear()
+        if self._proof is not None:
+            self._proof.forget()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
@@ -210,8 +366,9 @@ class Engine:
     def _run_taped(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
         module, rule = unit.module, unit.rule
         (x,) = args if len(args) == 1 else (*args, *kwargs.values())
-        if self._proof is not None:
-            out = rule.forward(module, module._parameters, x)
+        if not self._proven:
+            standing = {n: None if p is None else self._stand_in(p) for n, p in module._parameters.items()}
+            out = rule.forward(module, standing, x)
         elif x.requires_grad:
             out = rule.forward(module, {n: None if p is None else p.detach() for n, p in module._parameters.items()}, x)
         else:  # nothing before this layer is trained
@@ -263,6 +420,8 @@ class Engine:
                 # What `register_hook` does, less the handle to take the hook off again, which costs more than the hook. Later
                 # hooks find their place by the number of their handle, which is never below 0.
                 out._backward_hooks = OrderedDict({-1: record})
+                if self._proof is not None:
+                    self._proof.saw(unit.path, out)
                 return out
             root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
             out = root.view(shape)
@@ -273,7 +432,7 @@ class Engine:
 
     def _run_embedding(self, shared: SharedIndices, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
         (index,) = (*args, *kwargs.values())
-        return self._run_taped(unit, shared.by_record(unit.path, index, settle=self._proof is not None))
+        return self._run_taped(unit, shared.by_record(unit.path, index, settle=not self._proven))
 
     def _run_attention(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
         module = unit.module
@@ -296,7 +455,7 @@ class Engine:
             if parameter is None:
                 params[name] = None
                 continue
-            source = parameter if self._proof is not None else parameter.detach()
+            source = parameter.detach() if self._proven else self._stand_in(parameter)
             copies = source.expand(records, *parameter.shape)
             if name in unit.names:
                 if not copies.requires_grad:
@@ -305,10 +464,11 @@ class Engine:
                 if self._proof is not None:
                     self._proof.saw(unit.path, copies)
             params[name] = copies
-        if self._proof is None:
+        self._within = True
+        try:
             return rule.forward(module, params, args, kwargs, records)
-        with self._proof.within():
-            return rule.forward(module, params, args, kwargs, records)
+        finally:
+            self._within = False
 
     def _keep(self, name: str) -> Callable[[Tensor], None]:
         def record(g: Tensor) -> None:
@@ -320,7 +480,8 @@ class Engine:
         return record
 
 
-def _check_losses(losses: Tensor) -> None:
+def check_losses(losses: Tensor) -> None:
+    """Refuse what is not one value a record with a gradient; looks at nothing else."""
     if losses.dim() != 1:
         raise ConfigError(
             "loss",

@@ -9,14 +9,17 @@ from __future__ import annotations
 import importlib.util
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.errors import ConfigError
+from assay.runs.callbacks import Callback
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from assay.runs.result import Progress
 
 LOGS = ("tensorboard",)
@@ -33,36 +36,44 @@ def check(name: str | None) -> None:
 
 
 @contextmanager
-def logging(name: str | None, directory: Path, scored: str = "test") -> Iterator[Callable[[Progress], None]]:
-    """A watcher that writes event files into the run's directory; without a name one that does nothing. `scored` says which records
-    accuracies are of.
+def logging(name: str | None, directory: Path, scored: str = "test") -> Iterator[Callback]:
+    """A callback that writes event files into the run's directory; without a name one that does nothing.
+
+    Args:
+        name: One of `LOGS`, or None.
+        directory: The run's directory.
+        scored: Which records accuracies are of.
+
+    Raises:
+        ConfigError: The log is not known, or its package is not installed.
     """
     check(name)
     if name is None:
-        yield lambda _: None
+        yield Callback()
         return
-    log = _TensorBoard(directory, scored)
+    log = TensorBoard(directory, scored)
     try:
-        yield log.watch
+        yield log
     finally:
         log.close()
 
 
-class _TensorBoard:
+class TensorBoard(Callback):
+    """Writes what `Progress` holds at the end of every epoch; `close` it after the run."""
+
     def __init__(self, directory: Path, scored: str) -> None:
         self.directory, self.scored = directory, scored
         self.file: Any = None
 
-    def watch(self, now: Progress) -> None:
-        if not now.epoch_end:
-            return
+    def on_epoch(self, progress: Progress, model: nn.Module) -> None:  # noqa: ARG002
+        """Write the values of this epoch."""
         values = {
-            "loss/train (released)": now.loss,
-            f"accuracy/{self.scored}": now.accuracy,
-            "epsilon/verified": now.epsilon,
+            "loss/train (released)": progress.loss,
+            f"accuracy/{self.scored}": progress.accuracy,
+            "epsilon/verified": progress.epsilon,
         }
         shown = {tag: value for tag, value in values.items() if value is not None and math.isfinite(value)}
-        self._write(now.step, shown)
+        self._write(progress.step, shown)
 
     def _write(self, step: int, values: dict[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
@@ -78,5 +89,6 @@ class _TensorBoard:
         self.file.flush()
 
     def close(self) -> None:
+        """Close the file, if one was begun."""
         if self.file is not None:
             self.file.close()

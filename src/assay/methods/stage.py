@@ -66,6 +66,11 @@ class Stage(Protocol):
         """Whether training may see random views of a record (`assay.training.augment`) in place of the record itself."""
         ...
 
+    @property
+    def takes_fewer(self) -> bool:
+        """Whether `release` takes fewer records than its plan counts: an audit leaves one out, and constants stay."""
+        ...
+
     def parts(self) -> Sequence[Part]:
         """What is protected, one by one."""
         ...

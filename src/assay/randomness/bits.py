@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
+from assay._util.process import Unique
 from assay.randomness import pieces, tails
 from assay.randomness.pieces import PIECE
 
@@ -29,7 +30,7 @@ _MAGNITUDE = 2**63 - 1
 _BLOCK = 2**17
 
 
-class _FromBits(ABC):
+class _FromBits(Unique, ABC):
     """A stream whose numbers are made of 64 random bits each, in blocks so that little memory is taken."""
 
     __slots__ = ()
@@ -95,6 +96,7 @@ class Hashed(_FromBits):
         self._seed, self._block = seed, 0
 
     def _bits(self, n: int) -> Tensor:
+        self.check_process()
         seed = self._seed.copy()
         seed.update(self._block.to_bytes(8, "little"))
         self._block += 1
@@ -145,6 +147,11 @@ _SIZES = 64  # of pieces that a thread remembers: a model has few
 _rooms = _Rooms()
 
 
+def aes_counter(key: bytes) -> CipherContext:
+    """AES-256 in counter mode, from `KEY_BYTES` of key and first counter: what encrypting zeros gives are random bits."""
+    return Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor()
+
+
 class Encrypted(_FromBits):
     """Numbers from AES-256 in counter mode: zeros encrypted, from beginning to end, no block twice.
 
@@ -154,7 +161,7 @@ class Encrypted(_FromBits):
     __slots__ = ("_cipher", "_elsewhere")
 
     def __init__(self, key: bytes, elsewhere: Stream) -> None:
-        self._cipher = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor()
+        self._cipher = aes_counter(key)
         self._elsewhere = elsewhere
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -200,9 +207,11 @@ class Encrypted(_FromBits):
         return beyond
 
     def _next_bits(self, room: _Room) -> None:
+        self.check_process()
         self._cipher.update_into(room.zeros, room.bytes)
 
     def _bits(self, n: int) -> Tensor:
+        self.check_process()
         buffer = bytearray(8 * n + _SPARE)
         self._cipher.update_into(_ZEROS[: 8 * n], buffer)
         return torch.frombuffer(buffer, dtype=torch.int64, count=n)

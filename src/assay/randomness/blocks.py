@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from assay._util.process import Unique
 from assay.errors import ConfigError
 from assay.randomness.adding import add_drawn, add_normal, drawn_together
 from assay.randomness.rounded import Words
@@ -22,7 +23,7 @@ from assay.randomness.streams import Randomness, Stream
 _BLOCK_NUMBERS, _SERIES = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Block:
     """The rows at hand: those of a series from place `first` on."""
 
@@ -32,7 +33,7 @@ class _Block:
     rows: tuple[Tensor, ...]
 
 
-class Blocks:
+class Blocks(Unique):
     """The streams of one purpose, step by step. Steps may be taken in any order; in order is cheapest."""
 
     def __init__(self, randomness: Randomness, purpose: str) -> None:
@@ -56,17 +57,20 @@ class Blocks:
         size = math.prod(shape)
         if _long(size):
             return self._own(step, call).normal(shape, dtype=dtype, device=device)
+        self.check_process()
         series, place = divmod(step, _SERIES)
         kind = (call, size, dtype, device)
-        kept = self._kept.get(kind)
+        # Taken out until the rows are there: an exception while they are drawn leaves nothing behind, and the next call begins the series again.
+        kept = self._kept.pop(kind, None)
         if kept is None or kept.series != series or kept.first > place:
             name = f"{self._purpose}, call {call}, {size} numbers, {dtype}, {device}"
-            kept = self._kept[kind] = _Block(series, self._randomness.stream(name, series), 0, ())
+            kept = _Block(series, self._randomness.stream(name, series), 0, ())
         while place >= kept.first + len(kept.rows):
-            kept.first += len(kept.rows)
             # a power of two, so that blocks fill a series
             rows = min(_SERIES, 1 << (_BLOCK_NUMBERS // max(1, size)).bit_length() - 1)
-            kept.rows = kept.stream.normal((rows, size), dtype=dtype, device=device).unbind(0)
+            drawn = kept.stream.normal((rows, size), dtype=dtype, device=device).unbind(0)
+            kept = _Block(series, kept.stream, kept.first + len(kept.rows), drawn)
+        self._kept[kind] = kept
         numbers = kept.rows[place - kept.first]
         return numbers if len(shape) == 1 else numbers.view(tuple(shape))
 

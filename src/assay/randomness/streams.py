@@ -1,9 +1,9 @@
 """Randomness: where noise and samples come from, and what that is worth.
 
 A `Randomness` gives a `Stream` of numbers for each purpose and step. The same purpose and step always give
-the same numbers within one `Randomness`, and different ones independent numbers; a run can therefore be
+the same numbers within one `Randomness` in one process, and different ones independent numbers; a run can therefore be
 taken up at any step without storing the state of a generator (whoever has it can subtract the noise). For
-the same reason one purpose and step must serve one release only.
+the same reason one purpose and step must serve one release only: whoever releases takes a source by `taken_apart`.
 
 Three kinds: `OsSeeded`, the default, AES-256 in counter mode; `Seeded`, for results that must repeat, which are then not private, the
 Mersenne Twister; and `Secure`, slower, with 64 bits in every number and the same generator on every device, SHAKE-256.
@@ -23,9 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from assay._util.process import here
 from assay.errors import AssayError, ConfigError
 from assay.randomness import pieces, tails
-from assay.randomness.bits import KEY_BYTES, Encrypted, Hashed, Shake
+from assay.randomness.bits import KEY_BYTES, Encrypted, Hashed, Shake, aes_counter
 
 
 class Stream(Protocol):
@@ -86,6 +87,12 @@ class _OsKey:
     def __init__(self) -> None:
         self._key = os.urandom(32)
 
+    def _seed(self, purpose: str, step: int) -> Shake:
+        """What a stream begins with: another in every process, forked children included."""
+        salt = here().salt
+        key = hashlib.blake2b(self._key, key=salt, digest_size=32, person=b"assay fork").digest() if salt else self._key
+        return _hash(key, purpose, step)
+
     def __reduce__(self) -> NoReturn:
         name = type(self).__name__
         raise TypeError(f"the key of {name} is secret: make a new {name}() instead of pickling or copying one")
@@ -104,7 +111,7 @@ class OsSeeded(_OsKey):
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
-        seed = _hash(self._key, purpose, step)
+        seed = self._seed(purpose, step)
         return Encrypted(seed.digest(KEY_BYTES), _Generated(seed))
 
     def describe(self) -> str:
@@ -126,7 +133,7 @@ class Secure(_OsKey):
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
-        return Hashed(_hash(self._key, purpose, step))
+        return Hashed(self._seed(purpose, step))
 
     def describe(self) -> str:
         """For the statement."""
@@ -175,6 +182,16 @@ class Within:
     def describe(self) -> str:
         """As the whole's."""
         return self._base.describe()
+
+
+def taken_apart(randomness: Randomness) -> Randomness:
+    """The source for one taker: what serves several steps gives each of them numbers of its own, by 128 bits of the operating system.
+
+    With a fixed seed, where numbers are to repeat, it is the source itself.
+    """
+    if randomness.fingerprint is not None:
+        return randomness
+    return Within(randomness, f"taken {os.urandom(16).hex()}")
 
 
 def check_source(seed: int | None, secure: bool) -> None:
@@ -289,3 +306,31 @@ def _cpu_state(seed: bytes) -> Tensor:
     state = _blank_state().copy()
     state[_FIRST : _FIRST + _WORDS] = np.frombuffer(seed, dtype="<u4")
     return torch.from_numpy(state.view(np.uint8))
+
+
+class GeneratorStates:
+    """States for torch's CPU generator, all words of each from AES-256 in counter mode with a key of the stream; none comes twice.
+
+    `initial_seed` then gives a random number that tells the states apart.
+    """
+
+    _AT_ONCE = 32  # one at a time takes ten times as long
+
+    def __init__(self, stream: Stream) -> None:
+        self._cipher = aes_counter(bytes(stream.integers(256, KEY_BYTES).tolist()))
+        self._zeros = bytes(4 * self._AT_ONCE * (_WORDS + 2))
+        self._rows: list[NDArray[np.uint64]] = []
+        # the same memory for all: torch crashes on a state that is a part of another tensor
+        self._room = _blank_state().copy()
+        self._state = torch.from_numpy(self._room.view(np.uint8))
+
+    def next(self) -> Tensor:
+        """The next state, until this is called again."""
+        if not self._rows:
+            words = np.frombuffer(self._cipher.update(self._zeros), dtype="<u4").reshape(self._AT_ONCE, -1)
+            rows = np.tile(_blank_state(), (self._AT_ONCE, 1))
+            rows[:, _FIRST : _FIRST + _WORDS] = words[:, :_WORDS]
+            rows[:, 0] = (words[:, _WORDS].astype(np.uint64) << np.uint64(30)) ^ words[:, _WORDS + 1]
+            self._rows = list(rows)
+        self._room[:] = self._rows.pop()
+        return self._state

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from assay._util.files import is_part
-from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger
+from assay.accounting.ledger import spent
 from assay.attacks.storage import read_attacks
+from assay.audit.aside import read_aside
 from assay.errors import AssayError, ConfigError
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
@@ -31,7 +30,15 @@ from assay.studies.summary import tried
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
 _BEGINNING = ".run.json."  # a run.json that was never finished
-_WATCHED = ("run.json", "record.json", "statement.md", "attacks.json", "ledger.jsonl", "checkpoint.safetensors")
+_WATCHED = (
+    "run.json",
+    "record.json",
+    "statement.md",
+    "attacks.json",
+    "audits.json",
+    "ledger.jsonl",
+    "checkpoint.safetensors",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,7 @@ class Finished:
     spec: Mapping[str, Any]
     statement: str
     attacks: tuple[Mapping[str, Any], ...] = ()
+    aside: tuple[Mapping[str, Any], ...] = ()
     pictures: tuple[Picture, ...] = ()
     trouble: str = ""
 
@@ -98,9 +106,13 @@ Entry = Finished | Unfinished | Damaged
 
 @dataclass
 class Collector:
-    """Collects again and again (`--serve`), reading only what has changed."""
+    """Collects again and again (`--serve`), reading only what has changed.
+
+    Figures that no ε covers (results of attacks, audits that trained again) are left out, unless `uncovered` asks for them.
+    """
 
     root: Path
+    uncovered: bool = False
     _kept: dict[Path, tuple[str, Entry]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -118,7 +130,7 @@ class Collector:
             state = _state(path)
             known = self._kept.get(path)
             if known is None or known[0] != state:
-                self._kept[path] = state, _read(path, self._name(path))
+                self._kept[path] = state, _read(path, self._name(path), self.uncovered)
             entries.append(self._kept[path][1])
         for path in studies:
             try:
@@ -176,11 +188,11 @@ def _png_files(run: Path) -> list[Path]:
     return sorted(path for path in run.rglob("*.png") if path.is_file())
 
 
-def _read(path: Path, name: str) -> Entry:
+def _read(path: Path, name: str, uncovered: bool) -> Entry:
     directory = RunDirectory(path)
     try:
         if directory.finished:
-            return _finished(directory, name)
+            return _finished(directory, name, uncovered)
         if not directory.spec.exists():
             return Damaged(name=name, why="killed before it had begun: there is no run.json, and nothing was charged")
         return _unfinished(directory, name)
@@ -194,7 +206,7 @@ def _read(path: Path, name: str) -> Entry:
         )
 
 
-def _finished(directory: RunDirectory, name: str) -> Finished:
+def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
     record = directory.read_record()
     for key in ("method", "data"):
         if not isinstance(record[key], str):
@@ -213,13 +225,18 @@ def _finished(directory: RunDirectory, name: str) -> Finished:
     )
     if not statement and not trouble:
         trouble.append("statement.md is missing")
-    attacks = _optional(lambda: read_attacks(directory), "attacks.json", (), trouble)
+    attacks: Iterable[Mapping[str, Any]] = ()
+    aside: Iterable[Mapping[str, Any]] = ()
+    if uncovered:
+        attacks = _optional(lambda: read_attacks(directory), "attacks.json", (), trouble)
+        aside = _optional(lambda: read_aside(directory), "audits.json", (), trouble)
     return Finished(
         name=name,
         record=record,
         spec=spec,
         statement=statement,
         attacks=tuple(attacks),
+        aside=tuple(aside),
         pictures=tuple(_picture(path, directory.path) for path in _png_files(directory.path)),
         trouble="; ".join(trouble),
     )
@@ -237,7 +254,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     spec = directory.read_spec()
     plan, names = spec.get("plan", {}), spec.get("names", {})
     trouble: list[str] = []
-    charged, epsilon, delta = _optional(lambda: _spent(directory.ledger), "ledger.jsonl", (None, None, None), trouble)
+    charged, epsilon, delta = _optional(lambda: spent(directory.ledger), "ledger.jsonl", (None, None, None), trouble)
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
         history = _optional(lambda: checkpoint.state(directory.checkpoint)["history"], "the checkpoint", (), trouble)
@@ -256,16 +273,6 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         scored=scored(names),
         trouble="; ".join(trouble),
     )
-
-
-def _spent(path: Path) -> tuple[int, float, float | None]:
-    """Steps, ε and δ by the ledger; nothing is charged before there is one."""
-    whole = path.read_bytes() if path.exists() else b""
-    if b"\n" not in whole:
-        return 0, 0.0, None
-    header = json.loads(whole.split(b"\n", 1)[0])
-    ledger = Ledger(path, delta=header["delta"], adjacency=Adjacency(header["adjacency"]), ceiling=header["ceiling"])
-    return ledger.total_steps, ledger.epsilon(), float(header["delta"])
 
 
 def _picture(path: Path, run: Path) -> Picture:

@@ -251,7 +251,8 @@ def verdict(group: Group) -> Verdict:
     """The three ε of a setting in words. Only an audit refutes a claim; a verified ε above it says that nothing supports it."""
     spent, claimed = at_most(group.verified), group.claimed
     audits = [run.record["audit"] for run in group.runs if isinstance(run.record.get("audit"), Mapping)]
-    said = {str(audit.get("verdict")) for audit in audits}
+    aside = [run.record["audits_aside"] for run in group.runs if isinstance(run.record.get("audits_aside"), Mapping)]
+    said = {str(audit.get("verdict")) for audit in audits} | {str(one.get("alarm")) for one in aside}
     shown = "" if group.audited is None else f"; an attack shows {_least(group.audited)}"
     if "bug" in said:
         return Verdict(tone=Tone.BAD, words="implementation bug", detail=f"audited above verified{shown}")

@@ -33,8 +33,8 @@ class ReportServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, root: Path, host: str, port: int) -> None:
-        collector = Collector(root)
+    def __init__(self, root: Path, host: str, port: int, uncovered: bool = False) -> None:
+        collector = Collector(root, uncovered)
         lock = threading.Lock()  # one request reads the runs at a time
         kept: dict[str, str] = {}
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from assay._util.figures import at_most
 from assay.attacks.evaluation import NOT_PRIVATE
+from assay.audit.aside import NOT_COVERED
 from assay.report import statement
 from assay.report.collect import Finished
 from assay.report.groups import accuracy, finite
@@ -40,6 +41,31 @@ def attacks(runs: Sequence[Finished]) -> Html | None:
         "Attacks",
         tag("p", f"{NOT_PRIVATE[0].upper()}{NOT_PRIVATE[1:]}.", class_="hint"),
         table(caption, heads, rows),
+    )
+
+
+def audits_aside(runs: Sequence[Finished]) -> Html | None:
+    """What audits found that trained on the records again."""
+    rows = [
+        tag(
+            "tr",
+            tag("th", path_name(run.name), scope="row"),
+            tag("td", str(audit.get("sentence", ""))),
+            tag("td", f"{audit.get('estimator', '')}: {audit.get('how', '')}"),
+            data_method=str(run.record["method"]),
+            data_data=str(run.record["data"]),
+        )
+        for run in runs
+        for audit in run.aside
+    ]
+    if not rows:
+        return None
+    heads = [("run", False), ("verdict", False), ("how", False)]
+    return section(
+        "audits-aside",
+        "Audits that trained again",
+        tag("p", f"{NOT_COVERED[0].upper()}{NOT_COVERED[1:]}.", class_="hint"),
+        table("Lower bounds on ε from training on the same records again", heads, rows),
     )
 
 

@@ -6,6 +6,8 @@
     records.safetensors while unfinished: what of it only going on needs, such as noisy records
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
+    ledgers/            if --force replaced earlier runs here: what those had spent; never deleted
+    audits.json         if asked for: audits that trained on the records again; for their holder, covered by no ε
     rounds/             of a federated run, if asked for: the models after some of its rounds
     model.safetensors, statement.md, record.json   when finished
 
@@ -20,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay._util.files import lock, replace_json, replace_text
+from assay._util.files import lock, replace_json, replace_text, sync_folder
 from assay.errors import AssayError, ConfigError
 
 SPEC_SCHEMA = "assay.run/1"
+RECORD_SCHEMA = "assay.record/1"
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,16 @@ class RunDirectory:
         return self.path / "rounds"
 
     @property
+    def aside(self) -> Path:
+        """Audits that trained on the records again: for their holder, covered by no ε."""
+        return self.path / "audits.json"
+
+    @property
+    def earlier(self) -> Path:
+        """The ledgers of runs that were replaced here, numbered from 1: what they spent stays spent."""
+        return self.path / "ledgers"
+
+    @property
     def notice(self) -> Path:
         """Says that the run is unfinished."""
         return self.path / "UNFINISHED.txt"
@@ -90,11 +103,11 @@ class RunDirectory:
     @classmethod
     def create(cls, path: Path, spec: dict[str, Any], *, force: bool = False) -> RunDirectory:
         """A new run's directory. An existing one is refused; with `force` an earlier *run* is replaced, nothing else
-        is ever deleted.
+        is ever deleted. The ledgers of all runs that were replaced stay, in `earlier`.
         """
         run = cls(path)
         if run._replaces(force=force):
-            shutil.rmtree(path)
+            run._clear()
         path.mkdir(parents=True, exist_ok=True)
         replace_json(run.spec, {"schema": SPEC_SCHEMA, **spec})
         replace_text(
@@ -108,7 +121,7 @@ class RunDirectory:
         path = self.path
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
-        if not path.exists() or not any(path.iterdir()):
+        if not path.exists() or all(there == self.earlier for there in path.iterdir()):
             return False
         if not self.spec.exists():
             raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
@@ -121,6 +134,28 @@ class RunDirectory:
             raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
         self._check_idle()
         return True
+
+    def _clear(self) -> None:
+        """Delete the run that is here, except for what says what it spent, and what those before it did.
+
+        At every moment the directory is a run's, or holds ledgers only, and no ledger is without its name.
+        """
+        clients = self.path / "clients"  # of a federated run: a ledger for each client
+        for path in self.path.iterdir():
+            if path in (self.spec, self.ledger, self.earlier, clients):
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        self.earlier.mkdir(exist_ok=True)
+        taken = [int(path.name[:3]) for path in self.earlier.iterdir() if path.name[:3].isdecimal()]
+        number = max(taken, default=0) + 1
+        for path, name in ((clients, f"{number:03d}.clients"), (self.ledger, f"{number:03d}.jsonl")):
+            if path.exists():
+                path.rename(self.earlier / name)
+        sync_folder(self.earlier)
+        self.spec.unlink()
 
     def _check_idle(self) -> None:
         """Refuse to take its directory from under a run that is at work: it would go on charging a ledger that nobody reads."""
@@ -143,13 +178,11 @@ class RunDirectory:
 
     def read_record(self) -> dict[str, Any]:
         """The record of a finished run."""
-        from assay.runs.record import SCHEMA  # the record needs the plan, and a directory should open without it
-
         if not self.finished:
             raise AssayError(
                 f"{self.path} is unfinished: it has no record yet. Resume it with: assay resume {self.path}"
             )
-        return _read(self.record, SCHEMA)
+        return read_record(self.record)
 
     def finish(self) -> None:
         """Everything is there: take away what said otherwise."""
@@ -158,11 +191,25 @@ class RunDirectory:
         self.records.unlink(missing_ok=True)
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """What a record.json holds, wherever it was copied to.
+
+    Args:
+        path: The file.
+
+    Raises:
+        AssayError: It is damaged, or not the record of a run.
+    """
+    return _read(path, RECORD_SCHEMA)
+
+
 def _read(path: Path, schema: str) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise AssayError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise AssayError(f"{path} is damaged: it holds no JSON object")
     if data.get("schema") != schema:
         raise AssayError(f"{path} has schema {data.get('schema')!r}; this version of Assay reads {schema!r}")
     return data

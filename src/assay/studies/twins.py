@@ -16,15 +16,15 @@ def take(study: Study, run: Run, root: Path) -> str | None:
     """Copy a finished run of the tables' studies below `root` (`paper/table`) that was asked for with exactly the options and the seed
     of `run`, those of a preset among them; the name of that study, or None where there is no such run or `run` has begun. The copy is there whole or not at all.
 
-    Nothing in a finished run's files says where they are, so they are true of the copy too. Results of attacks stay behind: no ε
-    covers them, and what they were asked for is another table's.
+    Nothing in a finished run's files says where they are, so they are true of the copy too. Results of attacks and of audits that trained again stay behind:
+    no ε covers them. So do the ledgers of runs that were replaced: they are about the other directory.
     """
     directory = study.of(run).path
     if directory.exists() and any(directory.iterdir()):
         return None
     for other in _studies(root):
         for twin in _twins(study, run, other):
-            copy_folder(twin.path, directory, without="attacks.json")
+            copy_folder(twin.path, directory, without=("attacks.json", "audits.json", "ledgers"))
             return other.path.relative_to(root).as_posix()
     return None
 
@@ -42,8 +42,16 @@ def _twins(study: Study, run: Run, other: Study) -> Iterator[RunDirectory]:
         return
     asked = arguments(run.decided)
     for candidate in other.grid.runs():
-        if candidate.seed == run.seed and arguments(candidate.decided) == asked and _is_done(other.of(candidate)):
-            yield other.of(candidate)
+        alike = candidate.seed == run.seed and arguments(candidate.decided) == asked
+        if alike and _is_done(directory := other.of(candidate)) and _has_its_records(directory, run):
+            yield directory
+
+
+def _has_its_records(directory: RunDirectory, run: Run) -> bool:
+    """Whether a new run would be given the same records: earlier versions told them apart by position."""
+    if not {"records", "validation"} & run.decided.keys() and not str(run.decided.get("data", "")).endswith(".npz"):
+        return True
+    return directory.read_spec()["names"].get("split") is not None
 
 
 def _is_done(directory: RunDirectory) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from assay._util import spec
 from assay.errors import ConfigError
@@ -101,8 +102,9 @@ def check(text: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def _repeated(t: Tensor, views: int) -> Tensor:
-    return t.repeat_interleave(views, 0)
+def _repeated(t: Any, views: int) -> Any:
+    """The same with every record `views` times; targets may be several tensors."""
+    return pytree.tree_map(lambda part: part.repeat_interleave(views, 0), t)
 
 
 def _shifted(x: Tensor, pixels: int, stream: Stream) -> Tensor:

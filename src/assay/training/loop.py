@@ -1,7 +1,7 @@
-"""The one training loop: `fit`.
+"""The one training loop. `fit` and `resume` train a run; `train_again` repeats one for an audit and writes nothing.
 
-It charges before it moves (`assay.training.step`), stops by itself when the plan or the budget ends, writes a checkpoint every
-epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
+A run charges before it moves (`assay.training.step`) and stops by itself when the plan or the budget ends. It writes a
+checkpoint every epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
 uninterrupted run ends (on a CPU), without one with fresh randomness, the lost steps staying charged.
 
 Under `torchrun` all ranks train one model (`assay.distributed`). Only the leader has a directory, and with it all files; what it
@@ -11,9 +11,9 @@ reads from there it gives to the others.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +31,20 @@ from assay.errors import AssayError, ConfigError
 from assay.gradients.proof.isolation import separate
 from assay.gradients.proof.position import check_loss
 from assay.methods.plan import Plan
-from assay.methods.stage import Loss
+from assay.methods.stage import Loss, Stage
 from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import checkpoint
+from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
-from assay.runs.record import environment, finished_record, number
-from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
-from assay.runs.statement import render
-from assay.runs.stopping import stop_requests
+from assay.runs.record import Facts
+from assay.runs.result import Result, cross_entropy
+from assay.runs.run import Course, Run, Saved
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
 from assay.training.preflight import checked
+from assay.training.record import KIND, facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
@@ -60,23 +61,70 @@ def fit(
     out: str | Path | None = None,
     force: bool = False,
     names: Mapping[str, Any] | None = None,
-    watch: Callable[[Progress], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Train `model` in place on `train` under `plan`; returns it with its record and its privacy statement.
+    """Train `model` in place on `train` under `plan`.
 
-    `train` yields (input, target); `loss(output, target)` gives one value a record. `out` names a new directory for
-    checkpoints, ledger, record, statement and model. `names` describes model and data in the record. To go on with an
-    interrupted run, call `resume`; ranks that torchrun has started again go on by themselves.
+    An interrupted run is continued by `resume`; ranks that torchrun has started again continue by themselves.
+
+    Args:
+        model: The model; it is trained in place.
+        train: Yields (input, target).
+        plan: Everything that decides ε.
+        test: Records to measure accuracy on after every epoch. They are not protected.
+        loss: `loss(output, target)` gives one value for each record.
+        training: How to train, apart from what decides ε.
+        out: A new directory for checkpoints, ledger, record, statement and model. Without one nothing is written.
+        force: Replace an earlier run in `out`.
+        names: Describes model and data in the record.
+        callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+
+    Returns:
+        The model with its record and its privacy statement.
+
+    Raises:
+        ConfigError: Before anything is trained or written, for settings that do not go together.
+        InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
     plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
-        spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
+        spec = {"kind": KIND, "plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _Run(model, train, plan, test, loss, training, directory, names or {}, watch, ranks).go()
+    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+
+
+def _run(
+    model: nn.Module,
+    train: Dataset[Any],
+    plan: Plan,
+    test: Dataset[Any] | None,
+    loss: Loss,
+    training: Training,
+    directory: RunDirectory | None,
+    names: Mapping[str, Any],
+    callbacks: Iterable[Callback],
+    ranks: World,
+) -> Result:
+    """Run from the start, or from the checkpoint in `directory`, to the end."""
+    used = training.at_batch(plan.batch_size)
+
+    def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
+        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved)
+
+    return Run(
+        begin,
+        plan=plan,
+        training=recorded(training, used),
+        names=names,
+        test=None if test is None else Records(test, pick_device(training.device)),
+        directory=directory,
+        callbacks=callbacks,
+        ranks=ranks,
+    ).go()
 
 
 def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
@@ -108,13 +156,29 @@ def resume(
     *,
     test: Dataset[Any] | None = None,
     loss: Loss = cross_entropy,
-    watch: Callable[[Progress], None] | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Go on with the run in directory `out`, under the plan and settings it was started with."""
+    """Continue the run in directory `out`, under the plan and settings it was started with.
+
+    Args:
+        model: A model of the same architecture, with its initial weights.
+        train: The records of the run.
+        out: The run's directory.
+        test: As for `fit`.
+        loss: As for `fit`.
+        callbacks: As for `fit`.
+
+    Returns:
+        What `fit` would have returned.
+
+    Raises:
+        AssayError: The run is finished.
+        InterruptedRunError: The process was asked to stop; a checkpoint is written.
+    """
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
-    return _Run(model, train, plan, test, loss, training, directory, spec["names"], watch, ranks).go()
+    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
 
 
 def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
@@ -124,63 +188,103 @@ def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
     return directory, directory.read_spec()
 
 
-class _Run:
-    """One run, from its first step (or its checkpoint) to its record."""
+class Insertion:
+    """What an audit puts into a run that it trains again. This one puts in nothing: the run is itself, to the bit."""
+
+    def stage(self, plan: Plan) -> Stage | None:
+        """What is released before the first step. It must cost what the stage of `plan` costs."""
+        return plan.stage
+
+    def records(self, data: Dataset[Any], device: torch.device) -> Records:
+        """The records to train on; `data` are those that the stage leaves."""
+        return Records(data, device)
+
+    def loss(self, own: Loss) -> Loss:
+        """The loss to train with; `own` is the one that the stage leaves."""
+        return own
+
+    def attach(self, step: PrivateStep) -> None:
+        """Called once, when the stage is done and before the first batch is drawn."""
+
+
+def train_again(
+    model: nn.Module,
+    train: Dataset[Any],
+    *,
+    plan: Plan,
+    loss: Loss = cross_entropy,
+    training: Training | None = None,
+    steps: int | None = None,
+    insertion: Insertion | None = None,
+) -> nn.Module:
+    """Train `model` in place exactly as `fit` does, in this process alone, and write nothing: no file, no record, no ε.
+
+    For audits and attacks, which repeat a run on records that they made themselves. With the plan, the settings and the
+    seed of a run, and nothing inserted, the parameters are those of the run to the bit. The ledger is in memory: it holds
+    the run to its plan's ceiling, and is thrown away.
+
+    Args:
+        model: The model; it is trained in place.
+        train: Yields (input, target); what the stage of the plan sees, if it has one.
+        plan: Everything that decides ε; its number of records includes those inserted.
+        loss: `loss(output, target)` gives one value for each record.
+        training: How to train. Settings are scaled to the batch size of `plan`: with more records than the run had,
+            pass `training.at_batch(...)` of the run's own batch size.
+        steps: How many of the plan's steps to take; all by default. Noise and learning rate of a step follow from its
+            place in the whole plan.
+        insertion: What to put into the run.
+
+    Returns:
+        The model as `fit` would release it, in eval mode.
+
+    Raises:
+        ConfigError: For settings that do not go together.
+    """
+    training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
+    plan = checked(model, train, loss, plan, training, None, 1)
+    ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    with closing(Loop(model, train, plan, loss, training.at_batch(plan.batch_size), ledger, insertion)) as loop:
+        for _ in loop.advance(steps):
+            pass
+        loop.apply_average()
+    return model.eval()
+
+
+class Loop(Course):
+    """The steps of one run: the one place where a central run trains.
+
+    Nothing here is shown or written but what a stage leaves in its directory; `ledger` is charged first.
+    """
 
     def __init__(
         self,
         model: nn.Module,
         train: Dataset[Any],
         plan: Plan,
-        test: Dataset[Any] | None,
         loss: Loss,
         training: Training,
-        directory: RunDirectory | None,
-        names: Mapping[str, Any],
-        watch: Callable[[Progress], None] | None,
+        ledger: Ledger,
+        insertion: Insertion | None = None,
+        *,
         ranks: World = ALONE,
+        directory: RunDirectory | None = None,
+        saved: Saved | None = None,
     ) -> None:
-        self.world = ranks
-        if not ranks.leader:  # all that is written or shown is the leader's
-            directory, watch = None, None
+        """Run the stage, if there is one, and take up `saved`.
+
+        `training` is at the run's batch size; `directory` is where a stage keeps its release.
+        """
+        self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
+        self.insertion = insertion or Insertion()
         self.device = pick_device(training.device)
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
-        self.asked, training = training, training.at_batch(plan.batch_size)
-        self.plan, self.loss, self.training, self.directory, self.names = (
-            plan,
-            loss,
-            training,
-            directory,
-            names,
-        )
-        self.watch = watch or (lambda _: None)
-        self.test = None if test is None else Records(test, self.device)
         self.meter = MeanLoss()
-        self.history: list[dict[str, Any]] = []
-        self.seconds = 0.0
-        ledger = Ledger(
-            None if directory is None else directory.ledger,
-            delta=plan.delta,
-            adjacency=plan.adjacency,
-            ceiling=plan.epsilon_limit,
-        )
-        with ExitStack() as undo:  # what fails here leaves model and ledger to others
-            undo.callback(ledger.close)
-            ranks.once(ledger.claim)  # from here on the directory is this run's alone
-            saved = ranks.once(
-                lambda: (
-                    checkpoint.load(directory.checkpoint)
-                    if directory is not None and directory.checkpoint.exists()
-                    else None
-                )
-            )
-            if saved is not None:
-                ranks.once(lambda: ledger.check_covers(saved[1]["step"]))
+        with ExitStack() as undo:  # what fails here leaves the model to others
             randomness = training.randomness()
-            self._stage(train, ledger, randomness)
+            self._run_stage(train, ledger, randomness)
             if saved is not None:
-                self._restore_model(saved[0])
+                self.model.load_state_dict(_below("model.", saved[0]))
             # with exact noise the training loss is not released: its sum is one of floating-point numbers
             measured = plan.noise_multiplier > 0 and not plan.exact and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
@@ -198,25 +302,22 @@ class _Run:
             if training.shard:
                 self._shard()
             self.optimizer = training.optimizer.build(self.model)
-            self.average = None
-            if training.ema is not None:
-                self.average = Average(moving(training.ema), self.model)
-            elif training.tail is not None:
-                self.average = Average(tail(training.tail, plan.steps), self.model)
+            self.average = self._new_average()
             if saved is not None:
                 self._restore(*saved)
-            self._close = undo.pop_all().close
+            self.insertion.attach(self.step)
+            undo.pop_all()
 
-    def _stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
-        """What the method does before training, if anything; sets the records and the loss that training has."""
-        first = self.plan.stage
+    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
+        """What the method does before training, if anything; sets the records and the loss of training."""
+        first = self.insertion.stage(self.plan)
         if first is not None:
-            if len(Records(train)) != self.plan.records:
+            if len(self.insertion.records(train, self.device)) != self.plan.records:
                 raise ConfigError(
                     "dataset",
                     f"{len(Records(train))} records",
-                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases something about "
-                    "all of them before the first step",
+                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases "
+                    "something about all of them before the first step",
                 )
             released = self.world.once(
                 lambda: release_stage(
@@ -231,7 +332,7 @@ class _Run:
             )
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
-        self.train = Records(train, self.device)
+        self.train, self.loss = self.insertion.records(train, self.device), self.insertion.loss(self.loss)
 
     def _shard(self) -> None:
         records = Records(self.train.dataset)
@@ -242,26 +343,24 @@ class _Run:
         inputs, targets = records.gather(torch.arange(2))
         self.step.shard(self.loss(self.model(inputs), targets), self.device)
 
-    def go(self) -> Result:
-        """Run to the end of the plan or of the budget."""
-        try:
-            with stop_requests() as stop:
-                self._loop(stop)
-            return self._finish()
-        finally:
-            self._close()
+    def _new_average(self) -> Average | None:
+        if self.training.ema is not None:
+            return Average(moving(self.training.ema), self.model)
+        if self.training.tail is not None:
+            return Average(tail(self.training.tail, self.plan.steps), self.model)
+        return None
 
-    def _loop(self, stop: Callable[[], bool]) -> None:
+    def advance(self, steps: int | None = None) -> Iterator[None]:
+        """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
-        begun = time.monotonic() - self.seconds
         prepared, unseen = -1, True
-        for inputs, targets in step.batches(self.train):
+        for inputs, targets in step.batches(self.train, steps):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
             outputs = self.training.outputs(self.model, inputs, self.device)
-            if unseen:
-                unseen = not separate(self.loss, outputs, targets)
+            if unseen or step.engine.asking:
+                unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
                 if self.plan.exact:
                     check_loss(self.loss, outputs, targets)
             if not step.backward(self.loss(outputs, targets)):
@@ -269,55 +368,15 @@ class _Run:
             self.optimizer.step()
             if self.average is not None:
                 self.average.update(step.taken)
-            self.seconds = time.monotonic() - begun
-            at_end = self.plan.ends_epoch(step.taken) or step.taken == step.limit
-            if at_end:
-                self._epoch_end()
-            self._tell(at_end)
-            if self.world.any(stop()) and step.taken < step.limit:
-                step.settle()
-                self._save()
-                kept = (
-                    f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
-                )
-                raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
+            yield
 
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)
         if self.training.seed is not None:  # the model's own randomness (dropout) is part of what a fixed seed fixes
             seed_torch(self.step.randomness.stream(self.world.purpose("model"), step), self.device)
 
-    def _epoch_end(self) -> None:
-        self.step.settle()
-        accuracy, test_loss = self._evaluate()
-        self.history.append(
-            {
-                "epoch": round(self.plan.epochs_after(self.step.taken), 2),
-                "step": self.step.taken,
-                "epsilon": number(self.world.once(self.step.epsilon_taken)),
-                "train_loss": self.meter.value,
-                "test_accuracy": accuracy,
-                "test_loss": number(test_loss),  # published noise can make it infinite
-            }
-        )
-        self.meter.reset()
-        self._save()
-
-    def _tell(self, at_end: bool) -> None:
-        last = self.history[-1] if self.history else {}
-        self.watch(
-            Progress(
-                step=self.step.taken,
-                steps=self.step.limit,
-                epoch=self.plan.epochs_after(self.step.taken),
-                loss=last.get("train_loss") if at_end else self.meter.value,
-                epsilon=float(last["epsilon"]) if last else None,
-                accuracy=last.get("test_accuracy"),
-                epoch_end=at_end,
-            )
-        )
-
-    def _save(self) -> None:
+    def state(self) -> Saved:
+        """What `saved` takes, whole on every rank."""
         self.step.placement.check(self.model)
         tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
@@ -326,75 +385,93 @@ class _Run:
         state = {
             "step": self.step.taken,
             "optimizer": optimizer_plain,
-            "history": self.history,
-            "seconds": self.seconds,
             "meter": self.meter.state(),
             "chain": self.step.chain.state(),
         }
-        tensors = self.step.placement.whole(tensors | optimizer_tensors)
-        if self.directory is not None:
-            checkpoint.save(self.directory.checkpoint, tensors, state)
-
-    def _restore_model(self, tensors: dict[str, Tensor]) -> None:
-        self.model.load_state_dict(_below("model.", tensors))
+        return self.step.placement.whole(tensors | optimizer_tensors), state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if self.average is not None:
             kept = _below("average.", tensors)
             self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.own)
-        self.history, self.seconds = state["history"], state["seconds"]
         self.meter.restore(state["meter"])
         self.step.chain.restore(state["chain"])
 
-    def _evaluate(self) -> tuple[float | None, float | None]:
-        if self.test is None:
-            return None, None
-        with self._final_weights(), torch.no_grad():
-            self.model.eval()
-            try:
-                return evaluate(self.model, self.test, self.loss)
-            finally:
-                self.model.train()
-
     @contextmanager
-    def _final_weights(self) -> Iterator[None]:
-        """The averaged weights, if there are any, in place of the current ones."""
-        if self.average is None:
-            yield
-            return
-        with self.average.applied():
-            yield
+    def released_model(self) -> Iterator[nn.Module]:
+        """The model as it would be released now: averaged weights if there are any, in eval mode."""
+        with ExitStack() as undo:
+            if self.average is not None:
+                undo.enter_context(self.average.applied())
+            undo.callback(self.model.train)
+            yield self.model.eval()
 
-    def _last_result(self) -> tuple[float | None, float | None]:
-        if not self.history:
-            return self._evaluate()
-        loss = self.history[-1]["test_loss"]
-        return self.history[-1]["test_accuracy"], None if loss is None else float(loss)
+    @property
+    def taken(self) -> int:
+        """The steps behind the model."""
+        return self.step.taken
 
-    def _finish(self) -> Result:
+    @property
+    def limit(self) -> int:
+        """How many the plan and the budget allow."""
+        return self.step.limit
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the records so far."""
+        return self.plan.epochs_after(self.step.taken)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last step ended an epoch."""
+        return self.plan.ends_epoch(self.step.taken)
+
+    @property
+    def train_loss(self) -> float | None:
+        """The mean loss since the epoch began, as released."""
+        return self.meter.value
+
+    def settle(self) -> None:
+        """Give back what was charged ahead and not used."""
         self.step.settle()
-        accuracy, test_loss = self._last_result()
-        record = self.world.once(
-            lambda: finished_record(
-                plan=self.plan,
-                ledger=self.step.ledger,
-                training=recorded(self.asked, self.training),
-                names=self.names,
-                steps=self.step.taken,
-                history=self.history,
-                result={"test_accuracy": accuracy, "test_loss": test_loss},
-                seconds=self.seconds,
-                environment=environment(),
-            )
-        )
-        statement = render(record, self.plan, self.step.randomness.describe())
-        if self.average is not None:
-            self.average.apply()
+
+    def charge_rest(self) -> None:
+        """Charge all steps up to `limit`."""
+        self.step.charge_rest()
+
+    def epsilon(self) -> float:
+        """The verified ε of all that is charged."""
+        return self.step.epsilon()
+
+    def epsilon_taken(self) -> float:
+        """The verified ε of the steps taken."""
+        return self.step.epsilon_taken()
+
+    def note(self) -> dict[str, Any]:
+        """Nothing beside the common facts; the loss is measured from here on."""
+        self.meter.reset()
+        return {}
+
+    def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
+        """What the record says of a central run."""
+        return facts(self.plan, names, self.training.augment, self.step.randomness, self.step.taken, stopped=stopped)
+
+    def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
+        """The model with its averaged weights, its whole tensors, and how many gradients of all ranks were not finite."""
+        self.apply_average()
         nonfinite = torch.tensor(self.step.nonfinite)
         self.world.sum([nonfinite])
-        tensors = self.step.placement.whole(self.model.state_dict())
-        return finished(self.model, record, statement, self.directory, int(nonfinite), tensors)
+        return self.model, self.step.placement.whole(self.model.state_dict()), int(nonfinite)
+
+    def apply_average(self) -> None:
+        """End with the averaged weights, if there are any."""
+        if self.average is not None:
+            self.average.apply()
+
+    def close(self) -> None:
+        """Settle the ledger and give the model back."""
+        self.step.close()
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -93,7 +93,7 @@ def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Trainin
     try:
         with torch.random.fork_rng(devices=[]):
             outputs = training.outputs(model, inputs, device)
-            separate(loss, outputs, targets)
+            separate(loss, outputs, targets, engine.coins)
             engine.collect(loss(outputs, targets))
     except AssayError:
         raise

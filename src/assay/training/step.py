@@ -32,6 +32,7 @@ from torch.utils.data import Dataset
 
 from assay._util import digest
 from assay._util.figures import at_most
+from assay._util.process import Unique, here
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
@@ -41,8 +42,7 @@ from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
-from assay.gradients.clipping import AdaptiveQuantile
-from assay.gradients.engine import Engine
+from assay.gradients.engine import Engine, check_losses
 from assay.gradients.proof import position
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.rules.layers import RULES
@@ -54,20 +54,24 @@ from assay.methods.chain import Chain, Form
 from assay.methods.plan import Plan
 from assay.models.layers import trainable_layers
 from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Randomness, seed_torch
+from assay.randomness.streams import OsSeeded, Randomness, taken_apart
 from assay.training import limits
 from assay.training.augment import Augmentation
 from assay.training.batches import Batches
+from assay.training.masks import Masks
 
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
 
 
-class PrivateStep:
+class PrivateStep(Unique):
     """Turns losses, one a record, into a private gradient, and pays for it first.
 
     Guarantee: what `.grad` holds after `backward` returned True, over all steps taken, is (ε, δ)-differentially private
     with the ε that `epsilon()` states, provided that the batches come from `batches` and that nothing else computed
     from the records is released.
+
+    It exists once: it cannot be copied, and a forked process must make its own. An exception inside `backward` makes it unusable, because
+    nobody can tell how much noise was drawn by then; a new one on the same ledger goes on with fresh noise.
     """
 
     def __init__(
@@ -90,10 +94,9 @@ class PrivateStep:
         self.plan = plan = plan.for_layers(trainable_layers(model))
         if plan.exact:
             _check_exact(model, side)
-        asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        gradient_share = _left_of(asked)
+        gradient_share = _left_of([*side, *plan.clip.queries])
         chain = plan.chain(gradient_share)
-        self.randomness = OsSeeded() if randomness is None else randomness
+        self.randomness = taken_apart(OsSeeded() if randomness is None else randomness)
         self._position: position.Watch | None = None
         self._augment, self._views = augment, 1 if augment is None else augment.views
         if augment is not None and world.size > 1:
@@ -114,11 +117,16 @@ class PrivateStep:
                 self._physical = self._physical or _size_of_parts(plan.batch_size)
                 self._position = position.Watch(model)
                 undo.callback(self._position.stop)
-            own = self.chain.clip
-            self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
+            self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
             self._groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
+            self._masks: Masks | None = None
+            if (
+                self.randomness.fingerprint is None
+            ):  # a fixed seed fixes what the model draws as well, and is the caller's
+                self._masks = Masks(model, self.randomness.stream("model", 0))
+                undo.callback(self._masks.stop)
             if isinstance(self.chain.noise, BandedGaussian):
                 self._catch_up(self.chain.noise)
             undo.pop_all()
@@ -132,7 +140,8 @@ class PrivateStep:
         self._drawn: int | None = None
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
-        self._closed = False
+        self._loop = 0
+        self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
         self,
@@ -150,8 +159,8 @@ class PrivateStep:
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
             undo.callback(ledger.close)
         _check_ledger(ledger, plan)
-        copy = world.once(functools.partial(_claimed_copy, ledger))
-        self.ledger = ledger = ledger if world.leader else copy
+        charges = world.once(functools.partial(_claimed_charges, ledger))
+        self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
         if plan.stage is not None and not ledger.paid(plan.stage_event):
             raise ConfigError(
                 "method",
@@ -160,7 +169,8 @@ class PrivateStep:
             )
         # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
         seeded = self.randomness.fingerprint is not None
-        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded)
+        coins = self.randomness.stream("proof", taken)
+        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded, coins=coins)
         undo.callback(self.engine.detach)
         # the noise of later levels of a schedule has its own; all else in the chain, which may have a state, is the same in all of them
         self.chain = chain.on(self.engine.parameters)
@@ -209,17 +219,19 @@ class PrivateStep:
         any other batch. With `augment`, each record comes as several views, one after the other, and `backward` takes one
         loss a view; their gradients are averaged before clipping.
 
-        Without a seed, torch's own generators, which dropout draws from, are seeded anew here, by the plan's secret randomness.
+        Without a seed, torch's own generators, which dropout draws from, have secret states for every part (`assay.training.masks`).
+
+        One loop at a time: a second call ends the first, which raises an error where it goes on.
 
         On several ranks `dataset` is the whole data set, of which each rank takes an equal share, or the rank's own share, which no
         other rank has. The plan is always that of the whole.
         """
-        if self._closed:
-            raise AssayError("this PrivateStep was closed: make a new one to go on")
+        self._check_usable()
         records = dataset if isinstance(dataset, Records) else Records(dataset)
-        if self.randomness.fingerprint is None:
-            # what dropout draws for a record depends on where in its batch it stands, and so on whether others are there: nobody may know it
-            seed_torch(self.randomness.stream("model", self.taken), next(iter(self.engine.parameters.values())).device)
+        if self._masks is not None:
+            self._masks.begin(parameter.device for parameter in self.engine.parameters.values())
+        self._loop += 1
+        loop = self._loop
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         while self.taken < end:
@@ -229,9 +241,18 @@ class PrivateStep:
             # parts of a batch whose loop was left in the middle: the very same batch is drawn here again, each record once
             self._total, self._measured = {}, []
             for part in batch.parts(passes):
+                if self._masks is not None:
+                    self._masks.renew()  # before the records are fetched: data sets draw as well
+                given = batch.gather(part)
                 self._drawn, self._slots, self._padded = len(part) * self._views, part.slots, part.padding
                 self._fill = part.fill
-                yield batch.gather(part)
+                yield given
+                self._check_usable()
+                if self._loop != loop:
+                    raise AssayError(
+                        "another loop over batches() of this PrivateStep has begun: parts of one batch would count in the other. Finish one loop "
+                        "before the next"
+                    )
             if self.taken == now:
                 raise AssayError("a batch was drawn but backward() was not called for it: every batch needs its step")
 
@@ -244,8 +265,7 @@ class PrivateStep:
         if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(losses.device.type):
             with torch.autocast(losses.device.type, enabled=False):
                 return self.backward(losses)
-        if self._closed:
-            raise AssayError("this PrivateStep was closed: make a new one to go on")
+        self._check_usable()
         if self.taken >= self._limit:
             raise BudgetSpentError(
                 f"the budget is spent after {self.taken} steps: ε = {at_most(self.epsilon())}"
@@ -260,6 +280,32 @@ class PrivateStep:
                 if self._drawn is not None
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
+        check_losses(losses)
+        if self._masks is not None and not self._masks.secret:
+            raise AssayError(
+                "torch's generators were seeded between model(...) and backward(): what the loss draws from them would be known. Seed before the "
+                "model is called, or use a torch.Generator of your own; then call the model again for this batch"
+            )
+        # From here on nobody can tell how far an exception (an interrupt, a failed allocation) has let things go: noise may have been drawn, a
+        # part of a batch may count already.
+        self._unfinished = True
+        done = self._add(losses)
+        self._unfinished = False
+        return done
+
+    def _check_usable(self) -> None:
+        self.check_process()
+        if self._closed:
+            raise AssayError("this PrivateStep was closed: make a new one to go on")
+        if self._unfinished:
+            raise AssayError(
+                "an exception ended a backward() of this PrivateStep in the middle, so it takes no further step: noise might be used twice. close() "
+                "it and make a new one on the same ledger, PrivateStep(model, plan, ledger=step.ledger, taken=step.taken): it draws fresh noise, "
+                "and what was charged stays charged"
+            )
+
+    def _add(self, losses: Tensor) -> bool:
+        """Clip and add up, and release after the last part."""
         self._drawn = None
         if self._pending > 1:
             for parameter in self.engine.parameters.values():
@@ -286,6 +332,8 @@ class PrivateStep:
             else:
                 torch._foreach_add_(list(self._total.values()), list(total.values()))
                 self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
+        else:
+            self.engine.forget()
         self._pending -= 1
         if self._pending > 0:
             return False
@@ -357,7 +405,17 @@ class PrivateStep:
 
     def settle(self) -> None:
         """Give back what was charged ahead and not used. Call when a loop ends or pauses in an orderly way."""
-        self._segment.settle(self.taken - self._origin)
+        if not self._rest_charged:
+            self._segment.settle(self.taken - self._origin)
+
+    def charge_rest(self) -> None:
+        """Charge all steps up to `limit`, for a run that ends here because of what it released. None is given back.
+
+        The ε of a number of steps that was chosen by looking at released values is too small; that of all steps holds
+        (`assay.runs.callbacks`).
+        """
+        self._segment.charge(self._limit - self._origin)
+        self._rest_charged = True
 
     def epsilon(self) -> float:
         """The verified ε charged so far; never less than what was spent."""
@@ -375,11 +433,14 @@ class PrivateStep:
     def close(self) -> None:
         """Settle the ledger, let others charge it if it was made here, and give the model back as it was. No step follows."""
         self._closed = True
-        self.settle()
+        if self._process is here():  # a forked child has nothing to settle: its parent goes on
+            self.settle()
         if self._own_ledger:
             self.ledger.close()
         if self._position is not None:
             self._position.stop()
+        if self._masks is not None:
+            self._masks.stop()
         self.engine.detach()
 
 
@@ -411,10 +472,10 @@ def _left_of(asked: Sequence[SideQuery]) -> float:
     return 1.0 - sum(shares)
 
 
-def _claimed_copy(ledger: Ledger) -> Ledger:
+def _claimed_charges(ledger: Ledger) -> Any:
     """What the ledger holds, once nobody else can charge it."""
     ledger.claim()
-    return ledger.copied()
+    return ledger.charges()
 
 
 def _check_ledger(ledger: Ledger, plan: Plan) -> None:

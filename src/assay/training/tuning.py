@@ -27,12 +27,18 @@ from assay.data.bundle import DataBundle
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.methods.plan import Plan
-from assay.randomness.streams import Randomness, Stream
+from assay.randomness.streams import Randomness, Stream, taken_apart
 from assay.runs.result import Result, cross_entropy, evaluate
 
 _PARTS = 10  # of which one is for validation
 _SCORE_NOISE = 0.005  # standard deviation of a released score, as a part of the validation records
 _LEAST_SCORE_NOISE = 20.0  # less, and the scores alone of ten trials cost more than ε = 1
+
+ACCOUNTANT = (
+    "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022;"
+    " dp_accounting): an upper bound"
+)
+"""How the ε of a choice is computed, for its statement."""
 
 
 class NoTrialError(AssayError):
@@ -158,6 +164,7 @@ def best_of(
 
     How many trials there were, and how the others did, is not to be told to anybody.
     """
+    randomness = taken_apart(randomness)
     trials = drawn_trials(mean, randomness.stream("trials", 0))
     which = randomness.stream("settings", 0).integers(len(splits), max(1, trials)).tolist()
     best: tuple[float, int, Result] | None = None

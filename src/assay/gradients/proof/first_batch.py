@@ -1,23 +1,27 @@
-"""What the engine proves on the first batch of the user's own model, before any parameter moves.
+"""What the engine proves about the user's own model, before anything is released: on the first batch all of it, on random later ones a part.
 
-1. Separation: the first and the last record's loss have gradient zero with respect to every other record's activations, and
-   the same gradient with respect to its own by itself as in the sum of all losses. It fails for layers that mix records (batch statistics,
-   attention across the batch, a hook that scales gradients by the batch) and for models whose record dimension is not the first one.
-2. Isolation (`assay.gradients.proof.isolation`): the first and the last record's output stay what they are when all other records are
+1. Separation: the summed losses of a random half of the records have gradient zero with respect to the other records' activations, and
+   the same gradient with respect to their own as in the sum of all losses. It fails for layers and losses that mix records (batch statistics,
+   attention across the batch, a ranking, a hook that scales gradients by the batch) and for models whose record dimension is not the first one.
+2. Isolation (`assay.gradients.proof.isolation`): the output of a random half of the records stays what it is when the others are
    replaced, and whatever their number. It fails where records are mixed outside autograd's sight (before the first trainable layer, in
    detached batch statistics), and where the forward pass writes down what it has seen.
-3. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. It fails where a
-   parameter is also used outside the module that owns it.
-4. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would leave without noise.
+3. Stillness: neither pass writes into a parameter, the backward pass into no buffer, and the model computes after it what it did before.
+4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. Stand-ins take the parameters' place in that
+   pass: nothing reaches a parameter's own `.grad`, or a hook on it, and a parameter that the losses do reach is used outside the module that owns it.
+5. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would leave without noise.
 
-A loss that itself mixes records (scaled by a batch statistic) cannot be seen from its values alone: it must give one value a
+The choices come from the run's own randomness, so that nobody who does not know it, nor any record, can tell which records are compared, or when. Every
+batch is looked at for 5, for writes that show in versions (`assay.gradients.proof.watch`), and for modules that came or changed their mode.
+
+A loss that mixes records by numbers without gradients (weights by the batch's counts) cannot be seen from its values alone: it must give one value a
 record, from that record alone. Who has the loss itself can ask `isolation.separate`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ from assay.errors import UnsupportedModelError
 from assay.gradients.arithmetic import constant
 from assay.gradients.proof import isolation
 from assay.gradients.proof.isolation import Call, mixes, writes
+from assay.gradients.proof.replacements import SPLITS, Coins, splits
 from assay.gradients.record_grads import RecordGrads
 
 
@@ -41,21 +46,35 @@ def run_backward(losses: Tensor) -> None:
     )
 
 
-def backward(losses: Tensor, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The one backward pass; returns what autograd gave parameters by itself and leaves every `.grad` as it was."""
+def backward(
+    losses: Tensor, parameters: Mapping[str, nn.Parameter], stand_ins: Mapping[int, Tensor]
+) -> dict[str, Tensor]:
+    """The one backward pass; returns what autograd gave the parameters' stand-ins and leaves every `.grad` as it was.
+
+    Raises:
+        UnsupportedModelError: where a parameter itself was reached, in a pass within the pass.
+    """
     kept = [(p, p.grad) for p in parameters.values() if p.grad is not None]
     for p, _ in kept:
         p.grad = None
-    reached: dict[str, Tensor] = {}
+    for standing in stand_ins.values():  # another's backward pass through the model may have been there
+        standing.grad = None
+    reached = []
     try:
         run_backward(losses)
     finally:
         for name, p in parameters.items():
             if p.grad is not None:
-                reached[name], p.grad = p.grad, None
+                reached.append(name)
+                p.grad = None
         for p, grad in kept:
             p.grad = grad
-    return reached
+    for name in reached:
+        raise UnsupportedModelError(used_outside(name))
+    if not stand_ins:
+        return {}
+    found = {name: stand_ins[id(p)].grad for name, p in parameters.items() if id(p) in stand_ins}
+    return {name: grad for name, grad in found.items() if grad is not None}
 
 
 def used_outside(name: str) -> str:
@@ -75,13 +94,31 @@ def not_first(path: str, t: Tensor, records: int) -> str:
     )
 
 
-def enclosed(losses: Tensor, own: Iterable[Tensor]) -> set[Any]:
-    """The nodes of the graph of these losses; refuses one in which something is trained that is neither `own` nor a record's.
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """What the losses of a batch are made of."""
 
-    Leaves with a row a record (inputs, activations of a frozen part) are nobody's parameters.
+    nodes: set[Any]
+    normalises: bool
+    """Whether statistics of more than one row are used (batch normalisation in train mode)."""
+
+    def holds(self, t: Tensor) -> bool:
+        """Whether the losses depend on this tensor."""
+        return t.requires_grad and torch.autograd.graph.get_gradient_edge(t).node in self.nodes
+
+
+_NORMALISING = frozenset(("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"))
+
+
+def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str]) -> Graph:
+    """The graph of these losses; refuses one in which something is trained that is neither `own` nor a record's.
+
+    Leaves with a row a record (inputs, activations of a frozen part) are nobody's parameters. `parameters` are the names of the model's
+    own, by identity: the modules that own them run with others in their place, so that whatever reaches one does so from outside.
     """
     known = {id(t) for t in own}
     seen: set[Any] = set()
+    normalises = False
     todo: list[Any] = [losses.grad_fn]
     while todo:
         node = todo.pop()
@@ -90,26 +127,64 @@ def enclosed(losses: Tensor, own: Iterable[Tensor]) -> set[Any]:
         seen.add(node)
         leaf = getattr(node, "variable", None)
         if isinstance(leaf, Tensor) and id(leaf) not in known:
+            if id(leaf) in parameters:
+                raise UnsupportedModelError(used_outside(parameters[id(leaf)]))
             rows = leaf.shape[0] if leaf.dim() else 0
             if isinstance(leaf, nn.Parameter) or rows != len(losses):
                 raise UnsupportedModelError(
                     f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the private "
                     "model; its gradient would carry the records without noise. Give the whole model, or detach/freeze that part"
                 )
+        # a single row is how torch normalises a record (or a kernel) by itself
+        if type(node).__name__ in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
+            normalises = True
         todo.extend(parent for parent, _ in node.next_functions)
-    return seen
+    return Graph(seen, normalises)
+
+
+def check_losses(losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins: Coins, most: int = 1) -> None:
+    """Refuse losses that mix records: those of a random half have a gradient at what the model put out for the others.
+
+    Cheap, because it goes no further back than the model's outputs. With `most` splits, no two of 2 to the power of `most` records
+    are always on the same side.
+    """
+    records = len(losses)
+    rows = [t for t in outputs if t.dim() > 0 and t.shape[0] == records and graph.holds(t)]
+    if not rows or records < 2:
+        return
+    weights = (0.5 + coins.uniform(records)).to(losses)
+    for mask in splits(records, coins, most):
+        for half in (mask, ~mask):
+            mine = half.to(losses.device)
+            summed = (losses * (weights * mine)).sum()
+            for g in torch.autograd.grad(summed, rows, retain_graph=True, allow_unused=True):
+                if g is not None and _reaches(g, ~mine):
+                    raise UnsupportedModelError(isolation.LOSS_MIXES)
+
+
+def _reaches(g: Tensor, rows: Tensor) -> bool:
+    others = g[rows]
+    return bool(((others != 0) & others.isfinite()).any())
 
 
 class Proof:
-    """Collects what the first forward pass shows and checks it. Passing is remembered by the engine, not here."""
+    """Collects what a forward pass shows and checks it: on the first batch in `full`. Passing is remembered by the engine, not here.
 
-    def __init__(self) -> None:
+    `copied` gives the model as it is, sharing its parameters.
+    """
+
+    def __init__(
+        self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins, *, full: bool = True
+    ) -> None:
+        self._model, self._copied, self._coins, self.full = model, copied, coins, full
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._calls: list[Call] = []
-        self._begun: list[tuple[Any, Any, Tensor, dict[str, Tensor], dict[str, Tensor], nn.Module | None]] = []
+        self._begun: list[tuple[Any, Any, isolation.RandomState, dict[str, Tensor], nn.Module | None]] = []
+        self._parameters: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}
+        self._used: list[Call] = []
         self._single = False  # whether a single record has told that the model remembers nothing
-        self._within = False
 
     def saw(self, path: str, output: Tensor) -> None:
         """A recorded output (or a module's per-record parameters), the record first."""
@@ -125,73 +200,73 @@ class Proof:
 
     def forget(self) -> None:
         """Let go of the graph."""
-        self._seen, self._versions, self._calls, self._begun = [], [], [], []
+        self._seen, self._versions, self._calls, self._begun, self._used = [], [], [], [], []
+        self._parameters, self._buffers = {}, {}
 
-    @contextmanager
-    def within(self) -> Iterator[None]:
-        """Calls of the model within a call, record by record, are none of the user's."""
-        self._within = True
-        try:
-            yield
-        finally:
-            self._within = False
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """The whole model is about to be called: remember what is needed to call it again."""
+        model = self._model
+        if not self._parameters:
+            self._parameters = isolation.copied(model.named_parameters())
+        buffers, before = isolation.copied(model.named_buffers()), self._copied()
+        self._begun = [(args, kwargs, isolation.random_state(), buffers, before)]
 
-    def watch(self, model: nn.Module, copied: Callable[[], nn.Module | None]) -> list[Any]:
-        """Remember the calls of the whole model, to be able to repeat them; `copied` gives the model as it is, sharing its parameters."""
+    def check_buffers(self) -> None:
+        """Refuse buffers that were filled in a pass record by record."""
+        for name, b in self._model.named_buffers():
+            if torch._C._functorch.is_functorch_wrapped_tensor(b):
+                raise UnsupportedModelError(writes(f"buffer {name}"))
 
-        def start(_module: nn.Module, args: Any, kwargs: Any) -> None:
-            if torch.is_grad_enabled() and not self._within:
-                buffers, parameters = (
-                    isolation.copied(model.named_buffers()),
-                    isolation.copied(model.named_parameters()),
-                )
-                before = None if self._single else copied()  # whoever writes down what it sees has done so by then
-                self._begun = [(args, kwargs, torch.get_rng_state(), buffers, parameters, before)]
-
-        def end(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
-            if not torch.is_grad_enabled():
-                return
-            for name, b in model.named_buffers():
-                if torch._C._functorch.is_functorch_wrapped_tensor(b):  # of a pass record by record
-                    raise UnsupportedModelError(writes(f"buffer {name}"))
-            if self._within or not self._begun:
-                return
-            args, kwargs, state, buffers, parameters, before = self._begun.pop()
-            for name in sorted(isolation.changed(parameters, model.named_parameters())):
-                raise UnsupportedModelError(writes(f"parameter {name}"))
-            self._calls.append(
-                Call(
-                    args=args,
-                    kwargs=kwargs,
-                    random_state=state,
-                    buffers=buffers,
-                    output=output,
-                    before=before,
-                    values=[t.detach().clone() for t in isolation.tensors(output)],
-                    drew=not torch.equal(state, torch.get_rng_state()),
-                    wrote=isolation.changed(buffers, model.named_buffers()),
-                )
+    def end(self, output: Any) -> None:
+        """The whole model was called."""
+        self.check_buffers()
+        if not self._begun:
+            return
+        args, kwargs, state, buffers, before = self._begun.pop()
+        self._check_parameters("forward")
+        self._calls.append(
+            Call(
+                args=args,
+                kwargs=kwargs,
+                random_state=state,
+                buffers=buffers,
+                output=output,
+                before=before,
+                values=[t.detach().clone() for t in isolation.tensors(output)],
+                drew=isolation.drawn_since(state),
+                wrote=isolation.changed(buffers, self._model.named_buffers()),
             )
+        )
 
-        return [
-            # before the model's own hooks, which may change the arguments and will do so again
-            model.register_forward_pre_hook(start, with_kwargs=True, prepend=True),
-            model.register_forward_hook(end, with_kwargs=True),
-        ]
+    def _check_parameters(self, during: str) -> None:
+        for name in sorted(isolation.changed(self._parameters, self._model.named_parameters())):
+            raise UnsupportedModelError(writes(f"parameter {name}", during))
 
-    def before(self, losses: Tensor, own: Iterable[Tensor], model: nn.Module) -> None:
-        """Check separation, isolation and enclosure, which need the graph but not the engine's own backward pass."""
-        reached = enclosed(losses, own)
-        self._separation(losses, reached)
+    def before(self, losses: Tensor, graph: Graph) -> None:
+        """Check separation and isolation, which need the graph but not the engine's own backward pass."""
+        self._buffers = isolation.copied(self._model.named_buffers())
+        self._separation(losses, graph)
         if len(losses) > 1 or not self._single:
-            self._isolation(model, len(losses), reached)
+            self._isolation(len(losses), graph)
 
-    def _isolation(self, model: nn.Module, records: int, reached: set[Any]) -> None:
-        used = [call for call in self._calls if any(t.grad_fn in reached for t in isolation.tensors(call.output))]
-        if not used and any(output.grad_fn in reached for _, output in self._seen):
+    def after(self) -> None:
+        """Check, after the backward pass, that it has left the model alone."""
+        self._check_parameters("backward")
+        wrote = {name for call in self._calls for name in call.wrote}
+        for name in sorted(isolation.changed(self._buffers, self._model.named_buffers()) - wrote):
+            raise UnsupportedModelError(writes(f"buffer {name}", "backward"))
+        if self.full:
+            for call in self._used:
+                now = self._copied()
+                if now is not None:
+                    isolation.check_unmoved(call, now)
+
+    def _isolation(self, records: int, graph: Graph) -> None:
+        self._used = [call for call in self._calls if any(map(graph.holds, isolation.tensors(call.output)))]
+        if not self._used and any(graph.holds(output) for _, output in self._seen):
             raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
-        for call in used:
-            isolation.check(call, model, records)
+        for call in self._used:
+            isolation.check(call, self._model, records, self._coins, full=self.full)
             # a record of zeros, which stands for an empty batch, cannot tell
             self._single |= any(bool((t != 0).any()) for t in isolation.tensors((call.args, call.kwargs)))
 
@@ -199,30 +274,38 @@ class Proof:
         """The coarsest arithmetic met: completeness cannot hold more closely than that."""
         return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
-    def _separation(self, losses: Tensor, reached: set[Any]) -> None:
+    def _separation(self, losses: Tensor, graph: Graph) -> None:
         records = len(losses)
-        seen = [(path, output) for path, output in self._seen if output.grad_fn in reached]
+        seen = [(path, output) for path, output in self._seen if graph.holds(output)]
         for path, output in seen:
             if output.dim() == 0 or output.shape[0] != records:
                 raise UnsupportedModelError(not_first(path, output, records))
         outputs = [output for _, output in seen]
         if not outputs:
             return
-        mine: list[tuple[int, Sequence[Tensor | None]]] = []
-        for one in {0, records - 1}:
-            alone = torch.autograd.grad(losses[one], outputs, retain_graph=True, allow_unused=True)
-            for (path, _), g in zip(seen, alone, strict=True):
-                if g is not None and any(
-                    bool(((part != 0) & part.isfinite()).any()) for part in (g[:one], g[one + 1 :])
-                ):
+        # no two records' parts cancel with weights that nobody knows
+        weights = (0.5 + self._coins.uniform(records)).to(losses)
+
+        def gradients(of: Tensor) -> Sequence[Tensor | None]:
+            return torch.autograd.grad((losses * of).sum(), outputs, retain_graph=True, allow_unused=True)
+
+        masks = splits(records, self._coins, SPLITS if self.full else 1) if records > 1 else []
+        halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
+        halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
+        apart: list[tuple[Tensor, Sequence[Tensor | None]]] = []
+        for mine in halves:
+            found = gradients(weights * mine)
+            for (path, _), g in zip(seen, found, strict=True):
+                if g is not None and _reaches(g, ~mine):
                     raise UnsupportedModelError(mixes(path or "the model"))
-            mine.append((one, [None if g is None else g[one] for g in alone]))
-        together = torch.autograd.grad(losses.sum(), outputs, retain_graph=True, allow_unused=True)
-        for one, own in mine:
-            for (path, _), by_itself, of_all in zip(seen, own, together, strict=True):
-                if by_itself is not None and (of_all is None or not isolation.close(by_itself, of_all[one])):
+            if len(apart) < 2:
+                apart.append((mine, [None if g is None else g[mine] for g in found]))
+        together = gradients(weights)
+        for mine, own in apart:
+            for (path, _), by_themselves, of_all in zip(seen, own, together, strict=True):
+                if by_themselves is not None and (of_all is None or not isolation.close(by_themselves, of_all[mine])):
                     raise UnsupportedModelError(
-                        f"the backward pass mixes records: what reaches {path or 'the model'} for one record's loss depends on the losses of the "
+                        f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses depends on the losses of the "
                         "others (a hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound that"
                     )
 

@@ -1,15 +1,19 @@
 """Isolation: what a model, or a loss, makes of a record does not depend on the others, nor on what it has seen before.
 
-It is asked by calling it again: with all other records replaced by one, with another number of records, and with the batch as it was after
-another one. Copies of it as it was before its first call are asked (`assay.models.copies`): it may itself have written down on that call what it
-keeps to from then on. Their trainable parameters are a little off: behind a layer that begins at zero nothing shows. What a call writes into the model
-must not depend on the records: it would leave with the model, without noise.
+It is asked by calling it again: with random parts of the batch replaced (`assay.gradients.proof.replacements`), with another number of records, and with the
+batch as it was after another one. Copies of it as it was before the call are asked (`assay.models.copies`): it may itself have written down on that
+call what it keeps to from then on. On the first batch we move the copies' trainable parameters a little, because a layer that begins at zero would
+hide what is mixed before it. What a call writes into the model must not depend on the records: it would leave with the model, without noise.
+That holds for buffers, for extra state (`get_extra_state`), and for attributes by which the model computes, in train or in eval mode.
+
+Whatever fails on rows that no data set holds (zeros, large or missing values) is left out; rows of the batch itself it must take.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import pickle
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
+from assay.gradients.proof.replacements import Coins, Replacement, a_few, by_record, only, picked, rounds
 from assay.models import copies
 
 
@@ -30,11 +35,11 @@ def mixes(path: str) -> str:
     )
 
 
-def writes(what: str) -> str:
-    """The message for what the forward pass writes into the model."""
+def writes(what: str, during: str = "forward") -> str:
+    """The message for what a pass writes into the model."""
     return (
-        f"the forward pass writes into {what} what it has seen of the records: that would leave with the model without noise. Take it out "
-        "(running statistics, data-dependent initialisation), or set it from public data before"
+        f"the {during} pass writes into {what} what it has seen of the records: that would leave with the model without noise. Take it out "
+        "(running statistics, data-dependent initialisation, statistics of gradients), or set it from public data before"
     )
 
 
@@ -44,13 +49,39 @@ OUT_OF_SIGHT = (
 )
 
 
+LOSS_MIXES = (
+    "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, a "
+    "contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known beforehand"
+)
+
+RandomState = list[Tensor]
+
+
+def random_state() -> RandomState:
+    """The state of torch's generators that are in use."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [torch.get_rng_state(), *cuda]
+
+
+def set_random_state(state: RandomState) -> None:
+    """Put torch's generators back."""
+    torch.set_rng_state(state[0])
+    if len(state) > 1:
+        torch.cuda.set_rng_state_all(state[1:])
+
+
+def drawn_since(state: RandomState) -> bool:
+    """Whether random numbers were drawn since then."""
+    return not all(torch.equal(a, b) for a, b in zip(state, random_state(), strict=False))
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A call of the whole model, and what is needed to repeat it: randomness and buffers as they were before."""
 
     args: Any
     kwargs: Any
-    random_state: Tensor
+    random_state: RandomState
     buffers: Mapping[str, Tensor]
     output: Any
     before: nn.Module | None
@@ -66,20 +97,20 @@ class Call:
         """The same call of such a model, with the randomness and the buffers of this one and its arguments changed; leaves all as it was."""
         args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
         kept = copied(model.named_buffers())
-        now = torch.get_rng_state()
+        now = random_state()
         try:
-            torch.set_rng_state(self.random_state)
+            set_random_state(self.random_state)
             put_back(model, self.buffers)
             with torch.no_grad():
                 outputs = tensors(model(*args, **kwargs))
                 return _Answer(outputs, copied(model.named_buffers()), self.has_drawn())
         finally:
-            torch.set_rng_state(now)
+            set_random_state(now)
             put_back(model, kept)
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn since the state of this call."""
-        return not torch.equal(self.random_state, torch.get_rng_state())
+        return drawn_since(self.random_state)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,33 +153,147 @@ def close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
-def check(call: Call, model: nn.Module, records: int) -> None:
-    """Refuse a model whose call on so many records is not isolated."""
-    if not any(_by_record(t, records) for t in tensors((call.args, call.kwargs))):
+def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: bool = True) -> None:
+    """Refuse a model whose call on so many records is not isolated; on the first batch in `full`, later with one random part replaced.
+
+    Raises:
+        UnsupportedModelError: saying what the model does.
+    """
+    inputs = tensors((call.args, call.kwargs))
+    if not any(by_record(t, records) for t in inputs):
         raise UnsupportedModelError(OUT_OF_SIGHT)
-    as_it_is = call.again(_one_more(call.before) or model)
-    for seen, now in zip(call.values, as_it_is.outputs, strict=True):
-        if not call.drew and seen.dtype == now.dtype and not close(seen, now):
-            raise UnsupportedModelError(
-                "the model computes something else record by record than it does as it is: an argument that all "
-                "records share may have as many rows as there are records, or the model remembers earlier batches"
-            )
-    elsewhere = None if call.before is None else copies.elsewhere(call.before)
-    mine = _one_more(elsewhere) or model
+    start = call.before
+    if full:
+        as_it_is = call.again(_one_more(start) or model)
+        for seen, now in zip(call.values, as_it_is.outputs, strict=False):
+            if not call.drew and seen.dtype == now.dtype and not close(seen, now):
+                raise UnsupportedModelError(
+                    "the model computes something else record by record than it does as it is: an argument that all "
+                    "records share may have as many rows as there are records, or the model remembers earlier batches"
+                )
+        start = None if start is None else copies.elsewhere(start)
+    mine = _one_more(start) or model
     plain = call.again(mine)
     _check_same(plain, call.again(mine))
-    for one in sorted({0, records - 1}):
-        other = _one_more(elsewhere) or model
-        alone = call.again(other, functools.partial(_only, one, records))
-        for name in sorted(call.wrote):
-            written, theirs = plain.buffers.get(name), alone.buffers.get(name)
-            if written is None or theirs is None or written.shape != theirs.shape or not close(written, theirs):
-                raise UnsupportedModelError(writes(f"buffer {name}"))
-        for with_others, without in zip(plain.outputs, alone.outputs, strict=True):
-            if records > 1 and _by_record(with_others, records) and not close(with_others[one], without[one]):
-                raise UnsupportedModelError(mixes("the model"))
-        _check_same(plain, call.again(other))
-    _check_number(call, _one_more(elsewhere), model, records)
+    one = int(coins.uniform(1) * records)
+    alone = Replacement(torch.tensor([one]), functools.partial(only, one, records))
+    asked = [[alone]] if full or records == 1 else []
+    if records > 1:
+        asked += rounds(inputs, records, coins, full=full)
+    for replacements in asked:
+        other = _one_more(start)
+        for replacement in replacements:
+            _check_replaced(call, other or model, plain, replacement, records, must=replacement is alone)
+        if other is not None:
+            _check_left(call, mine, other)
+        _check_same(plain, call.again(other or model))
+    if full:
+        _check_number(call, _one_more(start), model, records, coins)
+
+
+def check_unmoved(call: Call, now: nn.Module) -> None:
+    """Refuse a model that computes something else after the backward pass than before its forward pass; `now` is a copy of it as it is."""
+    if call.before is None:
+        return
+    then = _one_more(call.before)
+    if then is None:
+        return
+    try:
+        modes = [(call.again(then), call.again(now)), (_in_eval(call, then), _in_eval(call, now))]
+    except Exception:  # the user's own model, which need not take these arguments in eval mode
+        modes = [(call.again(then), call.again(now))]
+    if not all(_alike(a, b) for a, b in modes):
+        raise UnsupportedModelError(writes("the model (an attribute of a module)", "backward"))
+
+
+def _check_replaced(
+    call: Call, other: nn.Module, plain: _Answer, replacement: Replacement, records: int, *, must: bool
+) -> None:
+    """What the model makes of the records that are kept, and what it writes, is the same when the others are replaced."""
+    try:
+        base = plain if replacement.base is None else call.again(other, replacement.base)
+        answer = call.again(other, replacement.change)
+    except UnsupportedModelError:
+        raise
+    except (
+        Exception
+    ):  # the user's own model, which need not take such records (lengths in no order, a value out of range)
+        if must:
+            raise
+        return
+    names = plain.buffers.keys() | answer.buffers.keys() if replacement.real else call.wrote
+    for name in sorted(names):
+        written, theirs = base.buffers.get(name), answer.buffers.get(name)
+        if replacement.gaps or (written is theirs is None):
+            continue
+        if written is None or theirs is None or written.shape != theirs.shape or not close(written, theirs):
+            raise UnsupportedModelError(writes(f"buffer {name}"))
+    if records == 1:
+        return
+    for with_others, without in zip(base.outputs, answer.outputs, strict=True):
+        if by_record(with_others, records) and not _kept_alike(with_others, without, replacement):
+            raise UnsupportedModelError(mixes("the model"))
+
+
+def _kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement) -> bool:
+    """Whether two outputs agree in the rows that are kept."""
+    if plain.shape != replaced.shape:
+        return not replacement.real
+    rows = replacement.kept.to(plain.device)
+    a, b = plain[rows], replaced[rows]
+    if replacement.gaps and a.is_floating_point():
+        both = a.isfinite() & b.isfinite()
+        a, b = a[both], b[both]
+    return close(a, b)
+
+
+def _check_left(call: Call, mine: nn.Module, other: nn.Module) -> None:
+    """Two copies that have seen different records compute the same in eval mode and have the same extra state."""
+    for (name, a), (_, b) in zip(extra_states(mine), extra_states(other), strict=True):
+        if a != b:
+            raise UnsupportedModelError(writes(f"the extra state of {name or 'the model'}"))
+    try:
+        alike = _alike(_in_eval(call, mine), _in_eval(call, other))
+    except Exception:  # the user's own model, which need not take these arguments in eval mode
+        return
+    if not alike:
+        raise UnsupportedModelError(writes("the model (an attribute that it uses in eval mode)"))
+
+
+def _in_eval(call: Call, copy: nn.Module) -> _Answer:
+    modes = [(m, m.training) for m in copy.modules()]
+    copy.eval()
+    try:
+        return call.again(copy)
+    finally:
+        for m, training in modes:
+            m.training = training
+
+
+def has_extra_state(module: nn.Module) -> bool:
+    """Whether a module saves more than parameters and buffers."""
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def extra_states(model: nn.Module) -> list[tuple[str, bytes]]:
+    """What modules save besides parameters and buffers, as bytes; nothing where it cannot be written down."""
+    return [(name, extra_state(m)) for name, m in model.named_modules() if has_extra_state(m)]
+
+
+def extra_state(module: nn.Module) -> bytes:
+    """What a module saves besides parameters and buffers."""
+    try:
+        return pickle.dumps(pytree.tree_map(_plain, module.get_extra_state()))
+    except Exception:  # anything may be in there
+        return b""
+
+
+def _plain(value: Any) -> Any:
+    return value.detach().cpu().tolist() if isinstance(value, Tensor) else value
+
+
+def _alike(once: _Answer, again: _Answer) -> bool:
+    return all(a.shape == b.shape and close(a, b) for a, b in zip(once.outputs, again.outputs, strict=True))
 
 
 def _one_more(model: nn.Module | None) -> nn.Module | None:
@@ -157,15 +302,15 @@ def _one_more(model: nn.Module | None) -> nn.Module | None:
 
 
 def _check_same(once: _Answer, again: _Answer) -> None:
-    if not all(close(a, b) for a, b in zip(once.outputs, again.outputs, strict=True)):
+    if not _alike(once, again):
         raise UnsupportedModelError(
             "the same batch gives another output the second time: the model remembers what it has seen outside its buffers, "
             "or draws random numbers from a generator of its own. What it remembers would mix records"
         )
 
 
-def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records: int) -> None:
-    """What the model makes of the first and the last record must not change with how many there are.
+def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records: int, coins: Coins) -> None:
+    """What the model makes of two records must not change with how many there are.
 
     Dropout draws other numbers for another number of records: such a model is asked in eval mode, and cannot tell if it draws there, too.
     """
@@ -177,57 +322,79 @@ def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records:
     whole = call.again(mine)
     if whole.drew:
         return
-    rows = _rows(records)
+    rows = a_few(records, coins)
     try:
-        some = call.again(mine, functools.partial(_picked, rows, records))
+        some = call.again(mine, functools.partial(picked, rows, records))
     except Exception as error:  # the user's own model, which may fail in any way
         raise UnsupportedModelError(
             f"the model takes {records} records and fails for {len(rows)} of them ({type(error).__name__}: {error}): batches differ in size"
         ) from error
     for many, few in zip(whole.outputs, some.outputs, strict=True):
-        if _by_record(many, records) and not (_by_record(few, len(rows)) and close(many[rows], few)):
+        if by_record(many, records) and not (by_record(few, len(rows)) and close(many[rows], few)):
             raise UnsupportedModelError(
                 "what the model makes of a record depends on how many records there are in its batch, and so on whether another one is "
                 "among them: use a constant in the place of that number"
             )
 
 
-def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> bool:
-    """Refuse a loss whose first or last value changes when all other records are replaced, or when there are fewer, or that remembers what
-    it has seen; whether this batch could tell, which takes two records. Ask before the loss has seen any.
+def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins: Coins) -> bool:
+    """Refuse a loss in which a record's value changes when others are replaced, or when there are fewer, or that remembers what it has seen.
+
+    Ask on the first batch before the loss has seen any record.
+
+    Returns:
+        Whether this batch could tell, which takes two records.
+
+    Raises:
+        UnsupportedModelError: saying what the loss does.
     """
-    random_state = torch.get_rng_state()
+    state = random_state()
 
     def asked(of: Callable[[Any, Any], Tensor], change: Callable[[Any], Any] = lambda t: t) -> Tensor:
-        torch.set_rng_state(random_state)
+        set_random_state(state)
         return of(pytree.tree_map(change, output), pytree.tree_map(change, target))
 
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        mine = copies.of_loss(loss)
-        plain, again = asked(mine), asked(mine)
-        drew = not torch.equal(random_state, torch.get_rng_state())
-        if plain.dim() != 1 or len(plain) < 2:
-            return False
-        records = len(plain)
-        for one in (0, records - 1):
-            other = copies.of_loss(loss)
-            alone = asked(other, functools.partial(_only, one, records))
-            if not (close(plain, again) and close(plain, asked(other))):
-                raise UnsupportedModelError(
-                    "the same outputs give another loss the second time: the loss remembers what it has seen, and so mixes records (running "
-                    "counts), or draws random numbers from a generator that is not torch's own"
+    try:
+        with torch.no_grad():
+            mine = copies.of_loss(loss)
+            plain, again = asked(mine), asked(mine)
+            drew = drawn_since(state)
+            if plain.dim() != 1 or len(plain) < 2:
+                return False
+            records, same = len(plain), close(plain, again)
+            for replacements in rounds(tensors((output, target)), records, coins, full=True, gaps=False):
+                other = copies.of_loss(loss)
+                alone = all(
+                    _kept_alike(plain, asked(other, r.change), r)
+                    for r in replacements
+                    if r.real or _takes(asked, other, r)
                 )
-            if not close(plain[one], alone[one]):
+                if not (same and close(plain, asked(other))):
+                    raise UnsupportedModelError(
+                        "the same outputs give another loss the second time: the loss remembers what it has seen, and so mixes records (running "
+                        "counts), or draws random numbers from a generator that is not torch's own"
+                    )
+                if not alone:
+                    raise UnsupportedModelError(LOSS_MIXES)
+            rows = a_few(records, coins)
+            if not drew and not close(
+                plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))
+            ):
                 raise UnsupportedModelError(
-                    "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, a "
-                    "contrast over the batch). Per-record clipping cannot bound that; use constants that are known beforehand"
+                    "the loss of a record depends on how many records there are in its batch, and so on whether another one is among them: give the "
+                    "plain loss of each (reduction='none'); the step divides by the expected batch size, a constant"
                 )
-        rows = _rows(records)
-        if not drew and not close(plain[rows], asked(copies.of_loss(loss), functools.partial(_picked, rows, records))):
-            raise UnsupportedModelError(
-                "the loss of a record depends on how many records there are in its batch, and so on whether another one is among them: give the "
-                "plain loss of each (reduction='none'); the step divides by the expected batch size, a constant"
-            )
+    finally:
+        set_random_state(state)
+    return True
+
+
+def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
+    """Whether a loss takes such values: it is the user's own, and a probability above 1 may be an error."""
+    try:
+        asked(loss, replacement.change)
+    except Exception:
+        return False
     return True
 
 
@@ -237,23 +404,3 @@ def put_back(model: nn.Module, values: Mapping[str, Tensor]) -> None:
     for name, b in model.named_buffers():
         if name in values and values[name].shape == b.shape and not torch.equal(b, values[name]):
             b.copy_(values[name])
-
-
-def _by_record(t: Any, records: int) -> bool:
-    return isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == records
-
-
-def _only(one: int, records: int, t: Any) -> Any:
-    """The same with every other record replaced by one of them; zeros in the place of a record that is alone."""
-    if not _by_record(t, records):
-        return t
-    return torch.zeros_like(t) if records == 1 else t[one : one + 1].expand_as(t).clone()
-
-
-def _rows(records: int) -> list[int]:
-    """The first and the last record, in another number of them: never one, which some models take for none."""
-    return [0, records - 1] if records > 2 else [0, records - 1, 0]
-
-
-def _picked(rows: Sequence[int], records: int, t: Any) -> Any:
-    return t[list(rows)] if _by_record(t, records) else t

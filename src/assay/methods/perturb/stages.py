@@ -138,6 +138,11 @@ class ScaledByRelevance:
         """No: relevance is of pixels in their places."""
         return False
 
+    @property
+    def takes_fewer(self) -> bool:
+        """Not where a network is trained for it under a plan of its own."""
+        return self.segmentation.explainer.steps is None
+
     def parts(self) -> Sequence[Part]:
         """The relevance; the paper has no word for it."""
         return (self.segmentation.part(None),)
@@ -216,6 +221,11 @@ class NoisyRecords:
     def takes_views(self) -> bool:
         """No: training sees noisy records, each released once."""
         return False
+
+    @property
+    def takes_fewer(self) -> bool:
+        """Not where a network is trained for it under a plan of its own."""
+        return self.segmentation.explainer.steps is None
 
     @property
     def feature_epsilon(self) -> float:

@@ -1,0 +1,146 @@
+"""What no pass may write into the model, looked at around every forward and backward pass.
+
+Versions tell, at the price of reading a counter: torch raises that of a tensor at every write in place, and a tensor that took
+another's place is another object. A parameter that is written to is refused at once. A buffer, an attribute or extra state may be written if what is
+written does not depend on the records, which is asked when it is first written (`assay.gradients.proof.isolation`). Writes that versions do not show (through
+`.data`, by kernels of other libraries, into lists) are found by values, on the first batch and on random later ones (`assay.gradients.proof.first_batch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.errors import UnsupportedModelError
+from assay.gradients.proof.isolation import extra_state, has_extra_state, writes
+
+_MODES = 16  # a model that has a mode of its own for every batch is asked on random ones
+
+
+class Watch:
+    """The state of a model, and what has changed in it since it was marked."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self.by_versions = True
+        """Whether parameters stay the same tensors; those of a model that is split over ranks come and go."""
+        self._modes: set[tuple[bool, ...]] = set()
+        self._survey()
+
+    def _survey(self) -> None:
+        named = list(self._model.named_modules())
+        self._modules = [m for _, m in named]
+        self._children = [m._modules for m in self._modules]
+        self._form: list[list[nn.Module | None]] = [list(c.values()) for c in self._children]
+        self._parameters = [(n, p) for n, p in self._model.named_parameters() if not p.is_inference()]
+        self._values = [p for _, p in self._parameters]
+        self._buffers = [(f"{n}." if n else "", m._buffers) for n, m in named]
+        self._with_buffers = [b for _, b in self._buffers if b]
+        self._without = [(prefix, b) for prefix, b in self._buffers if not b]
+        # torch's own layers write into buffers and parameters only
+        own = [(n, m) for n, m in named if not type(m).__module__.startswith("torch.nn.modules.")]
+        self._attributes = [(n or "the model", vars(m)) for n, m in own]
+        self._extra = [(n or "the model", m) for n, m in own if has_extra_state(m)]
+        self.mark()
+
+    def reformed(self) -> bool:
+        """Whether modules came, went or changed their mode to one in which this was not asked yet."""
+        if [list(c.values()) for c in self._children] != self._form:
+            self._modes.clear()
+            self._survey()
+        mode = tuple([m.training for m in self._modules])
+        if mode in self._modes or len(self._modes) >= _MODES:
+            return False
+        self._modes.add(mode)
+        return True
+
+    def mark(self) -> None:
+        """The state as it is now is the one to compare with."""
+        self.mark_state()
+        self._seen = [a.copy() for _, a in self._attributes]
+        self._seen_versions = [[_version(v) for v in seen.values() if type(v) is Tensor] for seen in self._seen]
+
+    def mark_state(self) -> None:
+        """The same for all but attributes."""
+        self._versions = [p._version for p in self._values] if self.by_versions else []
+        self._held = [list(b.values()) for b in self._with_buffers]
+        self._held_versions = [[_version(t) for t in held] for held in self._held]
+        self._told = [extra_state(m) for _, m in self._extra]
+
+    def written(self, during: str) -> set[str]:
+        """The buffers and extra states that were written to since the mark.
+
+        Raises:
+            UnsupportedModelError: where a parameter was, or where a buffer was filled in a pass record by record.
+        """
+        if self.by_versions and self._versions != [p._version for p in self._values]:
+            for (name, p), version in zip(self._parameters, self._versions, strict=True):
+                if p._version != version:
+                    raise UnsupportedModelError(writes(f"parameter {name}", during))
+        return self.state(during)
+
+    def state(self, during: str = "forward") -> set[str]:
+        """The same without a look at parameters, which an optimizer may have moved since."""
+        found: set[str] = set()
+        for held, versions, now in zip(self._held, self._held_versions, self._with_buffers, strict=True):
+            if list(map(id, held)) != list(map(id, now.values())) or versions != [_version(t) for t in held]:
+                found |= self._names(held, versions, now, during)
+        for prefix, now in self._without:
+            if now:
+                found |= {f"buffer {prefix}{name}" for name in now}
+        if self._extra:
+            told = [extra_state(m) for _, m in self._extra]
+            paths = [path for path, _ in self._extra]
+            found |= {f"the extra state of {p}" for p, a, b in zip(paths, self._told, told, strict=True) if a != b}
+        return found
+
+    def attributes(self) -> set[str]:
+        """The attributes of modules that are not torch's own that were set since the mark, or tensors there written to."""
+        found = set()
+        for (path, now), seen, versions in zip(self._attributes, self._seen, self._seen_versions, strict=True):
+            if list(map(id, seen.values())) != list(map(id, now.values())):
+                found |= {f"attribute {name} of {path}" for name, v in now.items() if seen.get(name, seen) is not v}
+            if versions and versions != [_version(v) for v in seen.values() if type(v) is Tensor]:
+                found.add(f"a tensor of {path}")
+        return found
+
+    def _names(
+        self, held: list[Tensor | None], versions: list[int], now: dict[str, Tensor | None], during: str
+    ) -> set[str]:
+        prefix = next(p for p, b in self._buffers if b is now)
+        before = {id(t): v for t, v in zip(held, versions, strict=True)}
+        found = set()
+        for name, t in now.items():
+            if t is not None and torch._C._functorch.is_functorch_wrapped_tensor(t):
+                raise UnsupportedModelError(writes(f"buffer {prefix}{name}", during))
+            if before.get(id(t)) != _version(t):
+                found.add(f"buffer {prefix}{name}")
+        return found
+
+
+def _version(t: Tensor | None) -> int:
+    return 0 if t is None or t.is_inference() else t._version
+
+
+def check_hooks(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Refuse parameters with hooks on their gradient: a hook would see the sum of the records' gradients, without noise.
+
+    Raises:
+        UnsupportedModelError: with the parameter's name and what to do instead.
+    """
+    for name, p in parameters:
+        after: Any = p._post_accumulate_grad_hooks
+        if after:
+            raise UnsupportedModelError(
+                f"parameter {name} has a hook that runs when its gradient is there (register_post_accumulate_grad_hook, an optimizer fused "
+                "into the backward pass): it would act on the records' gradients without noise. Remove it, and call optimizer.step() "
+                "after step.backward(losses), when .grad is private"
+            )
+        if p._backward_hooks:
+            raise UnsupportedModelError(
+                f"parameter {name} has a hook on its gradient (register_hook): it would see the records' gradients without noise. Remove it, "
+                "and change .grad after step.backward(losses), when it is private"
+            )

@@ -1,0 +1,115 @@
+"""Callbacks: code of yours that sees a run as it goes, and may end it.
+
+    class Patience(assay.Callback):
+        def on_epoch(self, progress, model):
+            return progress.accuracy is not None and progress.accuracy > 0.95   # True ends the run
+
+    assay.fit(model, train, plan=plan, test=test, callbacks=[Patience()])
+
+A callback sees released values only: it costs no privacy. Nor does it save any. When a callback ends a run, that moment
+follows from what was released, and an ε computed for a number of steps that was chosen in this way is too small (Rogers,
+Roth, Ullman and Vadhan 2016, "Privacy odometers and filters: pay-as-you-go composition", arXiv 1605.08294). The ε of all
+steps that the run could have taken holds: ending early is post-processing of them. So the ledger is charged for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from assay.runs.result import Progress, Result
+
+
+class Callback:
+    """Sees a run as it goes. Override what you need; every method here does nothing.
+
+    On several ranks callbacks are called on the leader alone. What a callback raises ends the run with that error, after
+    a checkpoint was written: `assay.resume` continues it.
+    """
+
+    def on_step(self, progress: Progress) -> bool | None:  # noqa: ARG002
+        """Called after every step (every round of a federated run).
+
+        Args:
+            progress: Where the run is.
+
+        Returns:
+            True to end the run here; it is then finished, with its record, its statement and the ε of its whole plan.
+        """
+        return None
+
+    def on_epoch(self, progress: Progress, model: nn.Module) -> bool | None:  # noqa: ARG002
+        """Called at the end of every epoch, after `on_step`; the checkpoint of this step is written.
+
+        Args:
+            progress: Where the run is.
+            model: The model as it would be released now: averaged weights if the run averages them, in eval mode,
+                gradients off. It belongs to the run: copy what you want to keep. A model that is split over ranks
+                (`shard`) must not be run here.
+
+        Returns:
+            True to end the run here, as for `on_step`.
+        """
+        return None
+
+    def on_end(self, result: Result) -> None:
+        """Called once, when a run is finished and all its files are written.
+
+        Args:
+            result: What `fit` returns.
+        """
+
+
+class OnStep(Callback):
+    """Calls a function after every step; what it returns is what `on_step` returns."""
+
+    def __init__(self, call: Callable[[Progress], bool | None]) -> None:
+        self._call = call
+
+    def on_step(self, progress: Progress) -> bool | None:
+        """Call it."""
+        return self._call(progress)
+
+
+class Callbacks:
+    """All callbacks of a run, called one after the other.
+
+    Attributes:
+        stop: Whether one of them has asked for the run to end.
+        error: What one of them has raised; the others are not called again before the run ends with it.
+    """
+
+    def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
+        self._all = tuple(callbacks)
+        self.stop = False
+        self.error: Exception | None = None
+
+    def tell(self, now: Progress, model: Callable[[], AbstractContextManager[nn.Module]]) -> None:
+        """Tell all of them about this step; `model` opens the released model, at the end of an epoch only."""
+        self._call(lambda callback: callback.on_step(now))
+        if now.epoch_end and self._all and self.error is None:
+            with model() as released, torch.no_grad():
+                self._call(lambda callback: callback.on_epoch(now, released))
+
+    def end(self, result: Result) -> None:
+        """Tell all of them that the run is finished."""
+        for callback in self._all:
+            callback.on_end(result)
+
+    @property
+    def pause(self) -> bool:
+        """Whether the run cannot simply go on."""
+        return self.stop or self.error is not None
+
+    def _call(self, method: Callable[[Callback], bool | None]) -> None:
+        for callback in self._all:
+            try:
+                self.stop = bool(method(callback)) or self.stop
+            except Exception as error:  # somebody's own code; the run must write its checkpoint first
+                self.error = error
+                return
