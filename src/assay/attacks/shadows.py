@@ -40,7 +40,7 @@ def centralised(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
     def train(records: TensorDataset) -> nn.Module:
         own = next(seeds)
         size = len(records) if plan.sampling.whole else max(1.0, plan.batch_size * len(records) / plan.records)
-        smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None)
+        smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None, exact=False)
         training = training_from_json({**spec["training"], "seed": own, "secure_rng": False})
         used = training.at_batch(plan.batch_size)  # what the run itself used, at the smaller batch too
         return train_again(build(own), records, plan=smaller, training=used)

@@ -107,6 +107,10 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         shard=o.shard,
         precision=o.precision,
     )
+    if o.exact_noise and o.seed is not None:
+        raise ConfigError(
+            "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
+        )
     logs.check(o.log)
     check_features(o.features, o.model, o.augment)
     rule, sampling = clipping.parse(o.clip or str(chosen.clip)), samplers.parse(o.sampling)
@@ -137,6 +141,7 @@ def _prepared(settings: Mapping[str, Any], tuning: Mapping[str, Any] | None, lik
         method=chosen.for_model(network),
         encode=encodings,
         denoise=denoisers,
+        exact=o.exact_noise,
     )
     plan = planned(
         start_plan,

@@ -140,6 +140,13 @@ def train(
         bool,
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
+    exact_noise: Annotated[
+        bool,
+        typer.Option(
+            "--exact-noise",
+            help="Sums of whole numbers, noise drawn exactly: the proof of ε covers the arithmetic; up to twice the time.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     shard: Annotated[
         bool,

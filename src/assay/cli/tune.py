@@ -215,6 +215,10 @@ def _on_private(
     more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
     made = _all_made(shared, settings, seed, more)
     first = made[0]
+    if any(one.plan.exact for one in made):
+        raise ConfigError(
+            "exact_noise", True, "nothing in a choice that is charged: its scores have floating-point noise"
+        )
     randomness = first.training.randomness()
     tuning.check_records(len(first.bundle.train_x))
     bundles = {id(one.bundle): one.bundle for one in made}

@@ -151,8 +151,7 @@ def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Random
             + (" (a client that stays away counts as one that is not there, and is covered)." if plan.hidden else "."),
             "Noise is made of whole numbers, drawn to within 2⁻⁵³."
             if shares
-            else "Noise is drawn in floating point. Attacks on its lowest bits are known in theory; ε does not cover"
-            " them.",
+            else "Noise is drawn in floating point. Attacks on its lowest bits are known; ε does not cover them.",
         ],
     )
 

@@ -27,6 +27,8 @@ from assay.errors import ConfigError, check_above_zero, check_fields, check_numb
 from assay.gradients import clipping
 from assay.gradients.clipping import ClipRule, Flat
 from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.exact import ExactGaussian, Grid
+from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Denoiser
 from assay.methods import Method
 from assay.methods import denoise as denoising
@@ -81,6 +83,8 @@ class Plan:
         method: how a step works (`assay.methods`).
         encode: added to what the method does before clipping, in this order (`assay.methods.encode`).
         denoise: added to what the method does after the noise, in this order (`assay.methods.denoise`).
+        exact: releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`): the same ε, whose
+            proof then covers the arithmetic of sums and noise.
         epsilon_limit: a ceiling on the verified ε.
         epsilon_claimed: what a published variant was calibrated to claim, which is no ceiling on anything.
 
@@ -102,6 +106,7 @@ class Plan:
     method: Method = _METHOD
     encode: Sequence[Encoding] = ()
     denoise: Sequence[Denoiser] = ()
+    exact: bool = False
     epsilon_limit: float | None = None
     epsilon_claimed: float | None = None
 
@@ -112,6 +117,7 @@ class Plan:
         self._check_numbers()
         self._check_together()
         self._check_schedule()
+        self._check_exact()
         _ = self.stage  # its own checks
         _ = self.sampler  # its own checks: batch_size against records
 
@@ -202,6 +208,21 @@ class Plan:
                 "Poisson sampling, which the bands turn into one of groups that take turns, and no --encode",
             )
 
+    def _check_exact(self) -> None:
+        """Refuse what exact noise is not proven for."""
+        _check_kind("exact", self.exact, bool, "True or False")
+        if not self.exact:
+            return
+        if self.center is not None:
+            raise ConfigError("exact", True, "no --center: that mean is released with floating-point noise")
+        if math.isinf(self.clip.l2) or self.clip.queries:
+            raise ConfigError("clip", str(self.clip), "a bound that is finite and stays what it is, with exact noise")
+        if self._bands > 1:
+            said = schedules.describe(self.noise_schedule)
+            raise ConfigError("noise_schedule", said, "constant or decay with exact noise")
+        for _, factor in self.stretches:
+            self.chain(noise_factor=factor)  # its own checks
+
     @property
     def _bands(self) -> int:
         return len(self.noise_schedule.strategy)
@@ -243,7 +264,18 @@ class Plan:
             chain = part.applied(chain)
         if self._bands > 1:  # plain Gaussian noise is all that a method of varying noise has
             chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
+        if self.exact:
+            chain = self._made_exact(chain)
         return replace(chain, after=(*chain.after, *denoising.fresh(self.denoise)))
+
+    def _made_exact(self, chain: Chain) -> Chain:
+        """The chain with exact noise in the place of floating-point noise of the same multiplier."""
+        noise = chain.noise
+        if type(noise) is not Gaussian or noise.reference is not None or self.method.stage(self) is not None:
+            raise ConfigError(
+                "exact", True, f"a method that adds Gaussian noise to a clipped sum, and {self.method.name} does more"
+            )
+        return replace(chain, noise=ExactGaussian(multiplier=noise.multiplier, grid=Grid(chain.clip.l2)))
 
     def for_model(self, model: nn.Module) -> Plan:
         """The plan for this model: methods may need to know its layers and their sizes."""
@@ -340,6 +372,7 @@ class Plan:
         method: Method = _METHOD,
         encode: Sequence[Encoding] = (),
         denoise: Sequence[Denoiser] = (),
+        exact: bool = False,
     ) -> Plan:
         """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
         and batch_size. For a published variant it is the claimed ε.
@@ -355,7 +388,7 @@ class Plan:
             epochs: the length of the run in epochs, or give `steps`; both left out, the longest is found.
             steps: the length of the run in steps.
             noise_multiplier: the noise; left out, the least is found.
-            noise_schedule, clip, micro_batch, center, sampling, adjacency, method, encode, denoise: as of `Plan`.
+            noise_schedule, clip, micro_batch, center, sampling, adjacency, method, encode, denoise, exact: as of `Plan`.
 
         Returns:
             The plan, with `epsilon` as its `epsilon_limit` (`epsilon_claimed` for a published variant).
@@ -400,6 +433,7 @@ class Plan:
             method=method,
             encode=encode,
             denoise=denoise,
+            exact=exact,
         )
         if batch_size is None:
             return start._aimed_at(epsilon)._largest_batch(epsilon, epochs)
@@ -483,6 +517,7 @@ class Plan:
             "denoise": [denoising.describe(part) for part in self.denoise],
             "epsilon_limit": self.epsilon_limit,
             "epsilon_claimed": self.epsilon_claimed,
+            **({"exact": True} if self.exact else {}),  # not in plans of earlier versions
         }
 
     @classmethod

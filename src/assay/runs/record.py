@@ -137,6 +137,7 @@ class Facts:
     noise_schedule: str = "constant"
     micro_batch: int = 1
     center: str | None = None
+    exact: bool = False
     federated: Mapping[str, Any] | None = None
 
 
@@ -195,6 +196,7 @@ def build_record(
         "audit": None,
         "noise_multiplier": facts.noise_multiplier,
         "noise_schedule": facts.noise_schedule,
+        "exact": facts.exact,
         "clip": facts.clip,
         "micro_batch": facts.micro_batch,
         "center": facts.center,

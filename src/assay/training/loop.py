@@ -28,6 +28,7 @@ from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.gradients.proof.isolation import separate
+from assay.gradients.proof.position import check_loss
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage
 from assay.models.inputs import adapt_as
@@ -287,7 +288,8 @@ class Loop(Course):
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
-            measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
+            # with exact noise the training loss is not released: its sum is one of floating-point numbers
+            measured = plan.noise_multiplier > 0 and not plan.exact and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
                 self.model,
                 plan,
@@ -363,6 +365,8 @@ class Loop(Course):
             outputs = self.training.outputs(self.model, inputs, self.device)
             if unseen or step.engine.asking:
                 unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
+                if self.plan.exact:
+                    check_loss(self.loss, outputs, targets)
             if not step.backward(self.loss(outputs, targets)):
                 continue
             self.optimizer.step()

@@ -43,6 +43,10 @@ def checked(
     limits.check(plan, ranks, shard=training.shard)
     plan.chain()
     device = pick_device(training.device)
+    if plan.exact and device.type != "cpu":
+        raise ConfigError("device", training.device, "cpu with exact noise: kernels elsewhere add up in any order")
+    if plan.exact and training.precision != "float32":
+        raise ConfigError("precision", training.precision, "float32 with exact noise")
     decided = plan.stage is not None and plan.center is None  # a stage that decides what the model sees
     if not training.shard and not decided:
         _rehearse(model, train, loss, plan, training, device)

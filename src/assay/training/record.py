@@ -64,6 +64,7 @@ def facts(
         clip=str(plan.clip),
         micro_batch=plan.micro_batch,
         center=described["center"],
+        exact=plan.exact,
         sampling={"kind": plan.sampling.name, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
         sentences=_sentences(plan, names, augment, randomness),
     )
@@ -106,18 +107,39 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         if not plan.sampler.tight
         else "",
         covered=("what was released before training, " if plan.stage is not None else "")
-        + "the parameters after every step. That includes the model, every checkpoint, the optimizer's state, and the"
-        " training losses in the record (they have noise of their own, which is part of ε)",
+        + "the parameters after every step. That includes the model, every checkpoint, "
+        + (_EXACT if plan.exact else _LOSSES),
         public="the number of training records, the batch size, the model's architecture and initial weights,"
         " every setting in the record",
         assumed=[
             "Only the model and the files of this run leave. Batches, gradients before noise and the memory of the"
             " process do not. The files attacks.json and audits.json, if there are any, stay with the holder of the"
             " records: no ε covers their figures.",
-            "Noise is drawn in floating point. Attacks on its lowest bits are known in theory; ε does not cover them.",
+            _arithmetic(plan),
             "How many records had a gradient that was not a number is shown to the operator only.",
         ],
     )
+
+
+_LOSSES = (
+    "the optimizer's state, and the training losses in the record (they have noise of their own, which is part of ε)"
+)
+_EXACT = (
+    "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered as"
+    " well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact; the"
+    " noise is a normal number rounded to those multiples and drawn exactly. What leaves is therefore a function of what"
+    " the Gaussian mechanism releases over the real numbers, and its lowest bits tell nothing more"
+)
+
+
+def _arithmetic(plan: Plan) -> str:
+    """What is assumed about floating-point numbers."""
+    if plan.exact:
+        return (
+            "A record's gradient has the same bits wherever in its batch it stands and whatever stands beside it. This"
+            " was tested on the first batch."
+        )
+    return "Noise is drawn in floating point. Attacks on its lowest bits are known; ε does not cover them."
 
 
 def _views(augment: str) -> str:
@@ -148,6 +170,9 @@ def _bound(plan: Plan) -> str:
 def _noise(plan: Plan) -> str:
     event = plan.step_event
     if isinstance(event, GaussianDpEvent):
+        if plan.exact:
+            said = "times that bound, drawn exactly, once a step"
+            return f"Gaussian, standard deviation {event.noise_multiplier:.5g} {said}"
         return (
             f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, drawn once for all that the"
             " step releases"
