@@ -25,6 +25,7 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gau
 from numpy.typing import NDArray
 
 from assay.accounting import events
+from assay.accounting.adjacency import Adjacency as Adjacency
 from assay.accounting.losses import (
     Concentrated,
     Gaussian,
@@ -40,13 +41,6 @@ from assay.accounting.losses import (
     refined,
 )
 from assay.errors import AssayError, ConfigError
-
-
-class Adjacency(StrEnum):
-    """Which data sets are neighbours, i.e. what one record's presence means."""
-
-    ADD_OR_REMOVE_ONE = "add-or-remove-one"
-    REPLACE_ONE = "replace-one"
 
 
 class Bound(StrEnum):

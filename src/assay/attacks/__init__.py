@@ -12,13 +12,31 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from assay._util import lazy
 from assay.attacks.evaluation import AttackResult, Scores, evaluate
 from assay.attacks.setting import Setting, Train, Trained, rounds_of
 from assay.errors import ConfigError
 
-__all__ = ["Attack", "AttackResult", "Scores", "Setting", "Train", "Trained", "available", "get", "lacking", "run"]
+if TYPE_CHECKING:
+    from assay.attacks.by_name import of_run
+
+__all__ = [
+    "Attack",
+    "AttackResult",
+    "Scores",
+    "Setting",
+    "Train",
+    "Trained",
+    "available",
+    "get",
+    "lacking",
+    "of_run",
+    "run",
+]
+
+__getattr__ = lazy.exports(__name__, {"of_run": "by_name"})
 
 
 class Attack(Protocol):

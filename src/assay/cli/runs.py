@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markdown import Markdown
 
 from assay._util.figures import at_most
-from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger, spent
+from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.inputs import of_run
-from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
 from assay.data import catalog
 from assay.distributed.launch import check_alone
-from assay.distributed.world import world
 from assay.errors import BudgetSpentError
-from assay.federated.plan import FederatedPlan
-from assay.integrations import tensorboard as logs
-from assay.methods.plan import Plan
-from assay.runs import checkpoint, statement
-from assay.runs.directory import RunDirectory
-from assay.runs.record import number
-from assay.runs.statement import scored
-from assay.training import limits
-from assay.training.loop import fit
-from assay.training.loop import resume as resume_run
-from assay.training.settings import pick_device
 
-UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
+    from assay.methods.plan import Plan
+    from assay.runs.directory import RunDirectory
+    from assay.training.from_names import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -167,33 +155,37 @@ def train(
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
     asked = dict(locals())
+    from assay.distributed.world import world
+    from assay.runs.statement import scored
+    from assay.training.from_names import prepare
+
     ranks = world()
-    made = prepare(**asked)
+    made = prepare(settings_of(context, asked), rehearsal=dry_run)
     if ranks.leader and made.plan.noise_multiplier == 0:
         Console(stderr=True, soft_wrap=True).print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
     if dry_run:
-        pick_device(device)
-        limits.check(made.plan, ranks.size, shard=shard)
-        made.training.at_batch(made.plan.batch_size)
+        made.check(ranks.size)
         if ranks.leader:
             report_plan(made.plan, json)
         return
     if ranks.leader:
         note_delta(made.plan.delta, made.plan.records)
-    on = scored(made.names)
-    with progress(made.plan.epsilon_limit, ranks, scored=on) as shown, logs.logging(log, out, on) as logged:
-        result = fit(
-            made.network,
-            made.bundle.train,
-            plan=made.plan,
-            test=made.bundle.test,
-            training=made.training,
-            out=out,
-            force=force,
-            names=made.names,
-            callbacks=[shown, logged],
-        )
+    with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
+        result = made.fit(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
+    """The settings that were asked for; with a preset only what was typed goes before it."""
+    from assay import presets
+    from assay.training.from_names import Settings
+
+    if asked["preset"] is None:
+        return Settings(**options.given(Settings, asked))
+    source = context.get_parameter_source
+    typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
+    given = options.given(Settings, {name: asked[name] for name in typed})
+    return presets.of_options({**given, "preset": asked["preset"]})
 
 
 def resume(
@@ -202,6 +194,11 @@ def resume(
     json: options.Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed."""
+    from assay.distributed.world import world
+    from assay.federated.from_names import is_federated
+    from assay.runs.statement import scored
+    from assay.training import from_names
+
     ranks = world()
     directory, finished, spec = ranks.once(lambda: _asked(run))
     if finished:
@@ -210,34 +207,35 @@ def resume(
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
-    if federate.is_federated(spec):
+    limit = spec["plan"]["epsilon_limit"]
+    if is_federated(spec):
         check_alone("resume of a federated run")
-        federate.resume(directory, data_dir, json)
+        federate.resume(run, limit, data_dir, json)
         return
-    if _chosen(spec):
-        raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
-    bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
-    )
-    names, limit = spec["names"], spec["plan"]["epsilon_limit"]
-    on = scored(names)
-    with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
+    with progress(limit, ranks, scored=scored(spec["names"])) as shown:
+        result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
-def _chosen(spec: dict[str, Any]) -> bool:
-    """Whether it is a choice of `assay tune` that was paid for."""
-    return bool((spec["names"].get("tuning") or {}).get("charged"))
-
-
 def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
+    from assay.runs.directory import RunDirectory
+
     directory = RunDirectory.open(run)
     return directory, directory.finished, directory.read_spec()
 
 
 def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
+    from rich.markdown import Markdown
+
+    from assay.accounting.ledger import Ledger
+    from assay.federated.from_names import is_federated
+    from assay.federated.plan import FederatedPlan
+    from assay.methods.plan import Plan
+    from assay.runs import checkpoint
+    from assay.runs.directory import RunDirectory
+    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
+
     directory = RunDirectory.open(run)
     console = Console(soft_wrap=not Console().is_terminal)
     _note_earlier(directory)
@@ -250,7 +248,7 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
         return
     spec = directory.read_spec()
     plan: Plan | FederatedPlan
-    if federate.is_federated(spec):
+    if is_federated(spec):
         plan = FederatedPlan.from_json(spec["plan"])
         planned_steps = f"{plan.rounds} planned rounds"
     else:
@@ -259,8 +257,8 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if directory.checkpoint.exists():
         before = checkpoint.state(directory.checkpoint)
-        ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
-    if _chosen(spec):
+        ledger.check_covers(before["charged"] if is_federated(spec) else before["step"])
+    if is_choice(spec):
         console.print(
             f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
         )
@@ -274,6 +272,10 @@ def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], j
 
 def _note_earlier(directory: RunDirectory) -> None:
     """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
+    from assay.accounting.ledger import spent
+    from assay.runs import statement
+    from assay.runs.record import number
+
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     for path in sorted(directory.earlier.glob("*.jsonl")):
         steps, epsilon, delta = spent(path)
