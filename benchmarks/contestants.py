@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 
 import assay
 from assay import methods, models
+from assay.data.sampling import FullBatch
 from assay.gradients.clipping import Flat, Rule
 from assay.methods import denoise, encode
 from assay.randomness.adding import add_normal
@@ -186,7 +187,7 @@ class Private:
             noise_multiplier=setting.noise_multiplier,
             delta=1e-5,
             clip=self.clip,
-            sampling="full",
+            sampling=FullBatch,
             method=self.method,
             encode=encode.parse_all(self.encode),
             denoise=denoise.parse_all(self.denoise),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from assay import attacks, audit, federated, presets, report, runs, studies
+    from assay._util.figures import at_least, at_most
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
     from assay.methods.plan import Plan
@@ -44,6 +45,8 @@ __all__ = [
     "Settings",
     "Training",
     "UnsupportedModelError",
+    "at_least",
+    "at_most",
     "attacks",
     "audit",
     "choose",
@@ -58,6 +61,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "assay._util.figures": ("at_least", "at_most"),
     "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
     "assay.training.optim": ("Optimizer",),
     "assay.methods.plan": ("Plan",),

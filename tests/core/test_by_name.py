@@ -28,7 +28,7 @@ def test_a_run_by_names_has_its_statement_and_its_record(run):
 def test_a_preset_gives_objects_that_fit_takes(tmp_path):
     settings = assay.presets.settings("digits", epsilon=3, epochs=1, batch_size=200, seed=0)
     assert settings.training.optimizer.lr == settings.lr
-    assert settings.plan_arguments(records=1000)["batch_size"] == 200
+    assert settings.plan(records=1000).batch_size == 200
     result = assay.train(settings, out=tmp_path / "run")
     tuning = result.record["tuning"]
     assert tuning["from"] == "preset best"

@@ -21,6 +21,8 @@ def test_the_public_names_are_exactly_these():
         "Settings",
         "Training",
         "UnsupportedModelError",
+        "at_least",
+        "at_most",
         "attacks",
         "audit",
         "choose",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import subprocess
@@ -10,10 +11,16 @@ from pathlib import Path
 
 import pytest
 
+import assay
 from assay import methods
+from assay._util.registry import Registry
 from docs.pages import DOCS, PAGES, blocks, read
 
 ROOT = DOCS.parent
+PACKAGES = [
+    f"assay.{name}"
+    for name in ("data", "models", "methods", "presets", "audit", "attacks", "federated", "studies", "report")
+]
 _MOST_NOT_RUN = 6  # blocks that install something or take minutes; each gives its reason on the page
 
 
@@ -24,10 +31,10 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "src/assay/methods")])
+    found = Registry("method", fits=bool, wanted="a method", package="assay.methods", attribute="METHOD")
+    monkeypatch.setattr(methods, "METHODS", found)  # looks for its files again, on the page's path too
     before = set(sys.modules)
-    methods.available.cache_clear()
     yield tmp_path
-    methods.available.cache_clear()
     for name, module in list(sys.modules.items()):
         if name not in before and str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]
@@ -59,8 +66,28 @@ def test_measurements_on_the_pages_are_those_of_the_experiments():
     assert checked > 0
 
 
+def public(package: str) -> set[str]:
+    """The public names of a package: those it lists, or else the functions and classes that it defines."""
+    module = importlib.import_module(package)
+    listed = getattr(module, "__all__", None)
+    if listed is None:
+        listed = [
+            name
+            for name, value in vars(module).items()
+            if not name.startswith("_") and getattr(value, "__module__", None) == package
+        ]
+    return {f"{package}.{name}" for name in listed}
+
+
+def test_every_public_name_of_assay_is_on_the_page_of_the_api():
+    listed = re.findall(r"^::: (\S+)", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert {f"assay.{name}" for name in assay.__all__} <= set(listed)
+    assert set(PACKAGES) <= set(listed)
+
+
 def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_path: Path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
     built = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
@@ -73,6 +100,9 @@ def test_the_site_builds_without_a_warning_and_loads_nothing_from_elsewhere(tmp_
     assert "WARNING" not in built.stderr
     pages = list((tmp_path / "site").rglob("*.html"))
     assert {"index.html", "threat-model.html", "architecture.html"} <= {page.name for page in pages}
+    reference = set(re.findall(r'id="(assay\.[\w.]+)"', (tmp_path / "site/api.html").read_text(encoding="utf-8")))
+    for package in ("assay", *PACKAGES):
+        assert public(package) - reference == set()
     for page in pages:
         html = page.read_text(encoding="utf-8")
         assert re.findall(r"<(?:script|img|iframe)[^>]*\ssrc=\"?(?:https?:)?//", html) == []

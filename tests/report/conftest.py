@@ -19,7 +19,6 @@ def trained(tmp_path_factory):
     digits = data.load("digits")
     model = models.build("logistic", input_shape=digits.input_shape, classes=digits.classes)
     method = methods.get("gredp", variant="published", groups=1)
-    from assay.gradients import clipping as clip
 
     plan = assay.Plan.calibrated(
         epsilon=2,
@@ -28,7 +27,7 @@ def trained(tmp_path_factory):
         batch_size=256,
         epochs=3,
         method=method,
-        clip=clip.parse(method.clip),
+        clip=method.clip,
     )
     names = {"data": "digits", "model": "logistic", "circulant": None, "data_dir": None, "unit": "one image"}
     assay.fit(model, digits.train, plan=plan, test=digits.test, out=path, training=Training(seed=0), names=names)

@@ -7,12 +7,34 @@ import math
 
 
 def at_most(value: float, digits: int = 4) -> str:
-    """So many significant digits, never below `value`: for an ε that was spent."""
+    """Round up to some significant digits, as text: for an ε that was spent.
+
+    Args:
+        value: An upper bound.
+        digits: How many significant digits to keep.
+
+    Returns:
+        A number that is never below `value`.
+
+    >>> at_most(0.99121)
+    '0.9913'
+    """
     return _rounded(value, digits, decimal.ROUND_CEILING)
 
 
 def at_least(value: float, digits: int = 4) -> str:
-    """So many significant digits, never above `value`: for an ε that an attack has shown."""
+    """Round down to some significant digits, as text: for an ε that an attack has shown.
+
+    Args:
+        value: A lower bound.
+        digits: How many significant digits to keep.
+
+    Returns:
+        A number that is never above `value`.
+
+    >>> at_least(0.49739)
+    '0.4973'
+    """
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 

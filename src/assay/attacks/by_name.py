@@ -20,8 +20,7 @@ from assay.attacks.setting import rounds_of
 from assay.attacks.storage import write_attacks
 from assay.data import DataBundle
 from assay.data.records import Records
-from assay.federated.from_names import is_federated
-from assay.methods.plan import Plan
+from assay.federated.kinds import kind_of
 from assay.runs.directory import RunDirectory
 from assay.training.inputs import network_of
 from assay.training.inputs import of_run as rebuilt
@@ -89,7 +88,7 @@ def _models(
 ) -> tuple[DataBundle, list[nn.Module]]:
     """The data and what training released: the models after some rounds, if they were kept, and the last one."""
     bundle, model = rebuilt(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
-    before = None if is_federated(spec) else Plan.from_json(spec["plan"]).stage
+    before = kind_of(spec).plan(spec["plan"]).stage
     if before is not None:
         before.install(model, kept_release(directory))
     files = [*sorted(directory.kept_models.glob("*.safetensors"))[:-1], directory.model]
@@ -105,7 +104,7 @@ def _with_shadows(
 ) -> attacks.Setting:
     """The setting with half of the test records, or what it leaves of them, to train shadow models on."""
     decided = min(len(others) // 2, len(Records(setting.nonmembers)))
-    make = shadows.federated if is_federated(spec) else shadows.centralised
+    make = shadows.MAKERS[kind_of(spec).name]
     return replace(
         setting,
         target=rounds_of(setting.target)[-1],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,20 @@ from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import TrainingAudit, mislabelled, white_box
 from assay.audit.training import black_box as black_box_audit
 from assay.audit.worlds import trained_in_two_worlds
+from assay.data import sampling as samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
 from assay.federated.client import open_site
-from assay.federated.from_names import is_federated
+from assay.federated.kinds import kind_of
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import statement
 from assay.federated.server import site_settings
 from assay.gradients import clipping
 from assay.methods.by_name import given_once, method_of
-from assay.methods.plan import Plan
+from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.runs.statement import render
 from assay.training.inputs import check_not_chosen, planned
 from assay.training.inputs import of_run as rebuilt
 from assay.training.settings import training_from_json
@@ -109,7 +108,9 @@ def of_run(
     check_releases(releases)
     check_significance(1 - confidence)
     how = _again(canaries, worlds, black_box, seed, data_dir)
-    return _audit_run(RunDirectory.open(Path(run)), how, releases, confidence, _randomness(seed))
+    directory = RunDirectory.open(Path(run))
+    audit_it = _AUDITS[kind_of(directory.read_spec()).name]
+    return audit_it(directory, how, releases, confidence, _randomness(seed))
 
 
 def of_method(
@@ -176,19 +177,19 @@ def of_method(
         found = audit_rounds(rounds, confidence=confidence, releases=releases, randomness=randomness)
         return Audited(facts=_facts_of(found, known.name, known.variant), audit=found.audit, plan=rounds)
     chosen = with_layers(method_of(method, variant, noise_form, groups, option))
-    plan = planned(
-        epsilon=target,
-        noise_multiplier=noise_multiplier,
-        epochs=epochs,
-        method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
-        micro_batch=micro_batch,
+    start = Plan(
         records=records,
         batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
         delta=delta,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
+        method=chosen,
+        clip=clipping.parse(clip or str(chosen.clip)),
+        micro_batch=micro_batch,
     )
+    plan = planned(start, epsilon=target, noise_multiplier=noise_multiplier, epochs=epochs)
     found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
     return Audited(facts=_facts_of(found, chosen.name, chosen.variant), audit=found.audit, plan=plan)
 
@@ -196,21 +197,29 @@ def of_method(
 def of_every_method(
     *,
     epsilon: float = 1.0,
+    records: int = 60_000,
+    batch_size: float = 500,
+    epochs: float | None = 30,
     delta: float = 1e-5,
+    sampling: str = "poisson",
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
     releases: int | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
-    **common: Any,
 ) -> Iterator[dict[str, Any]]:
     """Audit every method and variant at one target ε.
 
     Args:
         epsilon: The target ε: claimed for published variants, verified for sound ones.
+        records: How many training records the plan of central methods has.
+        batch_size: Its expected batch size.
+        epochs: Its passes over the records.
         delta: δ.
+        sampling: How its batches are drawn.
+        adjacency: Which data sets are neighbours.
         releases: Releases of one step to count; None for enough.
         confidence: The confidence of each audited ε.
         seed: Fixes the audits' own randomness.
-        **common: Other arguments of `Plan.calibrated` for central methods: `records`, `batch_size`, `epochs`, ...
 
     Yields:
         The facts of `Audited`, and the `form` of the method, one after another.
@@ -220,8 +229,21 @@ def of_every_method(
     """
     check_releases(releases)
     check_significance(1 - confidence)
+    start = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
+        delta=delta,
+        sampling=samplers.parse(sampling),
+        adjacency=adjacency,
+    )
     rows = survey(
-        epsilon=epsilon, delta=delta, confidence=confidence, releases=releases, randomness=_randomness(seed), **common
+        replace(start, steps=steps_for(epochs, start.sampler)),
+        epsilon=epsilon,
+        confidence=confidence,
+        releases=releases,
+        randomness=_randomness(seed),
     )
     for row in rows:
         yield _facts_of(row.found, row.method, row.variant) | {"form": row.form}
@@ -259,7 +281,7 @@ def _again(
     return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
 
 
-def _audit_run(
+def _audit_central(
     directory: RunDirectory,
     how: _Again | None,
     releases: int | None,
@@ -267,8 +289,6 @@ def _audit_run(
     randomness: Randomness,
 ) -> Audited:
     spec = directory.read_spec()
-    if is_federated(spec):
-        return _audit_federated(directory, how, releases, confidence, randomness)
     check_not_chosen(spec)
     plan = Plan.from_json(spec["plan"])
     steps = None
@@ -287,8 +307,7 @@ def _audit_run(
         result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified, claimed)
         facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
     if directory.finished:
-        noise = training_from_json(spec["training"]).randomness()
-        _keep(directory, result, facts, lambda record: render(record, plan, noise.describe()), again=how is not None)
+        _keep(directory, result, facts, again=how is not None)
     return Audited(facts=facts, audit=result, plan=plan, again=how is not None)
 
 
@@ -300,7 +319,7 @@ def _audit_federated(
     randomness: Randomness,
 ) -> Audited:
     spec = directory.read_spec()
-    plan = planned_run = FederatedPlan.from_json(spec["plan"])
+    plan = FederatedPlan.from_json(spec["plan"])
     verified = None
     if directory.finished:
         record = directory.read_record()
@@ -313,15 +332,12 @@ def _audit_federated(
         result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified, plan.claimed())
         facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
     if directory.finished:
-        training = Training(**spec["training"])
-        _keep(
-            directory,
-            result,
-            facts,
-            lambda record: statement(record, planned_run, training.randomness().describe()),
-            again=how is not None,
-        )
+        _keep(directory, result, facts, again=how is not None)
     return Audited(facts=facts, audit=result, plan=plan, again=how is not None)
+
+
+_AUDITS = {"central": _audit_central, "federated": _audit_federated}
+"""By the kind of the run."""
 
 
 def _taken(record: Mapping[str, Any]) -> int:
@@ -336,17 +352,10 @@ def _taken(record: Mapping[str, Any]) -> int:
     return taken
 
 
-def _keep(
-    directory: RunDirectory,
-    found: Audit,
-    facts: Mapping[str, Any],
-    text: Callable[[dict[str, Any]], str],
-    *,
-    again: bool,
-) -> None:
+def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, again: bool) -> None:
     """Into the record and the statement of a finished run; what trained on its records `again` is kept aside."""
     write = write_aside if again else write_audit
-    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]}, text)
+    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]})
 
 
 def _trained_again(

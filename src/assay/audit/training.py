@@ -207,7 +207,7 @@ def with_more(plan: Plan, records: int) -> Plan:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
     if records == plan.records:
         return plan
-    size = float(records) if plan.sampling == "full" else plan.sampler.rate * records
+    size = float(records) if plan.sampling.whole else plan.sampler.rate * records
     return replace(plan, records=records, batch_size=size)
 
 

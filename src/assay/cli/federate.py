@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.console import Console
 from assay.cli import options
 from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
-from assay.data import catalog
+from assay.distributed.launch import check_alone
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
@@ -27,7 +27,7 @@ def federate(
     method: Annotated[str, typer.Option(help="fedavg, fedags, fedsnlc or cpsgd; see `assay methods`.")] = "fedavg",
     variant: options.Variant = None,
     option: options.Setting = None,
-    data: options.Data = catalog.DEFAULT,
+    data: options.Data = options.DEFAULT_DATA,
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
@@ -123,11 +123,12 @@ def federate(
     end(result, json, left_out="answers were not usable", steps="rounds")
 
 
-def resume(run: Path, limit: float | None, data_dir: Path | None, json: bool) -> None:
-    """Go on with a federated run."""
+def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a federated run."""
     from assay.federated import from_names
 
-    with progress(limit) as shown:
+    check_alone("resume of a federated run")
+    with progress(spec["plan"]["epsilon_limit"]) as shown:
         result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
     end(result, json, left_out="answers were not usable", steps="rounds")
 

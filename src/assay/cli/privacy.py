@@ -45,30 +45,31 @@ def epsilon(
     json: options.Json = False,
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
-    from assay.data.sampling import SAMPLERS
+    from assay.accounting import schedules
+    from assay.data import sampling as samplers
     from assay.gradients import clipping
     from assay.methods.by_name import method_of
+    from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan, steps_for
 
     chosen = method_of(method, variant, noise_form, groups, option)
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")
-    if sampling not in SAMPLERS:
-        raise ConfigError("sampling", sampling, "one of " + ", ".join(SAMPLERS))
-    count = steps if steps is not None else steps_for(epochs, SAMPLERS[sampling](records, batch_size))
+    sampler = samplers.parse(sampling)
+    count = steps if steps is not None else steps_for(epochs, sampler(records, batch_size))
     plan = Plan(
         records=records,
         batch_size=batch_size,
         steps=count,
         noise_multiplier=noise_multiplier,
         delta=delta,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
+        clip=clipping.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
-        center=center,
-        noise_schedule=noise_schedule,
+        center=None if center is None else parse_center(center),
+        noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
 
@@ -96,8 +97,11 @@ def calibrate(
 ) -> None:
     """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
     variant, whose claimed ε is."""
+    from assay.accounting import schedules
+    from assay.data import sampling as samplers
     from assay.gradients import clipping
     from assay.methods.by_name import method_of
+    from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan
 
     chosen = method_of(method, variant, noise_form, groups, option)
@@ -109,13 +113,13 @@ def calibrate(
         epochs=epochs,
         steps=steps,
         noise_multiplier=noise_multiplier,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
+        clip=clipping.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
-        center=center,
-        noise_schedule=noise_schedule,
+        center=None if center is None else parse_center(center),
+        noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
 

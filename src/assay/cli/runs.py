@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markdown import Markdown
 
 from assay._util.figures import at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
-from assay.data import catalog
-from assay.distributed.launch import check_alone
 from assay.errors import BudgetSpentError
 
 if TYPE_CHECKING:
-    from assay.federated.plan import FederatedPlan
-    from assay.methods.plan import Plan
     from assay.runs.directory import RunDirectory
     from assay.training.from_names import Settings
 
@@ -41,7 +39,7 @@ def train(
     option: options.Setting = None,
     encode: options.Encode = None,
     denoise: options.Denoise = None,
-    data: options.Data = catalog.DEFAULT,
+    data: options.Data = options.DEFAULT_DATA,
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
@@ -195,9 +193,8 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped or killed."""
     from assay.distributed.world import world
-    from assay.federated.from_names import is_federated
-    from assay.runs.statement import scored
-    from assay.training import from_names
+    from assay.federated.kinds import kind_of
+    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
 
     ranks = world()
     directory, finished, spec = ranks.once(lambda: _asked(run))
@@ -207,14 +204,28 @@ def resume(
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
         return
-    limit = spec["plan"]["epsilon_limit"]
-    if is_federated(spec):
-        check_alone("resume of a federated run")
-        federate.resume(run, limit, data_dir, json)
-        return
-    with progress(limit, ranks, scored=scored(spec["names"])) as shown:
+    if is_choice(spec):
+        raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
+    _RESUME[kind_of(spec).name](run, spec, data_dir, json)
+
+
+def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a central run."""
+    from assay.distributed.world import world
+    from assay.runs.statement import scored
+    from assay.training import from_names
+
+    ranks = world()
+    with progress(spec["plan"]["epsilon_limit"], ranks, scored=scored(spec["names"])) as shown:
         result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+_RESUME: Mapping[str, Callable[[Path, dict[str, Any], Path | None, bool], None]] = {
+    "central": _resume,
+    "federated": federate.resume,
+}
+"""By the kind of the run."""
 
 
 def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
@@ -224,47 +235,49 @@ def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
     return directory, directory.finished, directory.read_spec()
 
 
-def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="The directory of a run, or a record.json alone.")],
+    json: options.Json = False,
+) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
-    from rich.markdown import Markdown
-
-    from assay.accounting.ledger import Ledger
-    from assay.federated.from_names import is_federated
-    from assay.federated.plan import FederatedPlan
-    from assay.methods.plan import Plan
-    from assay.runs import checkpoint
+    from assay.runs import record_of, statement_of
     from assay.runs.directory import RunDirectory
+
+    if not run.is_file():
+        directory = RunDirectory.open(run)
+        _note_earlier(directory)
+        if not directory.finished:
+            _print_unfinished(directory)
+            return
+    if json:
+        print_json(record_of(run))
+        return
+    text = statement_of(run)
+    console = Console(soft_wrap=not Console().is_terminal)
+    console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+
+
+def _print_unfinished(directory: RunDirectory) -> None:
+    from assay.accounting.ledger import Ledger
+    from assay.federated.kinds import kind_of
+    from assay.runs import checkpoint
+    from assay.runs.run import steps_covered
     from assay.training.inputs import UNFINISHED_CHOICE, is_choice
 
-    directory = RunDirectory.open(run)
     console = Console(soft_wrap=not Console().is_terminal)
-    _note_earlier(directory)
-    if directory.finished:
-        if json:
-            print_json(directory.read_record())
-            return
-        text = directory.statement.read_text(encoding="utf-8")
-        console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
-        return
-    spec = directory.read_spec()
-    plan: Plan | FederatedPlan
-    if is_federated(spec):
-        plan = FederatedPlan.from_json(spec["plan"])
-        planned_steps = f"{plan.rounds} planned rounds"
-    else:
-        plan = Plan.from_json(spec["plan"])
-        planned_steps = f"{plan.steps} planned steps"
+    run, spec = directory.path, directory.read_spec()
+    kind = kind_of(spec)
+    plan = kind.plan(spec["plan"])
     ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     if directory.checkpoint.exists():
-        before = checkpoint.state(directory.checkpoint)
-        ledger.check_covers(before["charged"] if is_federated(spec) else before["step"])
+        ledger.check_covers(steps_covered(checkpoint.state(directory.checkpoint)))
     if is_choice(spec):
         console.print(
             f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
         )
         return
     console.print(
-        f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
         f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
         highlight=False,
     )

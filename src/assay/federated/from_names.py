@@ -19,9 +19,9 @@ from assay.federated import transport as carriers
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
-from assay.federated.server import KIND, run_spec, site_settings
 from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
+from assay.federated.server import run_spec, site_settings
 from assay.methods.by_name import given_once
 from assay.models.layers import trainable_layers
 from assay.runs.callbacks import Callback
@@ -29,11 +29,6 @@ from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
 from assay.training.from_names import options_of, read_options
 from assay.training.inputs import build, check_ceiling, check_features, load, of_run
-
-
-def is_federated(spec: Mapping[str, Any]) -> bool:
-    """Whether a run's description is one of `assay federate`."""
-    return spec.get("kind") == KIND
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +163,7 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
     directory = RunDirectory.open(Path(run))
     spec = directory.read_spec()
     bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.server.resume"
+        spec, data_dir, spec["training"]["seed"], instead="continue one from Python with assay.federated.server.resume"
     )
     if data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(data_dir)}

@@ -102,6 +102,11 @@ class FederatedPlan:
             check_whole("min_answers", self.minimum, 1, self.per_round)
 
     @property
+    def stage(self) -> None:
+        """Nothing is released before the first round."""
+        return None
+
+    @property
     def hidden(self) -> bool:
         """Whether who is asked stays hidden, and sampling amplifies."""
         return self.unit == "client" and self.noise == "central"

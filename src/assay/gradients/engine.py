@@ -287,12 +287,7 @@ class Engine:
                 proof_now.after()
             self._check_independent(written | self._watch.attributes(), proof_now)
         finally:
-            self._collecting = None
-            self._stand_ins, self._written = {}, set()
-            self._arguments.clear()
-            self._outputs.clear()
-            if proof_now is not None:
-                proof_now.forget()
+            self.forget()
         uses = gathered(found) if len(found) > 1 else found
         if views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
@@ -311,6 +306,8 @@ class Engine:
 
     def _check_losses(self, losses: Tensor, graph: proof.Graph, proving: bool) -> None:
         """Whether the losses mix what the model put out: each of the first batches, then a random few, and fully on the very first."""
+        if self._split:  # a backward pass of one rank alone would wait for the others' parameters
+            return
         self._batches += 1
         if self._batches % _LOSSES_EVERY == self._turn or self._batches <= _LOSSES_FIRST:
             outputs = isolation.tensors(list(self._outputs))
@@ -352,6 +349,15 @@ class Engine:
     def _stop_watching(self) -> None:
         for hook in self._watching:
             hook.remove()
+
+    def forget(self) -> None:
+        """Let go of the calls of the model so far. A batch without records is not collected: its calls say nothing about later ones."""
+        self._collecting = None
+        self._stand_ins, self._written = {}, set()
+        self._arguments.clear()
+        self._outputs.clear()
+        if self._proof is not None:
+            self._proof.forget()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""

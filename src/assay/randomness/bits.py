@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
 import torch
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -143,6 +143,11 @@ _SIZES = 64  # of pieces that a thread remembers: a model has few
 _rooms = _Rooms()
 
 
+def aes_counter(key: bytes) -> CipherContext:
+    """AES-256 in counter mode, from `KEY_BYTES` of key and first counter: what encrypting zeros gives are random bits."""
+    return Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor()
+
+
 class Encrypted(_FromBits):
     """Numbers from AES-256 in counter mode: zeros encrypted, from beginning to end, no block twice.
 
@@ -152,7 +157,7 @@ class Encrypted(_FromBits):
     __slots__ = ("_cipher", "_elsewhere")
 
     def __init__(self, key: bytes, elsewhere: Stream) -> None:
-        self._cipher = Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor()
+        self._cipher = aes_counter(key)
         self._elsewhere = elsewhere
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:

@@ -26,7 +26,7 @@ from torch import Tensor
 from assay._util.process import here
 from assay.errors import AssayError, ConfigError
 from assay.randomness import pieces, tails
-from assay.randomness.bits import KEY_BYTES, Encrypted, Hashed, Shake
+from assay.randomness.bits import KEY_BYTES, Encrypted, Hashed, Shake, aes_counter
 
 
 class Stream(Protocol):
@@ -304,11 +304,29 @@ def _cpu_state(seed: bytes) -> Tensor:
     return torch.from_numpy(state.view(np.uint8))
 
 
-def generator_states(stream: Stream, count: int) -> list[Tensor]:
-    """States of torch's CPU generator with all their words from the stream; `initial_seed` then gives a random number that tells them apart."""
-    drawn = stream.integers(2**32, count * (_WORDS + 2)).numpy().view(np.uint64).reshape(count, _WORDS + 2)
-    states = np.tile(_blank_state(), (count, 1))
-    states[:, _FIRST : _FIRST + _WORDS] = drawn[:, :_WORDS]
-    states[:, 0] = (drawn[:, _WORDS] << np.uint64(30)) ^ drawn[:, _WORDS + 1]
-    # memory of its own for each: torch crashes on a state within another tensor
-    return [state.clone() for state in torch.from_numpy(states.view(np.uint8))]
+class GeneratorStates:
+    """States for torch's CPU generator, all words of each from AES-256 in counter mode with a key of the stream; none comes twice.
+
+    `initial_seed` then gives a random number that tells the states apart.
+    """
+
+    _AT_ONCE = 32  # one at a time takes ten times as long
+
+    def __init__(self, stream: Stream) -> None:
+        self._cipher = aes_counter(bytes(stream.integers(256, KEY_BYTES).tolist()))
+        self._zeros = bytes(4 * self._AT_ONCE * (_WORDS + 2))
+        self._rows: list[NDArray[np.uint64]] = []
+        # the same memory for all: torch crashes on a state that is a part of another tensor
+        self._room = _blank_state().copy()
+        self._state = torch.from_numpy(self._room.view(np.uint8))
+
+    def next(self) -> Tensor:
+        """The next state, until this is called again."""
+        if not self._rows:
+            words = np.frombuffer(self._cipher.update(self._zeros), dtype="<u4").reshape(self._AT_ONCE, -1)
+            rows = np.tile(_blank_state(), (self._AT_ONCE, 1))
+            rows[:, _FIRST : _FIRST + _WORDS] = words[:, :_WORDS]
+            rows[:, 0] = (words[:, _WORDS].astype(np.uint64) << np.uint64(30)) ^ words[:, _WORDS + 1]
+            self._rows = list(rows)
+        self._room[:] = self._rows.pop()
+        return self._state

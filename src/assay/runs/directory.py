@@ -26,6 +26,7 @@ from assay._util.files import lock, replace_json, replace_text, sync_folder
 from assay.errors import AssayError, ConfigError
 
 SPEC_SCHEMA = "assay.run/1"
+RECORD_SCHEMA = "assay.record/1"
 
 
 @dataclass(frozen=True)
@@ -177,13 +178,11 @@ class RunDirectory:
 
     def read_record(self) -> dict[str, Any]:
         """The record of a finished run."""
-        from assay.runs.record import SCHEMA  # the record needs the plan, and a directory should open without it
-
         if not self.finished:
             raise AssayError(
                 f"{self.path} is unfinished: it has no record yet. Resume it with: assay resume {self.path}"
             )
-        return _read(self.record, SCHEMA)
+        return read_record(self.record)
 
     def finish(self) -> None:
         """Everything is there: take away what said otherwise."""
@@ -192,11 +191,25 @@ class RunDirectory:
         self.records.unlink(missing_ok=True)
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """What a record.json holds, wherever it was copied to.
+
+    Args:
+        path: The file.
+
+    Raises:
+        AssayError: It is damaged, or not the record of a run.
+    """
+    return _read(path, RECORD_SCHEMA)
+
+
 def _read(path: Path, schema: str) -> dict[str, Any]:
     try:
         data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise AssayError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise AssayError(f"{path} is damaged: it holds no JSON object")
     if data.get("schema") != schema:
         raise AssayError(f"{path} has schema {data.get('schema')!r}; this version of Assay reads {schema!r}")
     return data

@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from assay.runs.directory import RunDirectory
+from assay.runs.directory import RunDirectory, read_record
+from assay.runs.statement import statement
 
 
 def record_of(run: Path | str) -> dict[str, Any]:
     """The record of a finished run, for programs.
 
     Args:
-        run: The run's directory.
+        run: The run's directory, or a record.json alone.
 
     Returns:
         What `record.json` holds; docs/record.md names the fields.
@@ -21,14 +22,15 @@ def record_of(run: Path | str) -> dict[str, Any]:
         ConfigError: It is not the directory of a run.
         AssayError: The run is unfinished, or the record is damaged or of another version.
     """
-    return RunDirectory.open(Path(run)).read_record()
+    path = Path(run)
+    return read_record(path) if path.is_file() else RunDirectory.open(path).read_record()
 
 
 def statement_of(run: Path | str) -> str:
     """The privacy statement of a finished run, for people.
 
     Args:
-        run: The run's directory.
+        run: The run's directory, or a record.json alone.
 
     Returns:
         Markdown.
@@ -37,6 +39,9 @@ def statement_of(run: Path | str) -> str:
         ConfigError: It is not the directory of a run.
         AssayError: The run is unfinished.
     """
-    directory = RunDirectory.open(Path(run))
+    path = Path(run)
+    if path.is_file():
+        return statement(read_record(path))
+    directory = RunDirectory.open(path)
     directory.read_record()  # refuses an unfinished run, and says how to resume it
     return directory.statement.read_text(encoding="utf-8")

@@ -13,8 +13,11 @@ from torch import nn
 
 from assay import features as features_room
 from assay import methods as methods_room
+from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog
+from assay.data import sampling as samplers
+from assay.data.sampling import Sampler
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clipping
 from assay.integrations import tensorboard as logs
@@ -176,34 +179,32 @@ class Settings:
             precision=self.precision,
         )
 
-    def plan_arguments(self, records: int) -> dict[str, Any]:
-        """What `Plan` takes of these settings for so many records, apart from steps and noise.
+    def plan(self, records: int) -> Plan:
+        """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
 
         Args:
             records: How many training records there are.
 
-        Returns:
-            Arguments by name; `planned` and `Plan.calibrated` take them.
-
         Raises:
             ConfigError: A part (clipping, an encoding, a method) is not accepted.
         """
-        chosen = self.chosen_method
-        whole = _default_batch(self.sampling, records)
-        return {
-            "records": records,
-            "delta": self.delta,
-            "batch_size": whole if self.batch_size is None else self.batch_size,
-            "clip": clipping.parse(self.clip or chosen.clip),
-            "micro_batch": self.micro_batch,
-            "center": self.center,
-            "noise_schedule": self.noise_schedule,
-            "sampling": self.sampling,
-            "adjacency": self.adjacency,
-            "method": chosen,
-            "encode": encode_room.parse_all(self.encode or ()),
-            "denoise": denoise_room.parse_all(self.denoise or ()),
-        }
+        chosen, sampling = self.chosen_method, samplers.parse(self.sampling)
+        return Plan(
+            records=records,
+            batch_size=_default_batch(sampling, records) if self.batch_size is None else self.batch_size,
+            steps=1,
+            noise_multiplier=1.0,
+            delta=self.delta,
+            clip=clipping.parse(self.clip or str(chosen.clip)),
+            micro_batch=self.micro_batch,
+            center=None if self.center is None else parse_center(self.center),
+            noise_schedule=schedules.parse(self.noise_schedule),
+            sampling=sampling,
+            adjacency=self.adjacency,
+            method=chosen,
+            encode=encode_room.parse_all(self.encode or ()),
+            denoise=denoise_room.parse_all(self.denoise or ()),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,7 +372,10 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     training = o.training
     logs.check(o.log)
     check_features(o.features, o.model, o.augment)
-    o.plan_arguments(records=1)  # refused before data are loaded
+    samplers.parse(o.sampling)  # these are refused before data are loaded
+    clipping.parse(o.clip or str(chosen.clip))
+    encode_room.parse_all(o.encode or ())
+    denoise_room.parse_all(o.denoise or ())
     source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal)
     if like is not None and like.source == source:
         bundle = like.bundle
@@ -383,10 +387,10 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     network = build(o.model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
     plan = planned(
+        replace(o.plan(len(bundle.train_x)), method=chosen.for_model(network)),
         epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
-        **{**o.plan_arguments(len(bundle.train_x)), "method": methods_room.for_model(chosen, network)},
     )
     names = {
         "model": o.model,
@@ -405,5 +409,5 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
 
 
-def _default_batch(sampling: str, records: int) -> int:
-    return records if sampling == "full" else min(_DEFAULT_BATCH, max(1, records // 8))
+def _default_batch(sampling: type[Sampler], records: int) -> int:
+    return records if sampling.whole else min(_DEFAULT_BATCH, max(1, records // 8))

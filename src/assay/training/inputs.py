@@ -16,7 +16,6 @@ from assay import models as models_room
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
 from assay.errors import ConfigError
-from assay.methods import Method
 from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
@@ -167,16 +166,16 @@ def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -
     return network
 
 
-def planned(
-    *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None, method: Method, **rest: Any
-) -> Plan:
-    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None) -> Plan:
+    """`start` for so many epochs: with noise found for ε; or with noise given, and ε (if also given) a ceiling that may end the run
+    early.
+    """
+    start = replace(start, steps=steps_for(epochs, start.sampler))
     if noise_multiplier is None:
         assert epsilon is not None
-        return Plan.calibrated(epsilon=epsilon, epochs=epochs, method=method, **rest)
-    check_ceiling(epsilon, method.variant)
-    start = Plan(steps=1, noise_multiplier=noise_multiplier, epsilon_limit=epsilon, method=method, **rest)
-    return replace(start, steps=steps_for(epochs, start.sampler))
+        return start.within(epsilon)
+    check_ceiling(epsilon, start.method.variant)
+    return replace(start, noise_multiplier=noise_multiplier, epsilon_limit=epsilon)
 
 
 def check_ceiling(epsilon: float | None, variant: str) -> None:

@@ -10,13 +10,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from assay.errors import UnsupportedModelError
 from assay.models import compat
-from assay.randomness.streams import Stream, generator_states
-
-_AT_ONCE = 32  # states made together: one at a time takes ten times as long
+from assay.randomness.streams import GeneratorStates, Stream
 
 
 class Masks:
@@ -27,10 +25,9 @@ class Masks:
     """
 
     def __init__(self, model: nn.Module, stream: Stream) -> None:
-        self._stream = stream
-        self._states: list[Tensor] = []
-        self._generators: list[torch.Generator] = []
-        self._seeds: list[int] = []
+        self._stream, self._states = stream, GeneratorStates(stream)
+        self._seed: int | None = None
+        self._elsewhere: list[tuple[torch.Generator, int]] = []
 
         # functions and not methods: a copy of the model carries hooks along, and must not copy what they belong to
         def start(module: nn.Module, _args: Any) -> None:
@@ -54,27 +51,23 @@ class Masks:
 
     def begin(self, devices: Iterable[torch.device]) -> None:
         """Keep the generators of these devices, and always the CPU's."""
-        self._generators = [g for device in sorted(set(devices), key=str) for g in _elsewhere(device)]
+        self._elsewhere = [(g, 0) for device in sorted(set(devices), key=str) for g in _generators(device)]
         self.renew()
 
     def renew(self) -> None:
         """Fresh secret states, none of which was used before."""
-        if not self._states:
-            self._states = generator_states(self._stream, _AT_ONCE)
-        torch.default_generator.set_state(self._states.pop())
-        seeds = [torch.default_generator.initial_seed()]
-        if self._generators:
-            own = self._stream.integers(2**62, len(self._generators)).tolist()
-            for generator, seed in zip(self._generators, own, strict=True):
-                generator.manual_seed(seed)
-            seeds += own
-        self._seeds = seeds
+        torch.default_generator.set_state(self._states.next())
+        if self._elsewhere:
+            seeds = self._stream.integers(2**62, len(self._elsewhere)).tolist()
+            self._elsewhere = [(g.manual_seed(seed), seed) for (g, _), seed in zip(self._elsewhere, seeds, strict=True)]
+        self._seed = torch.default_generator.initial_seed()
 
     @property
     def secret(self) -> bool:
         """Whether nobody has seeded the generators since. Putting back a state of this part of the batch (activation checkpointing) is fine."""
-        generators = (torch.default_generator, *self._generators)
-        return self._seeds == [generator.initial_seed() for generator in generators]
+        if torch.default_generator.initial_seed() != self._seed:
+            return False
+        return not self._elsewhere or all(g.initial_seed() == seed for g, seed in self._elsewhere)
 
     def stop(self) -> None:
         """Leave the model alone."""
@@ -82,7 +75,7 @@ class Masks:
             hook.remove()
 
 
-def _elsewhere(device: torch.device) -> list[torch.Generator]:
+def _generators(device: torch.device) -> list[torch.Generator]:
     """The generators that dropout on this device draws from, apart from the CPU's."""
     if device.type == "cuda":
         return list(torch.cuda.default_generators)

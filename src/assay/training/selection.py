@@ -30,6 +30,12 @@ from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness, Stream, taken_apart
 from assay.runs.result import Result, cross_entropy, evaluate
 
+ACCOUNTANT = (
+    "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022;"
+    " dp_accounting): an upper bound"
+)
+"""How the ε of a choice is computed, for its statement."""
+
 _PARTS = 10  # of which one is for validation
 _SCORE_NOISE = 0.005  # standard deviation of a released score, as a part of the validation records
 _LEAST_SCORE_NOISE = 20.0  # less, and the scores alone of ten trials cost more than ε = 1

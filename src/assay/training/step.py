@@ -41,7 +41,6 @@ from assay.distributed.world import Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients.arithmetic import zeros_for
-from assay.gradients.clipping import AdaptiveQuantile
 from assay.gradients.engine import Engine, check_losses
 from assay.gradients.rules.layers import RULES
 from assay.mechanisms.banded import BandedGaussian
@@ -89,8 +88,7 @@ class PrivateStep(Unique):
         self.world = world = current_world() if world is None else world
         limits.check(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
-        asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        gradient_share = _left_of(asked)
+        gradient_share = _left_of([*side, *plan.clip.queries])
         chain = plan.chain(gradient_share)
         self.randomness = taken_apart(OsSeeded() if randomness is None else randomness)
         self._augment, self._views = augment, 1 if augment is None else augment.views
@@ -108,8 +106,7 @@ class PrivateStep(Unique):
                 if factor != 1.0
             }
             self._physical = None if max_physical_batch is None else max(1, max_physical_batch // self._views)
-            own = self.chain.clip
-            self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
+            self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
             self._groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
@@ -323,6 +320,8 @@ class PrivateStep(Unique):
             else:
                 torch._foreach_add_(list(self._total.values()), list(total.values()))
                 self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
+        else:
+            self.engine.forget()
         self._pending -= 1
         if self._pending > 0:
             return False

@@ -23,8 +23,8 @@ from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
-from assay.runs.result import Result, cross_entropy, evaluate, finished
-from assay.runs.statement import large_delta, render
+from assay.runs.result import Result, cross_entropy, evaluate, write_result
+from assay.runs.statement import large_delta
 from assay.training import selection
 from assay.training.from_names import Prepared, Settings, prepare, read_option
 from assay.training.inputs import LOG, UNFINISHED_CHOICE
@@ -38,7 +38,6 @@ _DATA_AND_BUDGET = {"data", "data_dir", "records", "preset", "delta", "adjacency
 _DECIDES_EPSILON = {
     "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center", "noise_schedule", "sampling",
 }  # fmt: skip
-
 
 Tried = Mapping[str, Sequence[Any]]
 
@@ -219,7 +218,7 @@ def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
 def _on_split(plan: Plan, split: selection.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
-    return replace(plan, records=records, batch_size=records if plan.sampling == "full" else plan.batch_size)
+    return replace(plan, records=records, batch_size=records if plan.sampling.whole else plan.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,6 +271,7 @@ class PrivateChoice:
         epsilon, seed, randomness, more = self.epsilon, self.seed, self.randomness, self.more
         plan = replace(calibrated, epsilon_limit=epsilon)
         spec = {
+            "kind": "central",
             "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
             "the first one's, and record.json has what was chosen",
             "plan": plan.to_json(),
@@ -313,9 +313,12 @@ class PrivateChoice:
             "tuning": {**chosen_by, "chosen": settings[which]},
             "timing": None,  # of a trial; the first one takes longer than the others
         }
-        result = finished(
-            best.model, record, render(record, plans[which], randomness.describe()), directory, best.nonfinite
-        )
+        record["sentences"] = {
+            **best.record["sentences"],
+            "randomness": randomness.describe(),
+            "accountant": selection.ACCOUNTANT,
+        }
+        result = write_result(best.model, record, directory, best.nonfinite)
         set_times(
             directory.path, begun
         )  # how long all trials took tells how many there were, which the proof needs to be secret

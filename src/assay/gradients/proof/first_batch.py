@@ -292,7 +292,7 @@ class Proof:
         masks = splits(records, self._coins, SPLITS if self.full else 1) if records > 1 else []
         halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
         halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
-        apart = []
+        apart: list[tuple[Tensor, Sequence[Tensor | None]]] = []
         for mine in halves:
             found = gradients(weights * mine)
             for (path, _), g in zip(seen, found, strict=True):
