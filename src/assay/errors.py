@@ -58,3 +58,11 @@ class BudgetSpentError(AssayError):
 
 class DataError(AssayError):
     """A data set is missing, truncated or corrupt. Names the file and how to supply it."""
+
+
+class LeaderError(AssayError):
+    """An error of the leader, which reports it; the other ranks end with it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -305,7 +305,8 @@ def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch)
             assert code == 1
             assert "the ε of this run is not known" in " ".join(err.split())
     ledger.write_text("".join(whole))
-    assert assay("resume", out)[0] == 0
+    code, _, err = assay("resume", out)
+    assert code == 0, err
 
 
 def test_a_delta_that_is_too_large_is_said_wherever_epsilon_is(assay, tmp_path):

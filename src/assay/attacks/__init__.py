@@ -9,14 +9,32 @@ found by itself; nothing else needs an edit. `assay._util.registry` tells how an
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from assay._util import lazy
 from assay._util.registry import Registry
 from assay.attacks.evaluation import AttackResult, Scores, evaluate
 from assay.attacks.setting import Setting, Train, Trained, rounds_of
 from assay.errors import ConfigError
 
-__all__ = ["Attack", "AttackResult", "Scores", "Setting", "Train", "Trained", "available", "get", "lacking", "run"]
+if TYPE_CHECKING:
+    from assay.attacks.by_name import of_run
+
+__all__ = [
+    "Attack",
+    "AttackResult",
+    "Scores",
+    "Setting",
+    "Train",
+    "Trained",
+    "available",
+    "get",
+    "lacking",
+    "of_run",
+    "run",
+]
+
+__getattr__ = lazy.exports(__name__, {"of_run": "by_name"})
 
 
 @runtime_checkable

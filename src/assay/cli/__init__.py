@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
@@ -10,10 +11,9 @@ import typer.core
 from safetensors import SafetensorError
 
 from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs, tune
-from assay.cli.output import fail, unfailing
+from assay.cli.output import fail, note, say, unfailing
 from assay.distributed.launch import check_alone
-from assay.distributed.world import LeaderError
-from assay.errors import AssayError
+from assay.errors import AssayError, LeaderError
 
 # Help is plain text, wrapped: boxes cut off long words, and an option's syntax (decay:levels=4,last=0.5) is one. Without this, typer
 # escapes [default: ...] for boxes that are not there.
@@ -59,8 +59,24 @@ report.register(app)
 catalogue.register(app)
 
 
+class _Told(logging.Handler):
+    """What the library tells, on standard error: how work goes on, and notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (note if record.levelno >= logging.WARNING else say)(record.getMessage())
+
+
+def _listen() -> None:
+    """Print what the library tells; once in a process."""
+    log = logging.getLogger("assay")
+    if not any(isinstance(handler, _Told) for handler in log.handlers):
+        log.addHandler(_Told())
+        log.setLevel(logging.INFO)
+
+
 def main() -> None:
     """Run the command and turn deliberate errors into a line on standard error and an exit code. No output can fail it."""
+    _listen()
     with unfailing():
         _run()
 

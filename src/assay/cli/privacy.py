@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.accounting import schedules
-from assay.accounting.epsilon import Adjacency
+from assay.accounting.adjacency import Adjacency
 from assay.cli import options
 from assay.cli.output import console, note
 from assay.cli.show import print_json
-from assay.data import sampling as samplers
 from assay.errors import ConfigError
-from assay.federated.plan import FederatedPlan
-from assay.gradients import clipping
-from assay.methods.perturb.mean import parse as parse_center
-from assay.methods.plan import Plan, steps_for
-from assay.runs.record import number
-from assay.runs.statement import large_delta, shown
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
+    from assay.methods.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -49,7 +45,14 @@ def epsilon(
     json: options.Json = False,
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
-    chosen = options.method(method, variant, noise_form, groups, option)
+    from assay.accounting import schedules
+    from assay.data import sampling as samplers
+    from assay.gradients import clipping
+    from assay.methods.by_name import method_of
+    from assay.methods.perturb.mean import parse as parse_center
+    from assay.methods.plan import Plan, steps_for
+
+    chosen = method_of(method, variant, noise_form, groups, option)
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")
     sampler = samplers.parse(sampling)
@@ -94,7 +97,14 @@ def calibrate(
 ) -> None:
     """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
     variant, whose claimed ε is."""
-    chosen = options.method(method, variant, noise_form, groups, option)
+    from assay.accounting import schedules
+    from assay.data import sampling as samplers
+    from assay.gradients import clipping
+    from assay.methods.by_name import method_of
+    from assay.methods.perturb.mean import parse as parse_center
+    from assay.methods.plan import Plan
+
+    chosen = method_of(method, variant, noise_form, groups, option)
     plan = Plan.calibrated(
         epsilon=epsilon,
         delta=delta,
@@ -116,6 +126,8 @@ def calibrate(
 
 def note_delta(delta: float, units: int) -> None:
     """Say it where δ is too large for so many records or clients."""
+    from assay.runs.statement import large_delta
+
     if (said := large_delta(delta, units)) is not None:
         note(said)
 
@@ -135,6 +147,9 @@ def report_plan(plan: Plan, as_json: bool) -> None:
 
 def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: str, as_json: bool) -> None:
     """The ε of a plan, and `more` or, in words, `words` about it."""
+    from assay.runs.record import number
+    from assay.runs.statement import shown
+
     facts = {
         "claimed": number(plan.claimed()),
         "verified": number(plan.epsilon()),

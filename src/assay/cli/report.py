@@ -7,14 +7,8 @@ from typing import Annotated
 
 import typer
 
-from assay._util.files import replace_text
 from assay.cli.output import console, note, say
 from assay.errors import ConfigError
-from assay.report import papers
-from assay.report.collect import Collector
-from assay.report.page import render
-from assay.report.serve import ReportServer, is_loopback
-from assay.studies import tables
 
 
 def register(app: typer.Typer) -> None:
@@ -39,46 +33,40 @@ def report(
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
 ) -> None:
     """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements."""
+    from assay.report import writing
+    from assay.studies import tables
+
     lines = console()
-    if tables.names(directory):
-        if serve:
+    if serve:
+        if tables.names(directory):
             raise ConfigError(
                 "serve",
                 str(directory),
                 "a directory of runs; an experiments folder changes only when a table is measured",
             )
-        lines.print(str(_written(papers.render(directory), directory, out)))
-        return
-    collector = Collector(directory, uncovered)
-    if serve:
         if out is not None:
             raise ConfigError("out", str(out), "nothing with --serve, which writes no file")
         _serve(directory, host, port, uncovered)
         return
-    found = collector.collect()
-    if not (found.finished or found.unfinished or found.damaged or found.waiting):
-        raise ConfigError("directory", str(directory), "a directory with runs in it; there are none below this one")
-    target = _written(render(found), directory, out)
+    written = writing.write(directory, out=out, uncovered=uncovered)
+    found = written.found
+    if found is None:
+        lines.print(str(written.path))
+        return
     counts = [
         f"{len(found.finished)} finished",
         *([f"{len(found.unfinished)} unfinished"] if found.unfinished else []),
         *([f"{len(found.waiting)} not begun"] if found.waiting else []),
         *([f"{len(found.damaged)} damaged"] if found.damaged else []),
     ]
-    lines.print(f"{target} ({', '.join(counts)})")
+    lines.print(f"{written.path} ({', '.join(counts)})")
     for entry in found.damaged:
         say(f"damaged: {entry.name}: {entry.why}")
 
 
-def _written(page: str, directory: Path, out: Path | None) -> Path:
-    target = out or directory / "report.html"
-    if target.is_dir():
-        raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")
-    replace_text(target, page)
-    return target
-
-
 def _serve(directory: Path, host: str, port: int, uncovered: bool) -> None:
+    from assay.report.serve import ReportServer, is_loopback
+
     if not is_loopback(host):
         note(f"{host} is no loopback address: whoever reaches this machine can read the report, without a password")
     with ReportServer(directory, host, port, uncovered) as server:

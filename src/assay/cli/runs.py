@@ -5,37 +5,23 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
 from assay._util.figures import at_most
-from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import spent
+from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.inputs import of_run
 from assay.cli.output import console, note
-from assay.cli.preparing import prepare
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
-from assay.data import catalog
-from assay.distributed.world import world
 from assay.errors import BudgetSpentError
-from assay.federated.kinds import kind_of
-from assay.integrations import tensorboard as logs
-from assay.runs import checkpoint, schema, statement
-from assay.runs.directory import RunDirectory, read_record
-from assay.runs.record import number
-from assay.runs.run import steps_covered
-from assay.runs.statement import scored
-from assay.training import limits
-from assay.training.loop import fit
-from assay.training.loop import resume as resume_run
-from assay.training.settings import pick_device
 
-UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
+if TYPE_CHECKING:
+    from assay.runs.directory import RunDirectory
+    from assay.training.from_names import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -55,7 +41,7 @@ def train(
     option: options.Setting = None,
     encode: options.Encode = None,
     denoise: options.Denoise = None,
-    data: options.Data = catalog.DEFAULT,
+    data: options.Data = options.DEFAULT_DATA,
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
@@ -176,33 +162,37 @@ def train(
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
     asked = dict(locals())
+    from assay.distributed.world import world
+    from assay.runs.statement import scored
+    from assay.training.from_names import prepare
+
     ranks = world()
-    made = prepare(**asked)
+    made = prepare(settings_of(context, asked), rehearsal=dry_run)
     if ranks.leader and made.plan.noise_multiplier == 0:
         note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
-        pick_device(device)
-        limits.check(made.plan, ranks.size, shard=shard)
-        made.training.at_batch(made.plan.batch_size)
+        made.check(ranks.size)
         if ranks.leader:
             report_plan(made.plan, json)
         return
     if ranks.leader:
         note_delta(made.plan.delta, made.plan.records)
-    on = scored(made.names)
-    with progress(made.plan.epsilon_limit, ranks, scored=on) as shown, logs.logging(log, out, on) as logged:
-        result = fit(
-            made.network,
-            made.bundle.train,
-            plan=made.plan,
-            test=made.bundle.test,
-            training=made.training,
-            out=out,
-            force=force,
-            names=made.names,
-            callbacks=[shown, logged],
-        )
+    with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
+        result = made.fit(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
+    """The settings that were asked for; with a preset only what was typed goes before it."""
+    from assay import presets
+    from assay.training.from_names import Settings
+
+    if asked["preset"] is None:
+        return Settings(**options.given(Settings, asked))
+    source = context.get_parameter_source
+    typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
+    given = options.given(Settings, {name: asked[name] for name in typed})
+    return presets.of_options({**given, "preset": asked["preset"]})
 
 
 def resume(
@@ -211,6 +201,10 @@ def resume(
     json: options.Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed."""
+    from assay.distributed.world import world
+    from assay.federated.kinds import kind_of
+    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
+
     ranks = world()
     directory, finished, spec = ranks.once(lambda: _asked(run))
     if finished:
@@ -219,37 +213,33 @@ def resume(
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
         console().print(f"{run} is finished; see: assay show {shlex.quote(str(run))}")
         return
-    if _chosen(spec):
+    if is_choice(spec):
         raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
-    _RESUME[kind_of(spec).name](directory, spec, data_dir, json)
+    _RESUME[kind_of(spec).name](run, spec, data_dir, json)
 
 
-def _resume(directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
     """Continue a central run."""
-    run, ranks = directory.path, world()
-    bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
-    )
-    names, limit = spec["names"], spec["plan"]["epsilon_limit"]
-    on = scored(names)
-    with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
+    from assay.distributed.world import world
+    from assay.runs.statement import scored
+    from assay.training import from_names
+
+    ranks = world()
+    with progress(spec["plan"]["epsilon_limit"], ranks, scored=scored(spec["names"])) as shown:
+        result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
-_RESUME: Mapping[str, Callable[[RunDirectory, dict[str, Any], Path | None, bool], None]] = {
+_RESUME: Mapping[str, Callable[[Path, dict[str, Any], Path | None, bool], None]] = {
     "central": _resume,
     "federated": federate.resume,
 }
 """By the kind of the run."""
 
 
-def _chosen(spec: dict[str, Any]) -> bool:
-    """Whether it is a choice of `assay tune` that was paid for."""
-    return bool((spec["names"].get("tuning") or {}).get("charged"))
-
-
 def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
+    from assay.runs.directory import RunDirectory
+
     directory = RunDirectory.open(run)
     return directory, directory.finished, directory.read_spec()
 
@@ -259,37 +249,35 @@ def show(
     json: options.Json = False,
 ) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
-    if run.is_file():
-        record = read_record(run)
-        _print_record(record, None if json else statement.statement(record))
-        return
-    directory = RunDirectory.open(run)
-    _note_earlier(directory)
-    if directory.finished:
-        directory.settle_statement()
-        record = directory.read_record()
-        directory.check_files(record, *(path.name for path in (directory.spec, directory.ledger)))
-        _print_record(record, None if json else directory.read_statement(record))
-        return
-    _print_unfinished(directory)
+    from assay.runs import record_of, statement_of
+    from assay.runs.directory import RunDirectory
 
-
-def _print_record(record: Mapping[str, Any], text: str | None) -> None:
-    """The statement, or without one the record."""
-    if text is None:
-        print_json(record)
+    if not run.is_file():
+        directory = RunDirectory.open(run)
+        _note_earlier(directory)
+        if not directory.finished:
+            _print_unfinished(directory)
+            return
+    if json:
+        print_json(record_of(run))
         return
+    text = statement_of(run)
     out = console(wrap=Console().is_terminal)
     out.print(Markdown(text) if out.is_terminal else text)
 
 
 def _print_unfinished(directory: RunDirectory) -> None:
+    from assay.federated.kinds import kind_of
+    from assay.runs import checkpoint, schema
+    from assay.runs.run import steps_covered
+    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
+
     out = console(wrap=Console().is_terminal)
     run, spec = directory.path, directory.read_spec()
     kind = kind_of(spec)
     plan = kind.plan(spec["plan"])
     ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    if _chosen(spec):
+    if is_choice(spec):
         out.print(f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.")
         return
     ledger.check_fits(plan.fits)
@@ -305,6 +293,10 @@ def _print_unfinished(directory: RunDirectory) -> None:
 
 def _note_earlier(directory: RunDirectory) -> None:
     """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
+    from assay.accounting.ledger import spent
+    from assay.runs import statement
+    from assay.runs.record import number
+
     out = console(stderr=True)
     for path in sorted(directory.earlier.glob("*.jsonl")):
         steps, epsilon, delta = spent(path)

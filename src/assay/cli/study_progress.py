@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -12,10 +13,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from assay.cli.output import console
 from assay.cli.show import called
-from assay.runs.statement import scored, shown
-from assay.studies.directory import Study
-from assay.studies.grid import Run
-from assay.studies.running import Listener
+
+if TYPE_CHECKING:
+    from assay.studies.directory import Study
+    from assay.studies.grid import Run
+    from assay.studies.running import Listener
 
 
 @contextmanager
@@ -102,6 +104,8 @@ def _taken(study: Study, run: Run, source: str) -> str:
 
 
 def _told(study: Study, run: Run) -> str:
+    from assay.runs.statement import scored, shown
+
     record = study.of(run).read_record()
     accuracy = record["result"]["test_accuracy"]
     found = "" if accuracy is None else f"{called(scored(record))} {accuracy:.2%}, "

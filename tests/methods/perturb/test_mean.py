@@ -15,12 +15,12 @@ from torch.utils.data import TensorDataset
 from assay import Adjacency, ConfigError, Plan, Training, fit, methods
 from assay.accounting.epsilon import epsilon, gaussian_epsilon
 from assay.accounting.ledger import Ledger
-from assay.cli.inputs import of_run
 from assay.data.records import Records
 from assay.methods.perturb.mean import Centered, Mean, parse
 from assay.models.inputs import adapt_as, scale_inputs
 from assay.randomness.streams import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
+from assay.training.inputs import of_run
 from assay.training.stages import release_stage, train_privately
 
 

@@ -12,21 +12,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from numbers import Integral, Real
 
 from dp_accounting.dp_event import DpEvent
 
 from assay._util.registry import Registry
+from assay.accounting.adjacency import Adjacency as Adjacency
 from assay.accounting.losses import Gaussian, Term, Terms
 from assay.errors import AssayError, ConfigError
-
-
-class Adjacency(StrEnum):
-    """Which data sets are neighbours, i.e. what one record's presence means."""
-
-    ADD_OR_REMOVE_ONE = "add-or-remove-one"
-    REPLACE_ONE = "replace-one"
 
 
 class UnaccountableError(AssayError):

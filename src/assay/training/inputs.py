@@ -1,7 +1,8 @@
-"""Data, models and plans as the command line names them."""
+"""Data, models and plans from their names: those that a person gives, and those that a run's `run.json` holds."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,6 @@ import torch
 from assay import data as data_room
 from assay import features as features_room
 from assay import models as models_room
-from assay.cli.output import say
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
 from assay.errors import ConfigError
@@ -20,6 +20,10 @@ from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
+
+UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
+LOG = logging.getLogger("assay")
+"""Tells how long work goes on (INFO) and what a reader should know of it (WARNING); the command line prints both."""
 
 
 def load(
@@ -43,7 +47,7 @@ def load(
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
-        bundle = features_room.of_bundle(wanted, bundle, say)
+        bundle = features_room.of_bundle(wanted, bundle, LOG.info)
     if aside is not None:
         bundle = _validated(bundle, aside)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
@@ -137,11 +141,16 @@ def of_run(
     return bundle, network_of(names, bundle, seed)
 
 
+def is_choice(spec: Mapping[str, Any]) -> bool:
+    """Whether a run's description is of a choice of `assay tune` that was paid for."""
+    return bool((spec["names"].get("tuning") or {}).get("charged"))
+
+
 def check_not_chosen(spec: Mapping[str, Any]) -> None:
     """Refuse a model that `assay tune` chose at a cost: it is the best of several, trained on records that were drawn in secret, and what
     is found out about one training says nothing of it.
     """
-    if (spec["names"].get("tuning") or {}).get("charged"):
+    if is_choice(spec):
         raise ConfigError(
             "run",
             "a model that assay tune chose",
