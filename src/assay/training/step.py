@@ -323,6 +323,8 @@ class PrivateStep(Unique):
             else:
                 torch._foreach_add_(list(self._total.values()), list(total.values()))
                 self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
+        else:
+            self.engine.pass_over()
         self._pending -= 1
         if self._pending > 0:
             return False
