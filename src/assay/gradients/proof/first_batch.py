@@ -206,8 +206,7 @@ class Proof:
     def begin(self, args: Any, kwargs: Any) -> None:
         """The whole model is about to be called: remember what is needed to call it again."""
         model = self._model
-        if not self._parameters:
-            self._parameters = isolation.copied(model.named_parameters())
+        self._parameters = isolation.copied(model.named_parameters())
         buffers, before = isolation.copied(model.named_buffers()), self._copied()
         self._begun = [(args, kwargs, isolation.random_state(), buffers, before)]
 
