@@ -40,6 +40,7 @@ _PLAN: Mapping[str, Shape] = {
     "options": dict,
     "encode": [str],
     "denoise": [str],
+    "exact?": bool,
     "epsilon_limit?": _LIMIT,
     "epsilon_claimed?": _LIMIT,
 }
