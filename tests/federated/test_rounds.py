@@ -376,7 +376,7 @@ def test_nothing_of_the_clients_is_in_the_files_of_a_central_run(tmp_path):
 @pytest.mark.parametrize("noise", ["central", "local"])
 def test_a_callback_ends_a_run_with_the_epsilon_of_all_its_rounds(tmp_path, noise):
     plan = tiny.plan(noise=noise)
-    directory = RunDirectory.create(tmp_path / "run", {})
+    directory = tiny.directory(tmp_path / "run", plan, tiny.seeded())
     result = tiny.run(plan, tiny.seeded(), directory=directory, callbacks=[OnStep(lambda now: now.step == 2)])
     assert (result.record["status"], result.record["steps"]) == ("stopped", 2)
     assert result.record["steps_charged"] == plan.rounds
@@ -390,7 +390,7 @@ def test_an_error_of_a_callback_loses_no_round(tmp_path):
             raise ValueError("my own mistake")
 
     plan, training = tiny.plan(), tiny.seeded()
-    directory = RunDirectory.create(tmp_path / "run", {})
+    directory = tiny.directory(tmp_path / "run", plan, training)
     with pytest.raises(ValueError, match="my own mistake"):
         tiny.run(plan, training, directory=directory, callbacks=[OnStep(broken)])
     seen = []

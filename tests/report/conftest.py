@@ -7,7 +7,8 @@ import shutil
 import pytest
 
 import assay
-from assay import data, methods, models, seals
+from assay import data, methods, models
+from assay._util import seals
 from assay.audit import Verdict, sentence
 from assay.training.settings import Training
 

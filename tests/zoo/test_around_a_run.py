@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from assay import Plan
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, spent
 from assay.data.split import drawn
@@ -36,18 +37,22 @@ def test_records_that_go_by_position_are_caught_and_those_that_go_by_content_are
     assert most_moved(drawn) == 0
 
 
+PLAN = Plan(records=100, batch_size=10, steps=3, noise_multiplier=1.0, delta=1e-5)
+SPEC = {"plan": PLAN.to_json(), "training": {}, "names": {}}
+
+
 def replaced(directory: RunDirectory, spec) -> RunDirectory:
     return RunDirectory.create(directory.path, spec, force=True)
 
 
 @pytest.mark.parametrize(("replace", "remembered"), [(mutants.force_that_forgets, 0), (replaced, 2)])
 def test_what_was_spent_before_a_run_was_replaced(tmp_path, replace, remembered):
-    directory = RunDirectory.create(tmp_path / "run", {})
+    directory = RunDirectory.create(tmp_path / "run", SPEC)
     for _ in range(2):
         ledger = Ledger(directory.ledger, delta=1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE, ceiling=None)
         ledger.pay(gaussian_event(1.0))
         ledger.close()
-        directory = replace(directory, {})
+        directory = replace(directory, SPEC)
     kept = sorted(directory.earlier.glob("*.jsonl"))
     assert len(kept) == remembered
     assert not directory.ledger.exists()

@@ -31,6 +31,16 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class NoRoomError(AssayError, OSError):
     """The disk is full. Names the file, and how to go on."""
 
+    def __init__(self, path: Path, reason: str) -> None:
+        self.said = (
+            f"no room to write {path}: {reason}. What was on disk before is whole. Make room and repeat the command; "
+            "a run that has begun goes on with assay resume"
+        )
+        super().__init__(errno.ENOSPC, reason)
+
+    def __str__(self) -> str:
+        return self.said
+
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
@@ -45,10 +55,7 @@ def writing(path: Path) -> Iterator[None]:
         full = error.errno in NO_ROOM if isinstance(error, OSError) else "No space left" in str(error)
         if not full:
             raise
-        raise NoRoomError(
-            f"no room to write {path}: {getattr(error, 'strerror', None) or error}. What was on disk before is whole. Make room and repeat the "
-            "command; a run that has begun goes on with assay resume"
-        ) from error
+        raise NoRoomError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
 def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:

@@ -16,7 +16,7 @@ the same seed are a new segment, with random numbers of its own (`Segment.own`).
 The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so, and "draws",
 the fingerprint of numbers that can be drawn again, and "start", the digest of where their first step began, if it is known, "again" where an earlier
 segment has the same draws, "origin", the step of the plan that the segment begins with, if that is not the first); the last entry of a segment counts.
-Every line ends with a digest of itself and of all lines before it (`assay.seals`). The header of a run's ledger names the digest of its `run.json`.
+Every line ends with a digest of itself and of all lines before it (`assay._util.seals`). The header of a run's ledger names the digest of its `run.json`.
 A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error, never a smaller ε.
 Ledgers of schema 1, from before there were digests, are read and charged as they are.
 
@@ -483,8 +483,8 @@ def _parsed(path: Path | None, line: bytes, number: int) -> dict[str, Any]:
     return found
 
 
-def spent(path: Path) -> tuple[int, float, float | None]:
-    """Steps, ε and δ by the ledger in a file, whatever run it is of; δ is None where nothing was charged yet.
+def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
+    """Steps, ε and δ by the ledger in a file, of the run with this digest or of whichever; δ is None where nothing was charged yet.
 
     Raises:
         LedgerError: The ledger is damaged.
@@ -497,7 +497,7 @@ def spent(path: Path) -> tuple[int, float, float | None]:
         delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
-    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling)
+    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
     return ledger.total_steps, ledger.epsilon(), float(delta)
 
 

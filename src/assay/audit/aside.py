@@ -8,15 +8,14 @@ not be passed on in silence.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from assay._util.files import replace_json
 from assay.audit.result import Verdict
 from assay.audit.storage import together
-from assay.errors import AssayError
 from assay.federated.kinds import complete_record
+from assay.runs import schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import statement
 
@@ -52,11 +51,6 @@ def read_aside(directory: RunDirectory) -> list[dict[str, Any]]:
     path = directory.aside
     if not path.exists():
         return []
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-        schema, audits = data["schema"], [dict(audit) for audit in data["audits"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise AssayError(f"{path} is damaged: {error!r}") from error
-    if schema != SCHEMA:
-        raise AssayError(f"{path} has schema {schema!r}; this version of Assay reads {SCHEMA!r}")
-    return audits
+    data = schema.read(path, {SCHEMA: False})
+    schema.check(path, data, schema.AUDITS)
+    return [dict(audit) for audit in data["audits"]]

@@ -254,7 +254,9 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     spec = directory.read_spec()
     plan, names = spec.get("plan", {}), spec.get("names", {})
     trouble: list[str] = []
-    charged, epsilon, delta = _optional(lambda: spent(directory.ledger), "ledger.jsonl", (None, None, None), trouble)
+    charged, epsilon, delta = _optional(
+        lambda: spent(directory.ledger, directory.digest()), "ledger.jsonl", (None, None, None), trouble
+    )
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
         state = _optional(lambda: _progress(directory, spec), "the checkpoint", {}, trouble)

@@ -107,6 +107,7 @@ RECORD: Mapping[str, Shape] = {
     "parts?": [{"name": str, "verified": _AMOUNT}],
     "audit?": (dict, NoneType),
     "audits?": [{"epsilon": _AMOUNT, "confidence": _NUMBER, "verdict": str, "sentence": str}],
+    "audits_aside?": (dict, NoneType),
     "noise_multiplier?": _NUMBER,
     "steps?": int,
     "steps_charged?": int,
@@ -137,6 +138,10 @@ FEDERATED_CHECKPOINT: Mapping[str, Shape] = {
     "seconds": _NUMBER,
 }
 """The state in a checkpoint of `assay federate`."""
+AUDITS: Mapping[str, Shape] = {
+    "audits": [{"epsilon": _AMOUNT, "confidence": _NUMBER, "verdict": str, "sentence": str}],
+}
+"""`audits.json`."""
 ATTACKS: Mapping[str, Shape] = {"attacks": [{"attack": str}]}
 """`attacks.json`."""
 

@@ -45,17 +45,18 @@ def release_stage(
     if directory is not None:
         rest = {name: value for name, value in found.items() if name not in stage.kept}
         if rest:
-            checkpoint.save(directory.records, rest, {})
+            checkpoint.save(directory.records, rest, {}, directory.digest())
         stage.draw(found, directory.path)
         # last: where this file is, the release is whole
-        checkpoint.save(directory.stage, {name: found[name] for name in stage.kept}, {})
+        checkpoint.save(directory.stage, {name: found[name] for name in stage.kept}, {}, directory.digest())
     return found
 
 
 def kept_release(directory: RunDirectory) -> Released:
     """What the directory of a run holds of its release."""
     there = [path for path in (directory.stage, directory.records) if path.exists()]
-    return {name: value for path in there for name, value in checkpoint.load(path)[0].items()}
+    run = directory.digest()
+    return {name: value for path in there for name, value in checkpoint.load(path, run)[0].items()}
 
 
 def train_privately(

@@ -96,7 +96,8 @@ def test_replacing_a_record_moves_the_sum_twice_as_far_and_costs_that():
 
 def test_a_crash_after_the_release_does_not_make_another_one(tmp_path):
     p = plan()
-    stage, directory = p.stage, RunDirectory.create(tmp_path / "run", {})
+    spec = {"plan": p.to_json(), "training": {}, "names": {}}
+    stage, directory = p.stage, RunDirectory.create(tmp_path / "run", spec)
     records = Records(TensorDataset(torch.randn(200, 4), torch.zeros(200, dtype=torch.int64)))
     ledger = Ledger(directory.ledger, delta=p.delta, adjacency=p.adjacency, ceiling=None)
     asked = {"model": nn.Linear(4, 2), "records": records, "ledger": ledger, "device": torch.device("cpu")}
