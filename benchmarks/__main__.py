@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import engine, epoch, growth, memory, report, upkeep
+from benchmarks import engine, epoch, exact, growth, memory, report, upkeep
 from benchmarks.timing import effort_of
 
 Section = Callable[[argparse.Namespace], tuple[Any, str]]
@@ -40,12 +40,18 @@ def _growth(options: argparse.Namespace) -> tuple[Any, str]:
     return [vars(grown) for grown in found], growth.rendered(found)
 
 
+def _exact(options: argparse.Namespace) -> tuple[Any, str]:
+    found = exact.run(effort_of(options))
+    return [price.to_json() for price in found], exact.rendered(found)
+
+
 SECTIONS: dict[str, Section] = {
     "engine": _engine,
     "memory": _memory,
     "epoch": _epoch,
     "upkeep": _upkeep,
     "growth": _growth,
+    "exact": _exact,
 }
 
 

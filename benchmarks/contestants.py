@@ -17,9 +17,11 @@ from torch.utils.data import TensorDataset
 
 import assay
 from assay import methods, models
+from assay.data.sampling import FullBatch
 from assay.gradients.clipping import Flat, Rule
 from assay.methods import denoise, encode
 from assay.randomness.adding import add_normal
+from assay.randomness.rounded import Words
 from assay.randomness.streams import OsSeeded, Stream
 
 CLIP = 1.0
@@ -167,6 +169,10 @@ class _CountedStream:
     def integers(self, high: int, n: int) -> Tensor:
         return self.inner.integers(high, n)
 
+    def words(self, n: int) -> Tensor:
+        assert isinstance(self.inner, Words)
+        return self.inner.words(n)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Private:
@@ -176,6 +182,7 @@ class Private:
     clip: Rule = field(default_factory=lambda: Flat(bound=CLIP))
     encode: tuple[str, ...] = ()
     denoise: tuple[str, ...] = ()
+    exact: bool = False
 
     def __call__(self, model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
         """A model with this step."""
@@ -186,10 +193,11 @@ class Private:
             noise_multiplier=setting.noise_multiplier,
             delta=1e-5,
             clip=self.clip,
-            sampling="full",
+            sampling=FullBatch,
             method=self.method,
             encode=encode.parse_all(self.encode),
             denoise=denoise.parse_all(self.denoise),
+            exact=self.exact,
         )
         randomness = _Counted()
         private_step = assay.PrivateStep(model, plan, randomness=randomness)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 import assay
+from assay.data.sampling import FullBatch
 from assay.gradients.clipping import Flat
 from benchmarks import memory, report
 from benchmarks.contestants import ASSAY, CLIP, PLAIN, Setting, Task, plain, private, sgd
@@ -114,7 +115,7 @@ def _rank() -> None:
         noise_multiplier=1.0,
         delta=1e-3,
         clip=Flat(bound=CLIP),
-        sampling="full",
+        sampling=FullBatch,
     )
     step, optimizer, fastest = assay.PrivateStep(model, plan), sgd(model, Setting()), float("inf")
     for x, y in step.batches(data):

@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 
 import assay
+from assay.data.sampling import FullBatch
 from assay.gradients.clipping import Flat
 from assay.integrations.tensorboard import logging
 from assay.runs.result import Progress
@@ -92,7 +93,7 @@ def measured(batch: int, steps: int) -> Upkeep:
         noise_multiplier=1.0,
         delta=1e-3,
         clip=Flat(bound=CLIP),
-        sampling="full",
+        sampling=FullBatch,
     )
     optimizer, loss = sgd(model, Setting()), MeanLoss()
     whole, released, logged, drawn = [], [], [], []

@@ -3,6 +3,8 @@
     plan = assay.Plan.calibrated(epsilon=1, delta=1e-5, records=60_000, batch_size=512, epochs=10)
     result = assay.fit(model, train, plan=plan, test=test)      # one call
     step = assay.PrivateStep(model, plan)                       # or your own loop
+    result = assay.train(assay.presets.settings("mnist", epsilon=1), out="runs/mnist")     # or by names
+    assay.audit.of_run("runs/mnist"), assay.attacks.of_run("runs/mnist"), assay.report.write("runs")
 
 Everything else is in the modules named in docs/architecture.md.
 """
@@ -12,16 +14,19 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from assay import attacks, audit, federated, presets, report, runs, studies
     from assay._util.figures import at_least, at_most
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
     from assay.methods.plan import Plan
     from assay.runs.callbacks import Callback
     from assay.runs.result import Progress, Result
+    from assay.training.from_names import Settings, train
     from assay.training.loop import fit, resume
     from assay.training.optim import Optimizer
     from assay.training.settings import Training
     from assay.training.step import PrivateStep
+    from assay.training.tuning import choose
 
 __version__ = version("assay-dp")
 
@@ -37,12 +42,22 @@ __all__ = [
     "PrivateStep",
     "Progress",
     "Result",
+    "Settings",
     "Training",
     "UnsupportedModelError",
     "at_least",
     "at_most",
+    "attacks",
+    "audit",
+    "choose",
+    "federated",
     "fit",
+    "presets",
+    "report",
     "resume",
+    "runs",
+    "studies",
+    "train",
 ]
 
 _HOMES = {
@@ -56,6 +71,8 @@ _HOMES = {
     "assay.training.step": ("PrivateStep",),
     "assay.training.loop": ("fit", "resume"),
     "assay.training.settings": ("Training",),
+    "assay.training.from_names": ("Settings", "train"),
+    "assay.training.tuning": ("choose",),
 }
 
 

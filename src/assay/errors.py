@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
+from numbers import Real
 
 
 class AssayError(Exception):
@@ -27,6 +29,21 @@ def check_above_zero(field: str, value: float) -> None:
         raise ConfigError(field, value, "a finite number above 0")
 
 
+def check_number(field: str, value: object, accepted: str) -> None:
+    """Refuse what is no number (a text, True)."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise ConfigError(field, value, accepted)
+
+
+def check_fields(field: str, data: object, known: Collection[str]) -> None:
+    """Refuse JSON that is no object, or has a field that is not known: of a later version, or damaged."""
+    if not isinstance(data, dict):
+        raise ConfigError(field, data, "an object")
+    for name in data:
+        if name not in known:
+            raise ConfigError(f"{field}.{name}", data[name], f"one of the fields {', '.join(known)}")
+
+
 class UnsupportedModelError(AssayError):
     """The model would mix records, or hides a parameter from the engine. Names the module and the fix."""
 
@@ -41,3 +58,11 @@ class BudgetSpentError(AssayError):
 
 class DataError(AssayError):
     """A data set is missing, truncated or corrupt. Names the file and how to supply it."""
+
+
+class LeaderError(AssayError):
+    """An error of the leader, which reports it; the other ranks end with it."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code

@@ -13,11 +13,12 @@ from torch import nn
 from typer.testing import CliRunner
 
 from assay import ConfigError, Plan, PrivateStep, methods
+from assay.accounting import schedules
 from assay.accounting.epsilon import gaussian_epsilon
 from assay.accounting.ledger import Ledger
 from assay.accounting.schedules import Banded
 from assay.cli import app
-from assay.data.sampling import Cyclic
+from assay.data.sampling import Cyclic, FullBatch, Shuffled
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.types import Bounded
 from assay.methods import encode
@@ -30,7 +31,7 @@ MOMENTUM = st.sampled_from([0.0, 0.5, 0.9])
 def plan(**settings) -> Plan:
     return Plan(
         **{"records": 1000, "batch_size": 100, "steps": 40, "noise_multiplier": 2.0, "delta": 1e-5}
-        | {"noise_schedule": "banded:bands=4,momentum=0.9"}
+        | {"noise_schedule": Banded(bands=4, momentum=0.9)}
         | settings
     )
 
@@ -116,7 +117,7 @@ def test_the_cost_is_that_of_jax_privacy(noise, steps, bands, rate, theirs):
         steps=steps,
         records=20_000,
         batch_size=20_000 * rate / bands,
-        noise_schedule=f"banded:bands={bands}",
+        noise_schedule=Banded(bands=bands),
     )
     assert p.event() == dp_event.SelfComposedDpEvent(
         dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(noise)), math.ceil(steps / bands)
@@ -128,7 +129,7 @@ def test_the_cost_is_that_of_jax_privacy(noise, steps, bands, rate, theirs):
 
 def test_calibration_meets_the_target_and_the_plan_is_kept_whole():
     found = Plan.calibrated(
-        epsilon=2.0, delta=1e-5, records=1000, batch_size=100, epochs=4, noise_schedule="banded:bands=5"
+        epsilon=2.0, delta=1e-5, records=1000, batch_size=100, epochs=4, noise_schedule=Banded(bands=5)
     )
     assert 0.99 * 2 <= found.epsilon() <= 2
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
@@ -137,15 +138,16 @@ def test_calibration_meets_the_target_and_the_plan_is_kept_whole():
 def test_refused_where_the_bands_would_not_hold():
     for field, settings in (
         ("noise_schedule", {"method": methods.get("lssgd")}),
-        ("noise_schedule", {"sampling": "shuffle"}),
-        ("noise_schedule", {"sampling": "full", "batch_size": 1000}),
+        ("noise_schedule", {"sampling": Shuffled}),
+        ("noise_schedule", {"sampling": FullBatch, "batch_size": 1000}),
         ("noise_schedule", {"encode": encode.parse_all(["spectral"])}),
-        ("noise_schedule", {"noise_schedule": "banded:bands=1"}),
-        ("noise_schedule", {"noise_schedule": "banded:momentum=1"}),
         ("batch_size", {"batch_size": 251}),
     ):
         with pytest.raises(ConfigError, match=field):
             plan(**settings)
+    for text in ("banded:bands=1", "banded:momentum=1"):
+        with pytest.raises(ConfigError, match="noise_schedule"):
+            schedules.parse(text)
 
 
 def test_what_the_step_writes_is_the_banded_noise(records):
@@ -158,7 +160,7 @@ def test_what_the_step_writes_is_the_banded_noise(records):
     for x, y in step.batches(records):
         assert step.backward(F.cross_entropy(model(x), y, reduction="none"))
         written.append(model[0].weight.grad.flatten().double() * 100)
-    fresh = strategy_matrix(p.schedule.strategy, 12) @ torch.stack(written) / (2.0 * p.clip.l2)
+    fresh = strategy_matrix(p.noise_schedule.strategy, 12) @ torch.stack(written) / (2.0 * p.clip.l2)
     # 72,000 independent standard normals: their mean square is 1 ± 6 · √(2/72000), and each correlation of two steps 0 ± 6/√6000;
     # with 67 such statements a correct step fails once in 1e7 times
     assert float(fresh.square().mean()) == pytest.approx(1, abs=6 * math.sqrt(2 / fresh.numel()))

@@ -15,13 +15,15 @@ from assay import ConfigError, Plan, PrivateStep, methods
 from assay.accounting import schedules
 from assay.accounting.epsilon import gaussian_epsilon
 from assay.accounting.ledger import Ledger
+from assay.accounting.schedules import Constant, Decay
+from assay.data.sampling import FullBatch, Shuffled
 from assay.randomness.streams import OsSeeded, Seeded
 
 
 def plan(**settings) -> Plan:
     return Plan(
         **{"records": 1000, "batch_size": 100, "steps": 40, "noise_multiplier": 2.0, "delta": 1e-5}
-        | {"noise_schedule": "decay:levels=4,last=0.5"}
+        | {"noise_schedule": Decay(levels=4, last=0.5)}
         | settings
     )
 
@@ -45,7 +47,7 @@ def test_a_schedule_has_every_step_once(steps, levels, last, start, length):
 
 def test_without_sampling_the_cost_is_the_sum_of_precisions():
     # Gaussians compose exactly: μ² = Σ n/σ²
-    p = plan(sampling="full", batch_size=1000)
+    p = plan(sampling=FullBatch, batch_size=1000)
     sigmas = [2.0 * 0.5 ** (i / 3) for i in range(4)]
     mu = math.sqrt(sum(10 / sigma**2 for sigma in sigmas))
     assert p.epsilon() == pytest.approx(gaussian_epsilon(1 / mu, 1e-5), rel=1e-9)
@@ -59,14 +61,14 @@ def test_sampled_levels_compose_as_dp_accounting_composes_them():
     theirs = accountant.get_epsilon(1e-5)
     assert plan().epsilon() == pytest.approx(theirs, rel=0.01)
     assert (
-        plan(noise_schedule="constant").epsilon()
+        plan(noise_schedule=Constant()).epsilon()
         < theirs
-        < plan(noise_schedule="constant", noise_multiplier=1).epsilon()
+        < plan(noise_schedule=Constant(), noise_multiplier=1).epsilon()
     )
 
 
 def test_calibration_meets_the_target_with_a_schedule():
-    settings = {"records": 1000, "batch_size": 100, "epochs": 3, "delta": 1e-5, "noise_schedule": "decay:last=0.6"}
+    settings = {"records": 1000, "batch_size": 100, "epochs": 3, "delta": 1e-5, "noise_schedule": Decay(last=0.6)}
     found = Plan.calibrated(epsilon=2.0, **settings)
     assert 0.99 * 2 <= found.epsilon() <= 2
     assert found.stretches[-1][1] == pytest.approx(0.6)
@@ -76,14 +78,14 @@ def test_calibration_meets_the_target_with_a_schedule():
 def test_refused_where_it_is_not_charged_exactly():
     for settings in (
         {"method": methods.get("lssgd")},
-        {"sampling": "shuffle"},
-        {"noise_schedule": "decay:levels=1"},
-        {"noise_schedule": "decay:last=0"},
-        {"noise_schedule": "decay:last=1.5"},
-        {"noise_schedule": "cosine"},
+        {"sampling": Shuffled},
+        {"noise_schedule": "decay"},
     ):
         with pytest.raises(ConfigError, match="noise_schedule"):
             plan(**settings)
+    for text in ("decay:levels=1", "decay:last=0", "decay:last=1.5", "cosine"):
+        with pytest.raises(ConfigError, match="noise_schedule"):
+            schedules.parse(text)
 
 
 def test_the_noise_of_each_step_is_that_of_its_level(records):

@@ -11,6 +11,8 @@ from torch.utils.data import TensorDataset
 from assay import ConfigError, Optimizer, Plan, Training, fit, methods
 from assay.audit.training import black_box, blank, fair_coins, white_box, with_more
 from assay.audit.worlds import trained_in_two_worlds
+from assay.data.sampling import FullBatch
+from assay.methods.perturb.mean import Mean
 from assay.runs.result import cross_entropy
 from assay.training.loop import train_again
 
@@ -24,10 +26,10 @@ SETTINGS = {
     "tail": (Training(optimizer=SGD, seed=3, tail=0.5), {}),
     "views": (Training(optimizer=SGD, seed=3, augment="shift:views=2,pixels=1"), {}),
     "parts": (Training(optimizer=SGD, seed=3, max_physical_batch=7), {}),
-    "center": (Training(optimizer=SGD, seed=3), {"center": "mean:noise=10"}),
+    "center": (Training(optimizer=SGD, seed=3), {"center": Mean(noise=10)}),
     "center, views": (
         Training(optimizer=SGD, seed=3, augment="shift:views=2,pixels=1", tail=0.5),
-        {"center": "mean:noise=10"},
+        {"center": Mean(noise=10)},
     ),
     "relevance": (
         Training(optimizer=SGD, seed=3),
@@ -140,8 +142,8 @@ def test_a_stage_sees_the_canary_in_its_own_world_only():
     labels = TensorDataset(x, y + 1)
     canary = (torch.full((1, 8, 8), 3.0), torch.tensor(0))
     settings = {"runs": 4, "loss": loss, "training": Training(optimizer=SGD, seed=3)}
-    for center, differ in ((None, False), ("mean:noise=1e-6", True)):
-        quiet = plan(noise_multiplier=0.0, sampling="full", batch_size=N, center=center)
+    for center, differ in ((None, False), (Mean(noise=1e-6), True)):
+        quiet = plan(noise_multiplier=0.0, sampling=FullBatch, batch_size=N, center=center)
         model = nn.Sequential(nn.Flatten(), nn.Linear(64, CLASSES))
         before = state(model)
         found = trained_in_two_worlds(model, labels, quiet, canary, **settings)

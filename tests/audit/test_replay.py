@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Adjacency, ConfigError, Plan, methods
+from assay.accounting.schedules import Decay
 from assay.audit.observe import observed
 from assay.audit.replay import adversarial, replay
 from assay.gradients import clipping
@@ -36,7 +37,7 @@ def plan(name: str = "dpsgd", clip: str | None = None, micro: int = 1, **options
         noise_multiplier=1.0,
         delta=1e-3,
         method=method,
-        clip=clipping.parse(clip or method.clip),
+        clip=clipping.parse(clip or str(method.clip)),
         micro_batch=micro,
     )
 
@@ -87,7 +88,7 @@ def test_only_defined_where_a_record_can_be_absent(model):
 
 
 def test_a_step_that_is_observed_releases_with_the_noise_of_its_own_level(model):
-    falling = replace(plan(), steps=4, noise_schedule="decay:levels=4,last=0.25")
+    falling = replace(plan(), steps=4, noise_schedule=Decay(levels=4, last=0.25))
     step = PrivateStep(model, falling, randomness=Seeded(0))
     step.chain = watched = observed(step.chain)
     for x, y in step.batches(TensorDataset(*records(5))):

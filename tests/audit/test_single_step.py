@@ -27,7 +27,7 @@ def chain(name: str = "dpsgd", *, clip: str | None = None, noise: float = 1.0, m
         noise_multiplier=noise,
         delta=DELTA,
         method=method,
-        clip=clipping.parse(clip or method.clip),
+        clip=clipping.parse(clip or str(method.clip)),
         micro_batch=micro,
     )
     return plan.for_layers(Specimen().names).chain()

@@ -10,10 +10,12 @@ from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Optimizer, Plan, Training, methods
 from assay.accounting.epsilon import gdp_mu
+from assay.accounting.schedules import Constant, Decay
 from assay.audit import one_run
 from assay.audit.canaries import PlaceholderRecords
 from assay.audit.training import black_box, blank, mislabelled, white_box
 from assay.audit.worlds import trained_in_two_worlds
+from assay.data.sampling import FullBatch
 from assay.gradients import clipping
 from assay.training.meter import MeanLoss
 
@@ -38,7 +40,7 @@ def plan(epsilon: float, epochs: float = 5, **options) -> Plan:
 @pytest.mark.parametrize("epsilon", [2, 4, 8])
 def test_full_batches_show_what_an_ideal_attack_can(epsilon):
     """Fixed seed. Without sampling the run is Gaussian noise and nothing else, for which the ceiling is worked out."""
-    made = Plan.calibrated(epsilon=epsilon, delta=DELTA, records=200, batch_size=200, steps=8, sampling="full")
+    made = Plan.calibrated(epsilon=epsilon, delta=DELTA, records=200, batch_size=200, steps=8, sampling=FullBatch)
     found = white_box(network(), data(200), made, canaries=1000, training=TRAINING)
     best = one_run.expected(gdp_mu(epsilon, DELTA), 1000, one_run.most_guesses(epsilon, DELTA, 1000, _lower))
     assert 0.7 * _lower(best) <= found.gaussian.epsilon <= made.epsilon()
@@ -94,7 +96,7 @@ def test_a_batch_in_parts_gives_the_same_scores():
 def test_noise_that_falls_is_played_as_it_falls(noises, way, taken):
     """Also where the budget ended the run after some of its steps: those have the noise that the whole plan gives them."""
     made = Plan(
-        records=50, batch_size=25, steps=8, noise_multiplier=2.0, delta=DELTA, noise_schedule="decay:levels=4,last=0.25"
+        records=50, batch_size=25, steps=8, noise_multiplier=2.0, delta=DELTA, noise_schedule=Decay(levels=4, last=0.25)
     )
     gradient = 1 - MeanLoss().share  # the loss takes the rest of a step
     wanted = [made.noise_multiplier * made.noise_factor(t) / gradient**0.5 for t in range(taken or 8)]
@@ -116,14 +118,14 @@ def test_noise_that_falls_shows_more_than_its_first_level_would():
     made = Plan(
         records=200,
         batch_size=200,
-        sampling="full",
+        sampling=FullBatch,
         steps=8,
         noise_multiplier=40.0,
         delta=DELTA,
-        noise_schedule="decay:levels=4,last=0.01",
+        noise_schedule=Decay(levels=4, last=0.01),
     )
     found = white_box(network(), data(200), made, canaries=200, training=TRAINING)
-    assert replace(made, noise_schedule="constant").epsilon() < 0.5 < found.plain.epsilon <= made.epsilon()
+    assert replace(made, noise_schedule=Constant()).epsilon() < 0.5 < found.plain.epsilon <= made.epsilon()
     some = white_box(network(), data(200), made, canaries=200, training=TRAINING, steps=4)
     assert some.plain.epsilon <= made.epsilon(steps=4)
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from assay import ConfigError, Optimizer, Plan, Training
 from assay.accounting.epsilon import gaussian_epsilon
 from assay.audit.worlds import trained_in_two_worlds, two_worlds
+from assay.data.sampling import FullBatch, Poisson
 
 DELTA = 1e-5
 CANARY = (torch.full((8,), 3.0), torch.tensor(0))
@@ -22,7 +23,7 @@ def data(n: int = 40) -> TensorDataset:
 
 
 def plan(noise: float, **more) -> Plan:
-    made = {"records": 40, "batch_size": 40, "steps": 4, "sampling": "full"} | more
+    made = {"records": 40, "batch_size": 40, "steps": 4, "sampling": FullBatch} | more
     return Plan(noise_multiplier=noise, delta=DELTA, **made)
 
 
@@ -81,7 +82,7 @@ def test_the_model_is_given_back_as_it_was():
 
 
 def test_runs_draw_their_own_noise():
-    found = audited(plan(1.0, sampling="poisson", batch_size=10), 8)
+    found = audited(plan(1.0, sampling=Poisson, batch_size=10), 8)
     assert len({*found.included.tolist(), *found.excluded.tolist()}) == 16
     assert math.isfinite(float(found.included.sum()))
 

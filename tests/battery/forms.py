@@ -30,7 +30,7 @@ class Form:
 
     @property
     def rule(self) -> clipping.Rule:
-        return clipping.parse(self.clip or self.method.clip)
+        return clipping.parse(self.clip or str(self.method.clip))
 
     def plan(self, **changes: Any) -> Plan:
         settings: dict[str, Any] = {

@@ -115,7 +115,7 @@ def test_calibration_meets_the_target(form: Form):
         records=5000,
         batch_size=100,
         epochs=4,
-        method=methods.for_layers(form.method, ["a", "b"]),
+        method=form.method.for_layers(["a", "b"]),
         clip=form.rule,
         micro_batch=form.micro_batch,
     )
@@ -126,7 +126,7 @@ def test_calibration_meets_the_target(form: Form):
 
 @pytest.mark.parametrize("name", ["gredp", "spectral", "discrete", "lsadam"])
 def test_a_published_variant_is_calibrated_to_what_it_claims(name: str):
-    method = methods.for_layers(methods.get(name, variant="published"), ["a", "b", "c"])
+    method = methods.get(name, variant="published").for_layers(["a", "b", "c"])
     plan = Plan.calibrated(
         epsilon=1.0,
         delta=1e-5,

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from assay import Plan
+from assay.audit import by_name as command
 from assay.audit.aside import read_aside
 from assay.audit.plans import composed
-from assay.cli import audit as command
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.report.collect import Collector
 from assay.report.groups import Tone, grouped, verdict

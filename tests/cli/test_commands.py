@@ -154,6 +154,28 @@ def test_options_that_change_how_but_not_what(assay, tmp_path):
     )
 
 
+def test_exact_noise_costs_the_same_and_the_statement_covers_the_arithmetic(assay, tmp_path):
+    common = (*TRAIN, "--noise-multiplier", 2)
+    assert assay(*common, "--out", tmp_path / "usual")[0] == 0
+    assert assay(*common, "--exact-noise", "--out", tmp_path / "exact")[0] == 0
+    usual, exact = (json.loads((tmp_path / n / "record.json").read_text()) for n in ("usual", "exact"))
+    assert exact["epsilon"] == usual["epsilon"]
+    assert exact["exact"]
+    assert not usual["exact"]
+    assert exact["result"]["test_accuracy"] > 0.6
+    assert all(epoch["train_loss"] is None for epoch in exact["history"])
+    said = {n: (tmp_path / n / "statement.md").read_text() for n in ("usual", "exact")}
+    assert "drawn in floating point" in said["usual"]
+    assert "drawn in floating point" not in said["exact"]
+    assert "its lowest bits tell nothing more" in said["exact"]
+    assert "same bits wherever" in said["exact"]
+    for more in (("--seed", 1), ("--micro-batch", 2), ("--precision", "bf16"), ("--clip", "adaptive:1")):
+        code, _, err = assay(*common, "--exact-noise", *more, "--out", tmp_path / "no")
+        assert code == 2
+        assert "exact" in err
+        assert not (tmp_path / "no").exists()
+
+
 def test_lists(assay):
     assert "dpsgd" in assay("methods")[1]
     models = assay("models")[1]
@@ -283,7 +305,8 @@ def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch)
             assert code == 1
             assert "the ε of this run is not known" in " ".join(err.split())
     ledger.write_text("".join(whole))
-    assert assay("resume", out)[0] == 0
+    code, _, err = assay("resume", out)
+    assert code == 0, err
 
 
 def test_a_delta_that_is_too_large_is_said_wherever_epsilon_is(assay, tmp_path):

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from assay.cli.inputs import load, of_run
 from assay.errors import ConfigError
 from assay.runs.directory import RunDirectory
+from assay.training.inputs import load, of_run
 
 TRAIN = ("train", "--model", "logistic", "--epochs", 1, "--batch-size", 64, "--epsilon", 4, "--seed", 0)
 

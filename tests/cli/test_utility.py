@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from assay import fit, presets
-from assay.cli.inputs import load, of_run
 from assay.models import build
 from assay.runs.statement import initial_weights
+from assay.training.inputs import load, of_run
 
 DIGITS = ("train", "--data", "digits", "--epochs", 2)
 
@@ -262,7 +262,7 @@ def test_a_choice_from_secure_numbers_draws_nothing_from_elsewhere(assay, tmp_pa
         raise AssertionError("a stream of another source")
 
     monkeypatch.setattr("assay.randomness.streams.OsSeeded.stream", elsewhere)
-    monkeypatch.setattr("assay.training.tuning.drawn_trials", lambda *_: 1)
+    monkeypatch.setattr("assay.training.selection.drawn_trials", lambda *_: 1)
     words = (*TUNE, "--try", "lr=2", "--trials", 3, "--epsilon", 3, "--secure-rng", "--out", tmp_path / "tuned")
     code, _, err = assay(*words)
     assert code == 0, err
@@ -343,7 +343,7 @@ def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_pat
         starts.append(network[1].weight.detach().clone())
         return fit(network, *given, **more)
 
-    monkeypatch.setattr("assay.cli.tune.fit", watched)
+    monkeypatch.setattr("assay.training.tuning.fit", watched)
     words = ("tune", "--data", "digits", "--model", "one_for_all:make", "--batch-size", 400, "--epochs", 1)
     code, _, err = assay(*words, "--try", "lr=0.5,2", "--trials", 4, "--epsilon", 3, "--seed", 1, "--out", "tuned")
     assert code == 0, err
@@ -375,7 +375,7 @@ def test_a_setting_that_cannot_be_trained_costs_nothing(assay, tmp_path, monkeyp
 
 def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):
     from assay.randomness.streams import Seeded
-    from assay.training.tuning import drawn_trials
+    from assay.training.selection import drawn_trials
 
     seed = next(i for i in range(10_000) if drawn_trials(3, Seeded(i).stream("trials", 0)) == 0)
     out = tmp_path / "tuned"

@@ -6,6 +6,8 @@ import pytest
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from assay import Adjacency, ConfigError, Plan
+from assay.accounting.schedules import Banded, Decay
+from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
 from assay.gradients.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer
 
 BASE = {"records": 60_000, "batch_size": 512, "delta": 1e-5}
@@ -48,7 +50,7 @@ def test_calibrated_batch_size_is_the_largest_that_fits():
 
 
 def test_calibrated_batch_size_is_at_most_a_band():
-    banded = {"records": 1000, "noise_multiplier": 50.0, "delta": 1e-5, "noise_schedule": "banded:bands=4"}
+    banded = {"records": 1000, "noise_multiplier": 50.0, "delta": 1e-5, "noise_schedule": Banded(bands=4)}
     assert Plan.calibrated(epsilon=8.0, epochs=3, **banded).batch_size == 250
     plan = Plan.calibrated(epsilon=1.0, steps=400, **banded | {"noise_multiplier": 5.0})
     larger = Plan(batch_size=plan.batch_size + 1, steps=400, **banded | {"noise_multiplier": 5.0})
@@ -56,7 +58,7 @@ def test_calibrated_batch_size_is_at_most_a_band():
 
 
 def test_calibration_knows_that_a_full_batch_is_all_records():
-    full = {"records": 1000, "delta": 1e-5, "sampling": "full"}
+    full = {"records": 1000, "delta": 1e-5, "sampling": FullBatch}
     plan = Plan.calibrated(epsilon=1.0, epochs=3, **full)
     assert (plan.batch_size, plan.steps) == (1000, 3)
     assert 0.99 <= plan.epsilon() <= 1
@@ -77,10 +79,10 @@ def test_no_noise_is_no_privacy():
 
 
 def test_shuffled_epochs_are_charged_without_amplification():
-    shuffled = Plan(**BASE, steps=117 * 3, noise_multiplier=4.0, sampling="shuffle")
+    shuffled = Plan(**BASE, steps=117 * 3, noise_multiplier=4.0, sampling=Shuffled)
     assert shuffled.event() == SelfComposedDpEvent(GaussianDpEvent(4.0), 3)
     assert shuffled.epsilon() > 10 * Plan(**BASE, steps=117 * 3, noise_multiplier=4.0).epsilon()
-    begun = Plan(**BASE, steps=117 * 3 + 1, noise_multiplier=4.0, sampling="shuffle")
+    begun = Plan(**BASE, steps=117 * 3 + 1, noise_multiplier=4.0, sampling=Shuffled)
     assert begun.event() == SelfComposedDpEvent(GaussianDpEvent(4.0), 4), "an epoch begun is an epoch charged"
 
 
@@ -92,7 +94,7 @@ def test_replacing_a_record_costs_more_than_removing_one():
 
 def test_round_trip_through_json():
     plan = Plan(
-        **BASE, steps=7, noise_multiplier=1.25, clip=AdaptiveQuantile(bound=0.3, quantile=0.7), sampling="shuffle"
+        **BASE, steps=7, noise_multiplier=1.25, clip=AdaptiveQuantile(bound=0.3, quantile=0.7), sampling=Shuffled
     )
     again = Plan.from_json(plan.to_json())
     assert again.to_json() == plan.to_json()
@@ -107,15 +109,15 @@ def test_round_trip_through_json():
         ({"noise_multiplier": -1.0}, "noise_multiplier"),
         ({"noise_multiplier": math.nan}, "noise_multiplier"),
         ({"noise_multiplier": 1e-320}, "noise_multiplier"),  # its square is 0
-        ({"noise_schedule": "decay:last=1e-200"}, "noise_multiplier"),
+        ({"noise_schedule": Decay(last=1e-200)}, "noise_multiplier"),
         ({"steps": 0}, "steps"),
         ({"steps": 2.5}, "steps"),
         ({"records": 0}, "records"),
         ({"batch_size": 60_001}, "batch_size"),
         ({"batch_size": 0}, "batch_size"),
         ({"sampling": "bootstrap"}, "sampling"),
-        ({"sampling": "without-replacement"}, "adjacency"),
-        ({"sampling": "full"}, "batch_size"),
+        ({"sampling": WithoutReplacement}, "adjacency"),
+        ({"sampling": FullBatch}, "batch_size"),
         ({"micro_batch": 0}, "micro_batch"),
         ({"micro_batch": 2, "clip": AdaptiveQuantile()}, "micro_batch"),
         ({"epsilon_limit": -1.0}, "epsilon"),

@@ -80,7 +80,7 @@ def test_options_are_what_differs_from_the_method():
 
 
 def test_a_method_takes_its_layers_from_the_model_and_contradicts_a_wrong_number():
-    assert methods.options(methods.for_layers(methods.get("gredp"), ["a", "b"])) == {"groups": 2}
-    assert methods.for_layers(methods.get("dpsgd"), ["a", "b"]) == methods.get("dpsgd")
+    assert methods.options(methods.get("gredp").for_layers(["a", "b"])) == {"groups": 2}
+    assert methods.get("dpsgd").for_layers(["a", "b"]) == methods.get("dpsgd")
     with pytest.raises(ConfigError, match="2: the model has 2 layers"):
-        methods.for_layers(methods.get("gredp", groups=5), ["a", "b"])
+        methods.get("gredp", groups=5).for_layers(["a", "b"])

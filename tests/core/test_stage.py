@@ -14,7 +14,6 @@ from torch.utils.data import TensorDataset
 from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.ledger import Ledger
 from assay.errors import AssayError, BudgetSpentError, ConfigError
-from assay.gradients import clipping
 from assay.methods.perturb.stages import Segmentation
 from assay.models.inputs import scale_inputs
 from assay.randomness.streams import Seeded, Within
@@ -41,7 +40,7 @@ def make_plan(epsilon: float = 4.0, **options: Any) -> Plan:
         batch_size=20,
         steps=12,
         method=method,
-        clip=clipping.parse(method.clip),
+        clip=method.clip,
     )
 
 

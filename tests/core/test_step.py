@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay import Adjacency, BudgetSpentError, ConfigError, Plan, PrivateStep
 from assay.accounting.ledger import Ledger, LedgerError
+from assay.data.sampling import FullBatch
 from assay.errors import AssayError, UnsupportedModelError
 from assay.gradients.clipping import AdaptiveQuantile, Flat, PerLayer
 from assay.randomness.streams import OsSeeded, Secure, Seeded
@@ -88,6 +89,18 @@ def test_empty_and_single_record_batches_are_ordinary_steps(model, records):
         assert bool((gradient(model) != 0).all()), "an empty batch gets its noise too"
     assert step.taken == 60
     assert step.ledger.total_steps >= 60
+
+
+def test_a_run_that_begins_with_empty_batches_trains(model, records):
+    """What the model was before the first record is no promise: its parameters have moved since."""
+    plan = Plan(records=120, batch_size=0.4, steps=20, noise_multiplier=1.0, delta=1e-3)
+    randomness = Seeded(8)
+    assert [len(plan.sampler.draw(step, randomness)) for step in range(2)] == [0, 0]
+    step, optimizer = PrivateStep(model, plan, randomness=randomness), torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in step.batches(records):
+        assert step.backward(losses_of(model, batch))
+        optimizer.step()
+    assert step.taken == 20
 
 
 def test_noise_has_the_promised_size_in_every_direction(records):
@@ -257,7 +270,7 @@ def test_clipping_keeps_full_precision_inside_autocast(records):
             steps=2,
             noise_multiplier=0.0,
             delta=1e-3,
-            sampling="full",
+            sampling=FullBatch,
             clip=Flat(bound=0.01),
         )
         step = PrivateStep(model, plan)
@@ -277,7 +290,7 @@ def test_clipping_keeps_full_precision_inside_autocast(records):
 def test_a_batch_that_was_left_in_the_middle_counts_no_record_twice():
     """A loop that is broken off between two parts of a batch, and begun again: the same batch is drawn again."""
     plan = Plan(
-        records=40, batch_size=40, steps=3, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=1.0), sampling="full"
+        records=40, batch_size=40, steps=3, noise_multiplier=0.0, delta=1e-3, clip=Flat(bound=1.0), sampling=FullBatch
     )
     model, records = nn.Linear(40, 1, bias=False), TensorDataset(torch.eye(40))  # the sum says how often each counted
     step = PrivateStep(model, plan, max_physical_batch=10, randomness=Seeded(0))

@@ -13,11 +13,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Adjacency, AssayError, ConfigError, Optimizer, Plan, Training, fit, resume
+from assay.accounting.schedules import Banded
+from assay.data.sampling import FullBatch, WithoutReplacement
 from assay.errors import UnsupportedModelError
 from assay.gradients.clipping import AdaptiveQuantile, Flat
 from assay.runs.callbacks import OnStep
 from assay.runs.result import InterruptedRunError
-from assay.runs.statement import render
+from assay.runs.statement import statement
 from assay.training.optim import OPTIMIZERS
 
 
@@ -102,7 +104,7 @@ def test_a_finished_run_is_complete(tmp_path, records, plan, model):
     ]
     record = json.loads((tmp_path / "run/record.json").read_text())
     assert record == result.record
-    assert record["schema"] == "assay.record/1"
+    assert record["schema"] == "assay.record/2"
     for key in [
         "method",
         "variant",
@@ -159,12 +161,12 @@ def test_the_statement_tells_what_an_officer_asks(records, plan, model):
         ({}, "within 1 % of the exact one of what is charged. Cross-check by Rényi divergences", "not known"),
         ({"delta": 1e-30}, "Accountant: Rényi divergences (dp_accounting): an upper bound", "Cross-check"),
         (
-            {"sampling": "without-replacement", "adjacency": Adjacency.REPLACE_ONE},
+            {"sampling": WithoutReplacement, "adjacency": Adjacency.REPLACE_ONE},
             "how close it is to the exact one is not known",
             "within 1 %",
         ),
-        ({"noise_schedule": "banded:bands=2"}, "how much exactly is not known", "within 1 % of the exact one."),
-        ({"sampling": "full", "batch_size": 120}, "exact for what is charged", "within 1 %"),
+        ({"noise_schedule": Banded(bands=2)}, "how much exactly is not known", "within 1 % of the exact one."),
+        ({"sampling": FullBatch, "batch_size": 120}, "exact for what is charged", "within 1 %"),
         ({"adjacency": Adjacency.REPLACE_ONE}, "within 1 % of the exact one of what is charged", "Cross-check"),
     ],
 )
@@ -175,7 +177,7 @@ def test_the_statement_says_which_bound_epsilon_is(records, plan, model, setting
     assert not_said not in result.statement
     record = json.loads(json.dumps(result.record))
     del record["epsilon"]["bound"]  # as records had it before
-    assert "Rényi divergences (dp_accounting): an upper bound" in render(record, of_run, "")
+    assert "Rényi divergences (dp_accounting): an upper bound" in statement(record)
 
 
 def test_a_fixed_seed_is_marked_as_not_private(records, plan, model):

@@ -14,7 +14,7 @@ from assay import Adjacency, ConfigError, Plan
 from assay.accounting import events
 from assay.accounting.epsilon import UnaccountableError, epsilon
 from assay.randomness.streams import Seeded
-from assay.training import tuning
+from assay.training import selection as tuning
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def test_takes_features_as_they_are_and_the_given_test_part(tmp_path: Path) -> N
 
 
 def test_accepts_images_of_bytes_and_a_path_as_text(tmp_path: Path) -> None:
-    x, y = np.full((5, 1, 4, 4), 255, np.uint8), np.zeros(5, int)
+    x, y = np.full((5, 1, 4, 4), 255, np.uint8), np.arange(5) % 2
     data = load(str(saved(tmp_path, x=x, y=y, x_test=x, y_test=y)))
     assert data.input_shape == (1, 4, 4)
     assert data.train_x.max() == 255
@@ -102,7 +103,7 @@ def test_arrays_of_objects_are_never_unpickled(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "sprung",))
 
     path = saved(tmp_path, x=np.array([Trap()] * 5, dtype=object), y=Y[:5])
-    with pytest.raises(DataError, match="objects are refused"):
+    with pytest.raises(DataError, match="x holds Python objects"):
         load(path)
     path.write_bytes(pickle.dumps(Trap()))
     with pytest.raises(DataError, match=r"own\.npz"):
@@ -139,3 +140,35 @@ def test_labels_that_are_identifiers_are_refused(tmp_path: Path) -> None:
 def test_arrays_of_other_names_are_told(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no array x or y; it has features, labels,"):
         load(saved(tmp_path, features=X, labels=Y))
+
+
+def test_an_archive_that_is_made_to_fill_the_memory_is_not_inflated(tmp_path: Path) -> None:
+    """Megabytes of zeros: refused by what the archive says of itself, before anything is read."""
+    path = tmp_path / "own.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for key, shape in (("x", (100, 40_000)), ("y", (100,))):
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+                header = {"descr": "<f8" if key == "x" else "<i8", "fortran_order": False, "shape": shape}
+                np.lib.format.write_array_header_1_0(member, header)  # type: ignore[no-untyped-call]
+                for _ in range(shape[0]):
+                    member.write(bytes(8 * (shape[1] if key == "x" else 1)))
+    with pytest.raises(DataError, match=r"x takes .* inflated to 32,000,"):
+        load(path)
+
+
+def test_no_advice_of_numpy_is_passed_on(tmp_path: Path) -> None:
+    path = tmp_path / "own.npz"
+    path.write_bytes(pickle.dumps([1, 2]))
+    with pytest.raises(DataError, match="no archive of arrays") as caught:
+        load(path)
+    assert "allow_pickle" not in str(caught.value)
+
+
+def test_a_label_beyond_int64_is_reported_as_it_is(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="y has a label 9223372036854775808"):
+        load(saved(tmp_path, x=X, y=np.where(Y == 3, 2**63, Y).astype(np.uint64)))
+
+
+def test_a_single_class_is_reported_with_the_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"own\.npz: every label is 0"):
+        load(saved(tmp_path, x=X, y=np.zeros(20, int)))

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from assay.cli.inputs import load
 from assay.data.split import SplitRule, drawn, one_of_five
 from assay.errors import ConfigError
+from assay.training.inputs import load
 
 RNG = np.random.default_rng(7)
 X = RNG.normal(size=(4000, 2)).astype(np.float32)

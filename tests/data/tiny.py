@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from assay.data.catalog import DatasetInfo, Fingerprint, KnownFile
+from assay.data.catalog import Contents, DatasetInfo, Fingerprint, KnownFile, Read
 
 
 def fingerprint(data: bytes) -> Fingerprint:
@@ -25,6 +25,10 @@ def known_file(name: str, content: bytes, *, gz: bool = False) -> KnownFile:
 
 def build_idx(values: npt.NDArray[np.uint8]) -> bytes:
     return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def _never(info: DatasetInfo, contents: Contents) -> Read:
+    raise AssertionError("these tests read no records")
 
 
 class Tiny:
@@ -41,6 +45,8 @@ class Tiny:
         classes=2,
         folders=("tiny", "Tiny/raw"),
         files=(known_file("a", contents["a"], gz=True), known_file("b", contents["b"])),
+        notes="as they are",
+        read=_never,
     )
 
     @classmethod

@@ -25,6 +25,8 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency
+from assay.accounting.schedules import Banded
+from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
 from assay.distributed.world import world
 from assay.gradients import clipping as clip
 from assay.randomness.streams import Seeded
@@ -181,29 +183,29 @@ def one_record() -> Outcome:
 
 @case
 def without_replacement() -> Outcome:
-    return trained(replace(PLAN, sampling="without-replacement", adjacency=Adjacency.REPLACE_ONE))
+    return trained(replace(PLAN, sampling=WithoutReplacement, adjacency=Adjacency.REPLACE_ONE))
 
 
 @case
 def shuffled() -> Outcome:
-    return trained(replace(PLAN, sampling="shuffle"))
+    return trained(replace(PLAN, sampling=Shuffled))
 
 
 @case
 def banded_noise() -> Outcome:
-    return trained(replace(PLAN, noise_schedule="banded:bands=3,momentum=0.9"))
+    return trained(replace(PLAN, noise_schedule=Banded(bands=3, momentum=0.9)))
 
 
 @case
 def full_batches() -> Outcome:
-    return trained(replace(PLAN, sampling="full", batch_size=RECORDS, steps=3))
+    return trained(replace(PLAN, sampling=FullBatch, batch_size=RECORDS, steps=3))
 
 
 def _method(name: str, **options: Any) -> Callable[[], Outcome]:
     def run() -> Outcome:
         chosen = methods.get(name, **options)
         network = convolutional()
-        plan = replace(PLAN, steps=4, method=chosen, clip=clip.parse(chosen.clip)).for_model(network)
+        plan = replace(PLAN, steps=4, method=chosen, clip=chosen.clip).for_model(network)
         return trained(plan, model=network, data=digits(image=True))
 
     return run
@@ -223,7 +225,7 @@ def a_stage_before_training() -> Outcome:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     data = digits(torch.float32, image=True)
     chosen = methods.get("afrrs", share=0.3)
-    plan = replace(PLAN, method=chosen, clip=clip.parse(chosen.clip)).for_model(network)
+    plan = replace(PLAN, method=chosen, clip=chosen.clip).for_model(network)
     tensors, facts = trained(plan, model=network, data=data)
     return tensors | {"scale": dict(network.named_buffers())["input_scale"]}, facts
 

@@ -13,6 +13,7 @@ import pytest
 
 import assay
 from assay import methods
+from assay._util.registry import Registry
 from docs.pages import DOCS, PAGES, blocks, read
 
 ROOT = DOCS.parent
@@ -30,10 +31,10 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "src/assay/methods")])
+    found = Registry("method", fits=bool, wanted="a method", package="assay.methods", attribute="METHOD")
+    monkeypatch.setattr(methods, "METHODS", found)  # looks for its files again, on the page's path too
     before = set(sys.modules)
-    methods.available.cache_clear()
     yield tmp_path
-    methods.available.cache_clear()
     for name, module in list(sys.modules.items()):
         if name not in before and str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
             del sys.modules[name]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from assay.errors import ConfigError
-from assay.gradients.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer, Rule, parse
+from assay.gradients.clipping import AdaptiveQuantile, Automatic, ClipRule, Flat, PerLayer, parse
 
 RULES = {"flat": Flat, "per-layer": PerLayer, "auto": Automatic, "adaptive": AdaptiveQuantile}
 every_rule = pytest.mark.parametrize("kind", RULES)
@@ -45,7 +45,7 @@ def scaled(weights: Tensor, given: Tensor) -> Tensor:
     return torch.tensor([math.hypot(*row) for row in products.tolist()], dtype=torch.float64)
 
 
-def make(kind: str, bound: float) -> Rule:
+def make(kind: str, bound: float) -> ClipRule:
     return RULES[kind](bound=bound)
 
 
@@ -200,7 +200,7 @@ def test_adaptive_state_round_trip() -> None:
         ),
     ],
 )
-def test_parse(text: str, rule: Rule) -> None:
+def test_parse(text: str, rule: ClipRule) -> None:
     assert parse(text) == rule
     assert str(parse(str(rule))) == str(rule)
 
@@ -218,7 +218,7 @@ shares = st.floats(0.001, 0.999)
         st.builds(AdaptiveQuantile, bound=numbers, quantile=shares, rate=numbers, share=shares),
     )
 )
-def test_text_says_the_rule_exactly(rule: Rule) -> None:
+def test_text_says_the_rule_exactly(rule: ClipRule) -> None:
     """The run's record names the rule by its text: another bound than the one in force would be a false statement."""
     assert parse(str(rule)) == rule
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from assay.data.sampling import FullBatch
 from assay.gradients.clipping import PerLayer
 from assay.gradients.rules.correlation import Filtered, FullCorrelationRule, basis, corner, restored
 from assay.mechanisms.gaussian import Gaussian
@@ -79,7 +80,13 @@ def gradients(noise: float, maps: bool) -> dict[str, Tensor]:
     )
     x, y = torch.randn(8, 2, 9, 9), torch.randn(8, 96)
     plan = Plan(
-        records=8, batch_size=8, steps=1, noise_multiplier=noise, delta=1e-5, sampling="full", clip=PerLayer(bound=0.1)
+        records=8,
+        batch_size=8,
+        steps=1,
+        noise_multiplier=noise,
+        delta=1e-5,
+        sampling=FullBatch,
+        clip=PerLayer(bound=0.1),
     )
     rule = FullCorrelationRule(maps=True) if maps else FullCorrelationRule(maps=False, rho=0.5)
     chain = Chain(

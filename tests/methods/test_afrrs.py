@@ -19,8 +19,8 @@ from assay.accounting.ledger import Ledger
 from assay.audit import Verdict
 from assay.audit.plans import audit_plan
 from assay.data.records import Records
+from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError, UnsupportedModelError
-from assay.gradients import clipping
 from assay.mechanisms.objective import NoisyCoefficients
 from assay.mechanisms.types import Bounded
 from assay.methods.perturb.explain import Explainer
@@ -39,7 +39,7 @@ def plan(noise: float = 1.0, **options: Any) -> Plan:
         **{"records": 60_000, "batch_size": 500, "steps": 240, "delta": 1e-5} | settings,
         noise_multiplier=noise,
         method=method,
-        clip=clipping.parse(method.clip),
+        clip=method.clip,
     )
 
 
@@ -219,7 +219,7 @@ def gradients(made: Plan, data: TensorDataset, seed: int) -> list[torch.Tensor]:
 def test_as_published_the_labels_are_bare_in_the_layers_below_the_last():
     """The finding behind ε = ∞: whatever the noise, the first layer's gradient is exactly that of the labels."""
     made = plan(1e3, variant="published", records=120, batch_size=120).for_model(small_model())  # claims ε = 0.001
-    full = replace(made, sampling="full")
+    full = replace(made, sampling=FullBatch)
     x, y = records().tensors
     one = TensorDataset(x, y)
     other = TensorDataset(x, torch.cat([(y[:1] + 1) % 3, y[1:]]))

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Plan, fit
+from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError
 from assay.gradients.clipping import Flat
 from assay.models import build, compat
@@ -234,7 +235,7 @@ def test_the_last_convolutions_of_torchvisions_resnet18_are_trained_and_nothing_
     x, y = torch.randn(3, 3, 32, 32), torch.tensor([1, 2, 3])
     before = {name: t.clone() for name, t in model.state_dict().items()}
     plan = Plan(
-        records=3, batch_size=3, steps=2, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0), sampling="full"
+        records=3, batch_size=3, steps=2, noise_multiplier=1.0, delta=1e-3, clip=Flat(bound=1.0), sampling=FullBatch
     )
     fit(model, TensorDataset(x, y), plan=plan)
     moved = {layer_path(name) for name, t in model.state_dict().items() if not torch.equal(t, before[name])}

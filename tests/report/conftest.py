@@ -7,9 +7,24 @@ import shutil
 import pytest
 
 import assay
-from assay import data, methods, models
+from assay import data, methods, models, seals
 from assay.audit import Verdict, sentence
 from assay.training.settings import Training
+
+
+def reseal(path, record, statement=None):
+    """Write a record, and a statement, as the run itself would have written them."""
+    if statement is not None:
+        (path / "statement.md").write_text(statement)
+        record["files"]["statement.md"] = seals.of_file(path / "statement.md")
+    (path / "record.json").write_text(json.dumps(seals.sealed(record)))
+    return path
+
+
+@pytest.fixture(scope="session")
+def resealed():
+    """resealed(path, record, statement=None): a record, and a statement, as the run itself would have written them."""
+    return reseal
 
 
 @pytest.fixture(scope="session")
@@ -19,7 +34,6 @@ def trained(tmp_path_factory):
     digits = data.load("digits")
     model = models.build("logistic", input_shape=digits.input_shape, classes=digits.classes)
     method = methods.get("gredp", variant="published", groups=1)
-    from assay.gradients import clipping as clip
 
     plan = assay.Plan.calibrated(
         epsilon=2,
@@ -28,7 +42,7 @@ def trained(tmp_path_factory):
         batch_size=256,
         epochs=3,
         method=method,
-        clip=clip.parse(method.clip),
+        clip=method.clip,
     )
     names = {"data": "digits", "model": "logistic", "circulant": None, "data_dir": None, "unit": "one image"}
     assay.fit(model, digits.train, plan=plan, test=digits.test, out=path, training=Training(seed=0), names=names)
@@ -52,8 +66,7 @@ def run(trained):
             said = Verdict(verdict)
             words = sentence(said, float(audited), 0.95)
             record["audit"] = {"verdict": verdict, "sentence": words, "assumption": "", "estimator": "e", "how": "h"}
-        (path / "record.json").write_text(json.dumps(record))
-        return path
+        return reseal(path, record)
 
     return make
 

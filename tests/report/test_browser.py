@@ -45,7 +45,7 @@ def browser(tmp_path_factory):
 
 
 @pytest.fixture
-def tree(tmp_path, run, unfinished):
+def tree(tmp_path, run, unfinished, resealed):
     run(tmp_path / "t/a", accuracy=0.9, claimed=1.0, verified=7.18)
     run(
         tmp_path / "t/b",
@@ -69,7 +69,7 @@ def tree(tmp_path, run, unfinished):
         target=12.0,
     )
     hostile = run(tmp_path / "t/e", method=EVIL, model=EVIL, data=EVIL, notes=EVIL)
-    (hostile / "statement.md").write_text(f"# {EVIL}\n\n{EVIL}\n")
+    resealed(hostile, json.loads((hostile / "record.json").read_text()), f"# {EVIL}\n\n{EVIL}\n")
     unfinished(tmp_path / "t/f")
     return tmp_path / "t"
 
@@ -241,14 +241,14 @@ def test_it_prints(opened):
     assert base64.b64decode(made["data"]).startswith(b"%PDF")
 
 
-def test_three_hundred_runs_open_and_sort_quickly(browser, tmp_path, trained):
+def test_three_hundred_runs_open_and_sort_quickly(browser, tmp_path, trained, resealed):
     record = json.loads((trained / "record.json").read_text())
     for n in range(300):
         path = tmp_path / "t" / f"{n}"
         path.mkdir(parents=True)
         record |= {"method": f"m{n % 7}", "history": (record["history"] * 12)[:12]}
         record["epsilon"] |= {"verified": 0.5 + n / 100, "target": 1 + n}
-        (path / "record.json").write_text(json.dumps(record))
+        resealed(path, record)
         (path / "statement.md").write_text((trained / "statement.md").read_text())
     (tmp_path / "report.html").write_text(render(Collector(tmp_path / "t").collect()), encoding="utf-8")
     browser.get((tmp_path / "report.html").as_uri())

@@ -92,7 +92,7 @@ def test_a_statement_reads_as_it_was_written(trained):
     assert not re.search(r"\*\*|^#|\|", read.text)
 
 
-def test_nothing_of_a_run_is_trusted(tmp_path, run):
+def test_nothing_of_a_run_is_trusted(tmp_path, run, resealed):
     path = run(
         tmp_path / "runs" / EVIL.replace("/", "∕"),
         method=EVIL,
@@ -102,13 +102,11 @@ def test_nothing_of_a_run_is_trusted(tmp_path, run):
         unit=EVIL,
         variant=EVIL,
     )
-    (path / "statement.md").write_text(
-        f"# {EVIL}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
-    )
+    statement = f"# {EVIL}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
     record = json.loads((path / "record.json").read_text())
     record["options"] = {EVIL: EVIL}
     record["history"][0][EVIL] = EVIL
-    (path / "record.json").write_text(json.dumps(record))
+    resealed(path, record, statement)
     (path / "attacks.json").write_text(json.dumps({"schema": "assay.attacks/1", "attacks": [{"attack": EVIL}]}))
     (run(tmp_path / "bad") / "record.json").write_text(json.dumps({"schema": EVIL}))
     read = Reader(page(tmp_path))
@@ -197,7 +195,7 @@ def test_one_seed_that_shows_more_than_it_spent_is_not_hidden_by_the_others(tmp_
     assert verdict(group).tone is Tone.NOTE
 
 
-def test_records_of_other_kinds_and_times_are_taken_as_they_are(tmp_path, run):
+def test_records_of_other_kinds_and_times_are_taken_as_they_are(tmp_path, run, resealed):
     """A federated record: other fields, others missing, rounds instead of epochs, a client as the unit."""
     path = run(tmp_path / "federated", unit="one client", method="fedavg")
     record = json.loads((path / "record.json").read_text())
@@ -221,7 +219,7 @@ def test_records_of_other_kinds_and_times_are_taken_as_they_are(tmp_path, run):
         {"round": n, "epsilon": 0.1 * n, "test_accuracy": 0.1 * n, "bytes_up": 1000 * n, "clients": [1, 2]}
         for n in range(1, 9)
     ]
-    (path / "record.json").write_text(json.dumps(record))
+    resealed(path, record)
     (path / "run.json").unlink()
     run(tmp_path / "other", status="budget-spent")
     read = Reader(page(tmp_path))
@@ -313,7 +311,7 @@ def _box(x, y, anchor, text):
     return right - width, right, float(y) - 14, float(y) + 4
 
 
-def test_three_hundred_runs_are_quick(tmp_path, trained):
+def test_three_hundred_runs_are_quick(tmp_path, trained, resealed):
     text = (trained / "record.json").read_text()
     for n in range(300):
         path = tmp_path / f"m{n % 7}" / f"{n}"
@@ -321,7 +319,7 @@ def test_three_hundred_runs_are_quick(tmp_path, trained):
         record = json.loads(text)
         record |= {"method": f"m{n % 7}", "seed": n % 3, "history": record["history"] * 10}
         record["epsilon"] |= {"verified": 0.5 + n / 100, "target": 1 + n // 21}
-        (path / "record.json").write_text(json.dumps(record))
+        resealed(path, record)
         (path / "run.json").write_text((trained / "run.json").read_text())
         (path / "statement.md").write_text((trained / "statement.md").read_text())
     begun = time.process_time()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from assay import presets
 from assay.cli import passing
-from assay.cli.compare import method_axis
 from assay.errors import ConfigError
 from assay.studies import results, summary, tables
+from assay.studies.comparing import method_axis
 from assay.studies.directory import Study, differences
 from assay.studies.grid import Grid, flags
 from assay.studies.summary import Measured

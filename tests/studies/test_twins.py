@@ -6,13 +6,28 @@ from dataclasses import replace
 
 import pytest
 
-from assay import presets
+from assay import Plan, presets
 from assay.errors import ConfigError
 from assay.report.collect import Collector
-from assay.runs.record import SCHEMA
 from assay.studies import twins
 from assay.studies.directory import Study
 from assay.studies.grid import Grid
+
+PLAN = Plan(records=10, batch_size=2, steps=3, noise_multiplier=1.0, delta=1e-3)
+RUN = {
+    "schema": "assay.run/1",
+    "plan": PLAN.to_json(),
+    "training": {},
+    "names": {},
+}  # of an earlier version: no digests
+RECORD = {
+    "schema": "assay.record/1",
+    "status": "done",
+    "method": "dpsgd",
+    "data": "digits",
+    "epsilon": {"verified": 1.0, "delta": 1e-3},
+    "result": {"test_accuracy": None},
+}
 
 
 def study(root, name, **changed):
@@ -26,8 +41,8 @@ def finished(made, record=None):
     (directory.path / "rounds").mkdir(parents=True)
     (directory.path / "rounds/1.safetensors").write_text("a model on the way")
     (directory.path / "attacks.json").write_text("{}")
-    directory.spec.write_text("{}")
-    directory.record.write_text(json.dumps({"schema": SCHEMA, "status": "done"}) if record is None else record)
+    directory.spec.write_text(json.dumps(RUN))
+    directory.record.write_text(json.dumps(RECORD) if record is None else record)
     os.utime(directory.record, (1e9, 1e9))
     return made
 
@@ -101,7 +116,7 @@ def test_the_order_of_an_option_given_several_times_matters(tmp_path):
     assert taken(study(tmp_path, "other", shared={"epochs": 3, "denoise": ["b", "a"]}), tmp_path) is None
 
 
-@pytest.mark.parametrize("record", ["{", "{}", json.dumps({"schema": SCHEMA, "status": "unfinished"})])
+@pytest.mark.parametrize("record", ["{", "{}", json.dumps({**RECORD, "status": "unfinished"})])
 def test_only_a_record_that_says_so_is_a_finished_run(tmp_path, record):
     finished(study(tmp_path, "one"), record)
     assert taken(study(tmp_path, "other"), tmp_path) is None

@@ -11,7 +11,7 @@ from assay.data.split import drawn
 from assay.mechanisms.gaussian import gaussian_event
 from assay.randomness.streams import Seeded
 from assay.runs.directory import RunDirectory
-from assay.training import tuning
+from assay.training import selection as tuning
 
 from . import mutants
 

@@ -5,11 +5,13 @@ import math
 import pytest
 from scipy import stats
 
-from assay.audit.low_bits import low_bits
+from assay.audit.bounds import epsilon_of_mu
+from assay.audit.low_bits import cancelled_bits, low_bits
 from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen
 from assay.gradients.clipping import Flat, PerLayer
+from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
 from assay.methods.chain import Chain
@@ -108,3 +110,13 @@ def test_a_twin_is_rejected_no_more_often_than_allowed():
         for i in range(25)
     )
     assert over <= stats.binom.isf(1e-6, 25, 0.2)
+
+
+def test_floating_point_noise_shows_where_it_cancels_the_sum_and_exact_noise_does_not():
+    """The bug is Assay's own floating-point noise, which every statement names; the twin has exact noise."""
+    declared = epsilon_of_mu(1 / SIGMA, DELTA)
+    exact = Chain(clip=Flat(), noise=ExactGaussian(multiplier=SIGMA, grid=Grid(1.0)))
+    for chain, found in ((RIGHT, True), (exact, False)):
+        epsilon = cancelled_bits(chain, Specimen(), delta=DELTA, randomness=Seeded(3), releases=1000)
+        assert epsilon > declared if found else epsilon == 0
+    assert low_bits(exact, Specimen(), delta=DELTA, randomness=Seeded(3), releases=300) == 0

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay import Plan, PrivateStep
+from assay.data.sampling import FullBatch
 from assay.errors import AssayError
 from assay.gradients.clipping import Flat
 from assay.randomness.blocks import Blocks
@@ -19,7 +20,7 @@ from . import mutants
 
 DATA = TensorDataset(torch.eye(40))
 PLAN = Plan(
-    records=40, batch_size=40, steps=30, noise_multiplier=1.0, delta=1e-3, sampling="full", clip=Flat(bound=1.0)
+    records=40, batch_size=40, steps=30, noise_multiplier=1.0, delta=1e-3, sampling=FullBatch, clip=Flat(bound=1.0)
 )
 NUMBERS = {"dtype": torch.float32, "device": "cpu"}
 
@@ -149,7 +150,7 @@ def test_a_copy_of_a_step(kind, bug):
 def test_two_loops_over_one_step(kind, bug):
     """The sum says how often each record counted. The noise is small beside that: 6 standard deviations, or 1e-7 for 40 numbers."""
     quiet = Plan(
-        records=40, batch_size=40, steps=3, noise_multiplier=0.05, delta=1e-3, sampling="full", clip=Flat(bound=1.0)
+        records=40, batch_size=40, steps=3, noise_multiplier=0.05, delta=1e-3, sampling=FullBatch, clip=Flat(bound=1.0)
     )
     model = weight()
     step = kind(model, quiet, max_physical_batch=14)  # three parts

@@ -6,13 +6,17 @@ import contextlib
 import errno
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from safetensors import SafetensorError
+
 from assay._util.process import close_in_children
+from assay.errors import AssayError
 
 try:
     import fcntl
@@ -20,15 +24,53 @@ except ImportError:  # a system without file locks of this kind
     fcntl = None  # type: ignore[assignment]
 
 
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What an `OSError` says where a disk is full, a quota used up, or a file too large for its file system."""
+
+
+class NoRoomError(AssayError, OSError):
+    """The disk is full. Names the file, and how to go on."""
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Say of a full disk which file it has no room for: the error of the system, or of safetensors, names none.
+
+    Raises:
+        NoRoomError: There is no room for the file.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = error.errno in NO_ROOM if isinstance(error, OSError) else "No space left" in str(error)
+        if not full:
+            raise
+        raise NoRoomError(
+            f"no room to write {path}: {getattr(error, 'strerror', None) or error}. What was on disk before is whole. Make room and repeat the "
+            "command; a run that has begun goes on with assay resume"
+        ) from error
+
+
+def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
     """`write` a temporary sibling, flush it to disk and rename it to `path`. A crash leaves the old file or the new
     one.
+
+    Args:
+        path: The file.
+        write: Is given the path to write to.
+        private: Whether only the owner may read the file.
+
+    Raises:
+        NoRoomError: The disk is full; what was there is unchanged.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        write(part)
-        with part.open("rb+") as handle:
-            os.fsync(handle.fileno())
+        with writing(path):
+            if private:
+                part.touch(mode=0o600)
+            write(part)
+            with part.open("rb+") as handle:
+                os.fsync(handle.fileno())
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
@@ -37,12 +79,28 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a text file whole."""
-    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"))
+    replace_file(path, lambda part: part.write_bytes(as_bytes(text)))
 
 
-def replace_json(path: Path, data: dict[str, Any]) -> None:
+def as_bytes(text: str) -> bytes:
+    """Text as files hold it: UTF-8; a name that the file system gave and that is no text keeps its bytes."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def replace_json(path: Path, data: dict[str, Any], *, private: bool = False) -> None:
     """Write a JSON file whole. Infinite and undefined numbers are refused: the caller says "inf" where it means it."""
-    replace_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    if not _encodes(text):  # the name of a file that is no text
+        text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"), private=private)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def create_json(path: Path, data: dict[str, Any]) -> None:
@@ -55,6 +113,32 @@ def create_json(path: Path, data: dict[str, Any]) -> None:
     finally:
         whole.unlink(missing_ok=True)
     sync_folder(path.parent)
+
+
+_PART = re.compile(r"\..+?\.(\d+)(\.new)?\.part")
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether this is a temporary file of a process that has ended."""
+    found = _PART.fullmatch(path.name)
+    return found is not None and not _lives(int(found[1]))
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove the temporary files that processes left in this folder when they were killed; those of living ones stay."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if is_abandoned(path) and not path.is_dir():
+            path.unlink(missing_ok=True)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def copy_folder(source: Path, target: Path, *, without: Sequence[str]) -> None:
@@ -128,20 +212,34 @@ def claimed(path: Path, waits: Callable[[], object]) -> Iterator[IO[bytes]]:
                     waits()
                 told = True
                 time.sleep(0.1)
-            if _is_called(file, path):
+            if has_name(file, path):
                 yield file
                 return
 
 
-def _is_called(file: IO[Any], path: Path) -> bool:
+def has_name(file: IO[Any], path: Path) -> bool:
+    """Whether the open file is the one that this path leads to."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
 
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What an `OSError` says where a disk is full, a quota used up, or a file too large for its file system."""
+@contextlib.contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Have a folder to oneself, among those who ask for it so; others wait. Where folders cannot be locked nobody waits."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # a system that does not open folders
+        yield
+        return
+    try:
+        if fcntl is not None:
+            with contextlib.suppress(OSError):
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def take_room(file: IO[bytes], size: int) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import weakref
 from dataclasses import dataclass, field
-from typing import IO, Any, NoReturn, SupportsIndex
+from typing import IO, Any, NoReturn, Self, SupportsIndex
 
 from assay.errors import AssayError
 
@@ -56,11 +56,12 @@ class Unique:
     """Exists once, in the process that made it. Copying and pickling it is a `TypeError`."""
 
     __slots__ = ("_process",)
+    _process: Process
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> Any:
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> Self:
         """Remember the process; subclasses need not call anything."""
         made = super().__new__(cls)
-        object.__setattr__(made, "_process", here())
+        made._process = here()
         return made
 
     def check_process(self) -> None:

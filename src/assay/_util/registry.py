@@ -1,43 +1,184 @@
-"""Methods that are found by themselves: every module of a package that defines `METHOD`, by its name."""
+"""Things that are chosen by name: methods, samplers, clipping rules, accountants, data sets, attacks, report sections.
+
+Each kind has a home: a package whose files define one such thing each (`METHOD = ...`, `SAMPLER = ...`). A new file there is found by
+itself. A thing from outside comes in by `register`, or by an entry point of an installed package in the group `assay.<kind>`:
+
+    registry.register("clip", MyRule)
+
+    [project.entry-points."assay.clip"]
+    mine = "my_package.rules:MyRule"
+
+A name that is taken is refused: what a name stands for decides ε, and no package may change it for another.
+"""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from importlib import metadata
+from typing import Any, Generic, TypeVar
 
 from assay._util import spec
 from assay.errors import ConfigError
 
-M = TypeVar("M")
+T = TypeVar("T")
+
+HOMES: Mapping[str, tuple[str, str]] = {
+    "accountant": ("assay.accounting.accountants", "ACCOUNTANTS"),
+    "attack": ("assay.attacks", "ATTACKS"),
+    "clip": ("assay.gradients.clip_rules", "RULES"),
+    "data": ("assay.data.catalog", "DATASETS"),
+    "denoise": ("assay.methods.denoise", "KINDS"),
+    "encode": ("assay.methods.encode", "KINDS"),
+    "federated_method": ("assay.federated.methods", "METHODS"),
+    "method": ("assay.methods", "METHODS"),
+    "noise_schedule": ("assay.accounting.schedules", "KINDS"),
+    "report_section": ("assay.report.sections", "SECTIONS"),
+    "sampler": ("assay.data.samplers", "SAMPLERS"),
+}
+"""The kinds, and the module and the name of the registry of each."""
 
 
-def found(package: str, path: Iterable[str]) -> dict[str, Any]:
-    """The methods of a package by name."""
-    modules = sorted(info.name for info in pkgutil.iter_modules(path))
-    imported = (importlib.import_module(f"{package}.{module}") for module in modules)
-    methods = [module.METHOD for module in imported if hasattr(module, "METHOD")]
-    return {method.name: method for method in methods}
+def register(kind: str, thing: T) -> T:
+    """Add a thing of your own, for this process.
+
+    Args:
+        kind: one of `HOMES`.
+        thing: what a file of that kind's package would define. Its `name` is what it is chosen by.
+
+    Returns:
+        `thing`, so that the call may be a decorator: `@functools.partial(register, "clip")`.
+
+    Raises:
+        ConfigError: the kind is not known, the name is taken, or the thing is not of the kind.
+    """
+    kept(kind).register(thing)
+    return thing
 
 
-def chosen(known: Mapping[str, M], name: str, options: Mapping[str, Any]) -> M:
+def kept(kind: str) -> Registry[Any]:
+    """All things of a kind by name.
+
+    Raises:
+        ConfigError: the kind is not known.
+    """
+    if kind not in HOMES:
+        raise ConfigError("kind", kind, "one of " + ", ".join(HOMES))
+    module, name = HOMES[kind]
+    found: Registry[Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """The things of one kind by name: those of a package's files, of entry points, and those that were registered.
+
+    Args:
+        kind: one of `HOMES`.
+        fits: whether an object is of the kind.
+        wanted: what `fits` asks for, in words.
+        package: where the files are; None where there are none.
+        attribute: what a file calls its thing, or a tuple of things.
+        known: things that need no looking for.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        fits: Callable[[object], bool],
+        wanted: str,
+        package: str | None = None,
+        attribute: str = "",
+        known: tuple[T, ...] = (),
+    ) -> None:
+        self._kind, self._fits, self._wanted = kind, fits, wanted
+        self._package, self._attribute = package, attribute
+        self._things: dict[str, T] = {}
+        self._searched = False
+        for thing in known:
+            self._add(thing)
+
+    def register(self, thing: T) -> None:
+        """Add a thing; a name that is taken is refused."""
+        self._search()
+        self._add(thing)
+
+    def choose(self, field: str, name: str) -> T:
+        """The thing of this name.
+
+        Raises:
+            ConfigError: there is none; `field` is what the error calls the setting.
+        """
+        if name not in self:
+            raise ConfigError(field, name, "one of " + ", ".join(self))
+        return self[name]
+
+    def __getitem__(self, name: str) -> T:
+        self._search()
+        return self._things[name]
+
+    def __iter__(self) -> Iterator[str]:
+        self._search()
+        return iter(self._things)
+
+    def __len__(self) -> int:
+        self._search()
+        return len(self._things)
+
+    def _add(self, thing: T) -> None:
+        name = getattr(thing, "name", None)
+        if not (isinstance(name, str) and name and self._fits(thing)):
+            raise ConfigError(self._kind, thing, f"{self._wanted}, with a name")
+        if self._things.get(name, thing) is not thing:
+            raise ConfigError(f"{self._kind} name", name, "a name that is not taken: " + ", ".join(self._things))
+        self._things[name] = thing
+
+    def _search(self) -> None:
+        """Import the files of the package and the entry points, once."""
+        if self._searched:
+            return
+        self._searched = True
+        try:
+            for module in () if self._package is None else _modules(self._package):
+                found = getattr(importlib.import_module(module), self._attribute, ())
+                for thing in found if isinstance(found, tuple) else (found,):
+                    self._add(thing)
+            for point in _entry_points().select(group=f"assay.{self._kind}"):
+                self._add(point.load())
+        except BaseException:
+            self._searched = (
+                False  # a file that cannot be imported is an error each time, and not an empty list the second
+            )
+            raise
+
+
+def _modules(package: str) -> list[str]:
+    path = importlib.import_module(package).__path__
+    return sorted(f"{package}.{info.name}" for info in pkgutil.iter_modules(path))
+
+
+@functools.cache
+def _entry_points() -> Any:  # of another type in each version of Python, with `select` in all of them
+    return metadata.entry_points()
+
+
+def chosen(known: Registry[T], name: str, options: Mapping[str, Any]) -> T:
     """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    if name not in known:
-        raise ConfigError("method", name, "one of " + ", ".join(known))
-    method = known[name]
+    method = known.choose("method", name)
     settable = options_of(method)
     if options.get("variant", "sound") != "sound" and "variant" not in settable:
         raise ConfigError(
             "variant", options["variant"], f"sound for {name}: its published form is sound, so there is only one"
         )
     given = {key: value for key, value in options.items() if key != "variant" or "variant" in settable}
-    made: M = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
+    made: T = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
     return made
 
 
-def changed(known: Mapping[str, M], method: M, name: str) -> dict[str, Any]:
+def changed(known: Registry[T], method: T, name: str) -> dict[str, Any]:
     """The options in which the method differs from the one of this name as it stands."""
     plain = known[name]
     return {o: getattr(method, o) for o in options_of(method) if getattr(method, o) != getattr(plain, o)}

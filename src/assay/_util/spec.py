@@ -1,12 +1,14 @@
 """Parts by name with their settings, as people type them: `laplacian:sigma=1,over=tensor`.
 
-A part is a dataclass whose fields are its settings; the name it goes by is in the table it is looked up in. `parse` and
-`describe` are inverse to each other, so that a run's description says exactly what ran.
+A part is a dataclass whose fields are its settings; the name it goes by is in the table it is looked up in. The first setting may be
+given by its value alone: `flat:0.5` is `flat:bound=0.5`. A colon may stand for a comma before `key=`, as earlier versions wrote clipping
+rules: `auto:1.0:gamma=0.01`. `parse` and `describe` are inverse to each other, so that a run's description says exactly what ran.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -15,19 +17,43 @@ from assay.errors import ConfigError
 
 T = TypeVar("T")
 
+_BETWEEN = re.compile(r",|:(?=\w+=)")
+
 
 def parse(field: str, text: str, kinds: Mapping[str, type[T]]) -> T:
-    """The part that `text` names, with the settings it gives."""
-    name, _, rest = text.partition(":")
+    """The part that `text` names, with the settings it gives.
+
+    Args:
+        field: what the part is to its user, for errors.
+        text: `name`, `name:value`, `name:key=value,key=value` or `name:value,key=value`.
+        kinds: the parts there are.
+
+    Raises:
+        ConfigError: there is no such part, or a setting is missing its value, given twice, unknown or out of range.
+    """
+    name, colon, rest = text.partition(":")
     if name not in kinds:
         raise ConfigError(field, text, "one of " + ", ".join(usage(known, kind) for known, kind in kinds.items()))
+    kind = kinds[name]
     given: dict[str, str] = {}
-    for part in rest.split(",") if rest else []:
+    for position, part in enumerate(_BETWEEN.split(rest) if colon else []):
         key, equals, value = part.partition("=")
-        if not equals or key in given:
-            raise ConfigError(field, text, f"settings as key=value, each once: {usage(name, kinds[name])}")
+        if not equals and position == 0 and settings(kind):
+            key, value = _first(field, text, name, kind, part), part
+        elif not equals or key in given:
+            raise ConfigError(field, text, f"settings as key=value, each once: {usage(name, kind)}")
         given[key] = value
-    return kinds[name](**converted(f"{field} {name}", kinds[name], given))
+    return kind(**converted(f"{field} {name}", kind, given))
+
+
+def _first(field: str, text: str, name: str, kind: type[Any], value: str) -> str:
+    """The setting that is meant by a value alone."""
+    key, asked = next(iter(settings(kind).items()))
+    try:
+        _read(key, value, asked)
+    except ConfigError:
+        raise ConfigError(field, text, f"settings as key=value, each once: {usage(name, kind)}") from None
+    return key
 
 
 def converted(field: str, kind: type[Any], given: Mapping[str, object]) -> dict[str, Any]:
@@ -62,6 +88,20 @@ def describe(part: T, kinds: Mapping[str, type[T]]) -> str:
         f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in given(part).items()
     )
     return f"{name}:{said}" if said else name
+
+
+def written(part: T, kinds: Mapping[str, type[T]]) -> str:
+    """Text that `parse` turns into `part`, with every setting that is set: what a default was when it ran does not matter later."""
+    name = next(name for name, kind in kinds.items() if type(part) is kind)
+    values = {key: getattr(part, key) for key in settings(type(part))}
+    said = ",".join(f"{key}={_short(value)}" for key, value in values.items() if value is not None)
+    return f"{name}:{said}" if said else name
+
+
+def _short(value: object) -> str:
+    """A number without digits that it does not need."""
+    short = f"{value:g}" if isinstance(value, float) else str(value)
+    return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 def usage(name: str, kind: type[Any]) -> str:

@@ -14,39 +14,34 @@ import contextlib
 import functools
 import logging
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
-from dp_accounting import NeighboringRelation, dp_event, rdp
+from dp_accounting import NeighboringRelation, rdp
 from dp_accounting.dp_event import DpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 
 from assay.accounting import events
-from assay.accounting.losses import (
-    Concentrated,
-    Gaussian,
-    Laplace,
-    Poisson,
-    PoissonReplaced,
-    RandomizedResponse,
-    Selected,
-    Term,
-    Terms,
-    WithoutReplacement,
-    epsilon_at,
-    refined,
-)
-from assay.errors import AssayError, ConfigError
+from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of, combined
+from assay.accounting.losses import Gaussian, Terms, epsilon_at, refined
+from assay.errors import ConfigError
 
-
-class Adjacency(StrEnum):
-    """Which data sets are neighbours, i.e. what one record's presence means."""
-
-    ADD_OR_REMOVE_ONE = "add-or-remove-one"
-    REPLACE_ONE = "replace-one"
+__all__ = [
+    "Adjacency",
+    "Bound",
+    "UnaccountableError",
+    "bound",
+    "delta_for",
+    "epsilon",
+    "epsilon_after",
+    "epsilon_curve",
+    "gaussian_epsilon",
+    "gdp_mu",
+    "moments_epsilon",
+    "rdp_epsilon",
+]
 
 
 class Bound(StrEnum):
@@ -66,10 +61,6 @@ class Bound(StrEnum):
     """No finite one: something leaves without noise, or all of the above are infinite."""
 
 
-class UnaccountableError(AssayError):
-    """No sound bound is known here for this event under this adjacency."""
-
-
 # Rounding in the Fourier transforms that compose T steps: masses were seen to be wrong by at most 4e-16 T
 # in all (T up to 200,000). Five times that is taken off δ, so that rounding cannot lower ε.
 _ROUNDING = 2e-15
@@ -78,9 +69,6 @@ _CUT = 1e-4  # share of δ given up to losses beyond the grid
 _CUT_OF_DELTA = 1e-12  # the same where δ is the answer
 _SEARCHED = 1e-12  # how closely dp_accounting's root finder places the ε of a Gaussian
 _RDP_ROUNDING = 1e-12  # dp_accounting ends its series for fractional orders e^-30 short of their sum
-_BY_DIVERGENCE = (Concentrated, Selected)  # without a privacy loss distribution
-# Beyond these, numbers are taken for the nearest one that costs more.
-_LEAST_NOISE, _MOST_NOISE, _LEAST_RATE = 1e-3, 1e9, 1e-15
 
 
 def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
@@ -136,7 +124,7 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
         return 1.0
     if sum(term.pure * count for term, count in terms) <= epsilon:
         return 0.0
-    if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
+    if not all(term.profiled for term, _ in terms):
         raise UnaccountableError("δ for a given ε is not computed for releases known by their Rényi divergences only")
     if len(terms) == 1 and terms[0][1] == 1:
         at, only = np.array([epsilon]), terms[0][0]
@@ -216,7 +204,7 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
             tuple(_least({Bound.EXACT: gaussian_epsilon(only.multiplier * n**-0.5, d)}) for d in deltas) for n in times
         )
     totals = [tuple((term, count * n) for term, count in terms) for n in times]
-    if any(isinstance(term, _BY_DIVERGENCE) for term, _ in terms):
+    if not all(term.profiled for term, _ in terms):
         return tuple(
             tuple(_least({Bound.RENYI: _rdp_epsilon(total, d - _ROUNDING * _steps(total))}) for d in deltas)
             for total in totals
@@ -229,7 +217,7 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
     )
     composed = np.broadcast_to(composed, (len(times), len(deltas)))
     fall_back = not settled or bool(np.isinf(composed).any())
-    tight = settled and not any(isinstance(term, WithoutReplacement) for term, _ in terms)
+    tight = settled and all(term.tight for term, _ in terms)
 
     def found(total: Terms, delta: float, eps: float) -> _Found:
         precise = tight and _ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
@@ -269,10 +257,10 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     for term, count in terms:
-        event = _event(term)
+        event = term.renyi()
         if event is None:
             return added.orders, np.full_like(added.orders, math.inf)
-        accountant = replaced if isinstance(term, WithoutReplacement | RandomizedResponse) else added
+        accountant = replaced if term.replaces else added
         try:
             with _quietly():
                 accountant.compose(event, count)
@@ -282,31 +270,6 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
     return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
-
-
-def _event(term: Term) -> DpEvent | None:
-    """The event whose Rényi divergences are the term's; None where dp_accounting knows none."""
-    match term:
-        case Gaussian(sigma):
-            return dp_event.GaussianDpEvent(sigma)
-        case Concentrated(rho):
-            return dp_event.ZCDpEvent(rho)
-        case Laplace(scale):
-            return dp_event.LaplaceDpEvent(scale)
-        case Poisson(rate, Gaussian(sigma)):
-            return dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
-        case WithoutReplacement(size, source, Gaussian(sigma)):
-            return dp_event.SampledWithoutReplacementDpEvent(source, size, dp_event.GaussianDpEvent(sigma))
-        case RandomizedResponse(noise, buckets):
-            return dp_event.RandomizedResponseDpEvent(noise, buckets)
-        case Selected(inner, mean):
-            parts = [(_event(part), count) for part, count in inner]
-            if any(part is None for part, _ in parts):
-                return None
-            whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(part, count) for part, count in parts])
-            return dp_event.RepeatAndSelectDpEvent(whole, mean, math.inf)
-        case _:
-            return None
 
 
 @contextlib.contextmanager
@@ -324,97 +287,11 @@ def _quietly() -> Iterator[None]:
 def _terms(event: DpEvent, adjacency: Adjacency) -> Terms | None:
     """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
     events.check(event)
-    counts: Counter[Term] = Counter()
-    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
-    for term, count in _parts(event, Adjacency(adjacency)):
-        if term is None:
-            return None
-        if isinstance(term, Gaussian):
-            precision += count * term.multiplier**-2
-        else:
-            counts[term] += count
-    if precision:
-        counts[Gaussian(precision**-0.5)] += 1
-    return tuple(counts.items())
+    return combined(_parts(event, Adjacency(adjacency)))
 
 
-def _parts(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[Term | None, int]]:
+def _parts(event: DpEvent, adjacency: Adjacency) -> Parts:
     """The terms of an event and how often each happens; None stands for a release without privacy."""
-    replace = adjacency is Adjacency.REPLACE_ONE
     for leaf, times in events.flatten(event):
-        if isinstance(leaf, dp_event.PoissonSampledDpEvent | dp_event.SampledWithoutReplacementDpEvent):
-            yield from ((term, times * count) for term, count in _sampled(leaf, adjacency))
-        elif isinstance(leaf, dp_event.RepeatAndSelectDpEvent):
-            if replace:
-                raise UnaccountableError(f"{leaf} is accounted for under {Adjacency.ADD_OR_REMOVE_ONE} only")
-            inner = _terms(leaf.event, adjacency)
-            if inner != ():
-                yield None if inner is None else Selected(inner, leaf.mean), times
-        elif isinstance(leaf, dp_event.ZCDpEvent):
-            if leaf.rho:  # divergences of a shift twice as long are at most four times as large
-                yield Concentrated(leaf.rho * (4 if replace else 1)), times
-        elif not isinstance(leaf, dp_event.RandomizedResponseDpEvent):
-            yield _noise(leaf, 2 if replace else 1), times
-        elif not replace:
-            raise UnaccountableError(
-                f"{leaf} has no finite ε under {adjacency}: the number of answers tells whether a record is "
-                f"there. Use {Adjacency.REPLACE_ONE}."
-            )
-        elif leaf.num_buckets > 1 and leaf.noise_parameter < 1:
-            noise = leaf.noise_parameter
-            yield RandomizedResponse(noise, leaf.num_buckets) if noise > _LEAST_RATE else None, times
-
-
-def _noise(event: DpEvent, shift: int) -> Gaussian | Laplace | None:
-    """The noise of one release relative to `shift` times the bound of one record; None if there is none."""
-    if isinstance(event, dp_event.NonPrivateDpEvent) or event.noise_multiplier < _LEAST_NOISE:
-        return None
-    multiplier = min(event.noise_multiplier, _MOST_NOISE) / shift
-    return Gaussian(multiplier) if isinstance(event, dp_event.GaussianDpEvent) else Laplace(multiplier)
-
-
-def _sampled(event: DpEvent, adjacency: Adjacency) -> Iterator[tuple[Term | None, int]]:
-    replace = adjacency is Adjacency.REPLACE_ONE
-    poisson = isinstance(event, dp_event.PoissonSampledDpEvent)
-    if not poisson and not replace:
-        raise UnaccountableError(
-            f"{event} has no bound under {adjacency}: adding a record changes the number of records and with "
-            f"it every sample of fixed size. Use {Adjacency.REPLACE_ONE}, or Poisson sampling."
-        )
-    rate = event.sampling_probability if poisson else event.sample_size / event.source_dataset_size
-    inner = events.joint([event.event])
-    if rate == 0 or isinstance(inner, dp_event.NoOpDpEvent):
-        return
-    if rate == 1:
-        yield from _parts(inner, adjacency)
-        return
-    if isinstance(inner, dp_event.NonPrivateDpEvent):
-        yield None, 1
-        return
-    # Relative to 2C where a record of the sample itself is replaced.
-    base = (
-        _noise(inner, 1 if poisson else 2)
-        if isinstance(inner, dp_event.GaussianDpEvent | dp_event.LaplaceDpEvent)
-        else inner
-    )
-    rate = max(rate, _LEAST_RATE)
-    match base:
-        case None:
-            yield None, 1
-        case Gaussian() if not poisson:
-            yield WithoutReplacement(event.sample_size, event.source_dataset_size, base), 1
-        case Gaussian() if replace:
-            yield PoissonReplaced(rate, base.multiplier), 1
-        case Gaussian() | Laplace() if not replace:
-            yield Poisson(rate, base), 1
-        case Laplace():
-            raise UnaccountableError(
-                f"{event} has no bound under {adjacency}: no dominating pair is known for Laplace noise on a "
-                f"sample when a record is replaced. Use Gaussian noise, or Poisson sampling under "
-                f"{Adjacency.ADD_OR_REMOVE_ONE}."
-            )
-        case _:
-            raise UnaccountableError(
-                f"{event} has no bound: what is released from one sample must be Gaussian (any number of "
-                f"releases) or one Laplace release, not {inner}."
-            )
+        parts = accountant_of(leaf).terms(leaf, adjacency, lambda inner: _parts(inner, adjacency))
+        yield from ((term, times * count) for term, count in parts)

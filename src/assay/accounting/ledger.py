@@ -15,8 +15,13 @@ the same seed are a new segment, with random numbers of its own (`Segment.own`).
 
 The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so, and "draws",
 the fingerprint of numbers that can be drawn again, and "start", the digest of where their first step began, if it is known, "again" where an earlier
-segment has the same draws); the last entry of a segment counts. A torn last line was never paid for (its step did not
-happen) and is ignored; any other damage is an error, never a smaller ε.
+segment has the same draws, "origin", the step of the plan that the segment begins with, if that is not the first); the last entry of a segment counts.
+Every line ends with a digest of itself and of all lines before it (`assay.seals`). The header of a run's ledger names the digest of its `run.json`.
+A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error, never a smaller ε.
+Ledgers of schema 1, from before there were digests, are read and charged as they are.
+
+Every charge first looks whether the open file still is the one at its path, with the size that it was left with: a file that was deleted, replaced
+or changed would show less than was spent.
 
 Who charges has the file to itself from its first charge until `close`: two that did not know of each other would each leave the other's
 steps out. Reading takes no claim and changes nothing.
@@ -27,14 +32,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
-from assay._util.files import lock, sync_folder, unlock
+from assay._util import seals
+from assay._util.files import has_name, lock, sync_folder, unlock, writing
 from assay._util.process import Unique, here
 from assay.accounting import events
 from assay.accounting.calibrate import most_steps
@@ -42,7 +48,9 @@ from assay.accounting.epsilon import Adjacency, epsilon
 from assay.errors import AssayError, BudgetSpentError
 from assay.randomness.streams import Randomness, Within
 
-SCHEMA = "assay.ledger/1"
+SCHEMA = "assay.ledger/2"
+UNSEALED = "assay.ledger/1"
+"""The schema of ledgers whose lines have no digest: those of earlier versions."""
 
 
 class LedgerError(AssayError):
@@ -57,8 +65,11 @@ class _Entry:
     draws: str | None = None
     start: str | None = None
     again: int = 0
+    origin: int | None = 0  # None where an earlier version did not write it down
 
 
+Fits = Callable[[int, int | None, DpEvent, bool], bool]
+"""Whether so many steps from this step of the plan on (None: not known) cost this event, or (True) it is a release made once."""
 _NOTHING = ComposedDpEvent([])
 
 
@@ -140,15 +151,37 @@ class Segment(Unique):
 
 
 class Ledger(Unique):
-    """Charges steps against a ceiling. `path=None` keeps it in memory only (then nothing survives the process)."""
+    """Charges steps against a ceiling. `path=None` keeps it in memory only (then nothing survives the process).
 
-    def __init__(self, path: Path | None, *, delta: float, adjacency: Adjacency, ceiling: float | None) -> None:
+    Args:
+        path: The file, made with the first charge.
+        delta: The δ that ε is stated for.
+        adjacency: What neighbouring data sets are.
+        ceiling: The largest ε that may be charged; None for no ceiling.
+        run: The digest of the `run.json` that the ledger belongs to; None for one of no run, or of whichever it names.
+
+    Raises:
+        LedgerError: The file is damaged, or belongs to another run.
+    """
+
+    def __init__(
+        self,
+        path: Path | None,
+        *,
+        delta: float,
+        adjacency: Adjacency,
+        ceiling: float | None,
+        run: str | None = None,
+    ) -> None:
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
+        self.run = run
+        """The digest of the run that the ledger belongs to, if it belongs to one."""
         self._entries: list[_Entry] = []
         self._written = 0  # entries that have a line; a segment has none before its first charge
         self._last: Segment | None = None
         self._file: IO[bytes] | None = None
-        self._header = {"schema": SCHEMA, "delta": delta, "adjacency": adjacency.value, "ceiling": ceiling}
+        self._size = 0  # of the file when it was claimed or written last
+        self._chain: str | None = ""  # the digest of the last line; None for a file of schema 1
         if path is not None and path.exists():
             self._read(path.read_bytes())
 
@@ -158,7 +191,7 @@ class Ledger(Unique):
 
     def reading(self, charges: list[_Entry]) -> Ledger:
         """A ledger of these charges in memory only, for a process that must know what is spent while another one keeps the file."""
-        copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling)
+        copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling, run=self.run)
         copy._entries = charges
         return copy
 
@@ -167,7 +200,7 @@ class Ledger(Unique):
         self.check_process()
         if self.path is None or self._file is not None:
             return
-        known = self._entries, self._last, self._written
+        known = self._entries, self._last, self._written, self._chain, self.run
         new = not self.path.exists()
         file = self.path.open("ab+", buffering=0)  # a failed write must not be tried again by whoever closes the file
         try:
@@ -178,19 +211,20 @@ class Ledger(Unique):
             file.seek(0)
             raw = file.read()
             self._entries, self._last = [], None
-            self._read(raw)
-            whole = raw.rfind(b"\n") + 1
+            whole = self._read(raw)
             if whole < len(raw):  # the torn line's step never happened; the next entry must start a line of its own
                 file.truncate(whole)
                 os.fsync(file.fileno())
-            self._file = file
+            self._file, self._size = file, whole
             if not whole:
-                self._append(self._header)
+                self._append(self._header())
+            elif raw[whole - 1 : whole] != b"\n":  # a whole line, of which only the end was lost
+                self._put(b"\n")
             if new:
                 sync_folder(self.path.parent)
         except BaseException:
             self._file = None
-            self._entries, self._last, self._written = known  # not a part of what the file says
+            self._entries, self._last, self._written, self._chain, self.run = known  # not a part of what the file says
             file.close()
             raise
 
@@ -203,20 +237,27 @@ class Ledger(Unique):
             self._file = None
 
     def begin(
-        self, cost: Callable[[int], DpEvent], wanted: int, *, draws: str | None = None, start: str | None = None
+        self,
+        cost: Callable[[int], DpEvent],
+        wanted: int,
+        *,
+        draws: str | None = None,
+        start: str | None = None,
+        origin: int = 0,
     ) -> Segment:
         """Open a segment whose first n steps cost `cost(n)`, for the first `wanted` steps or as many as the ceiling allows.
 
         `draws` is the fingerprint of random numbers that can be drawn again, `start` a digest of the model that the first of them goes
         with (None for a run that is taken up later, and does not know it). A last segment with the same draws, with what its steps cost
-        here, and with the same start where both are known, is gone on with: the very same steps are repeated there.
+        here, and with the same start where both are known, is gone on with: the very same steps are repeated there. `origin` is the step
+        of a plan that the first of them is.
         """
         self.claim()
         index = len(self._entries) - 1
         if not (self._entries and _repeats(self._entries[index], cost, draws, start)):
             index += 1
             again = 0 if draws is None else sum(not e.once and e.draws == draws for e in self._entries)
-            self._entries.append(_Entry(0, _NOTHING, draws=draws, start=start, again=again))
+            self._entries.append(_Entry(0, _NOTHING, draws=draws, start=start, again=again, origin=origin))
         self._last = Segment(self, index, cost, wanted)
         return self._last
 
@@ -257,6 +298,16 @@ class Ledger(Unique):
                 "Without the missing entries the ε of this run is not known"
             )
 
+    def check_fits(self, fits: Fits) -> None:
+        """`LedgerError` where an entry does not cost what the plan of its run says that so many steps cost."""
+        for index, entry in enumerate(self._entries):
+            if not fits(entry.steps, entry.origin, entry.event, entry.once):
+                what = "a release made once" if entry.once else f"{entry.steps} steps"
+                raise LedgerError(
+                    f"{self.path} is damaged: segment {index} charges {what} with {entry.event}, which is not what the plan of the run gives; "
+                    "without it the ε of this run is not known"
+                )
+
     def event(self) -> DpEvent:
         """Everything charged so far."""
         return ComposedDpEvent([entry.event for entry in self._entries])
@@ -276,55 +327,160 @@ class Ledger(Unique):
         self._written = max(self._written, index + 1)
         self._entries[index] = entry
 
+    def _header(self) -> dict[str, Any]:
+        return {**self._terms(SCHEMA), **({} if self.run is None else {"run": self.run})}
+
+    def _terms(self, schema: str) -> dict[str, Any]:
+        return {"schema": schema, "delta": self.delta, "adjacency": self.adjacency.value, "ceiling": self.ceiling}
+
     def _append(self, line: dict[str, Any]) -> None:
         if self._file is None:
             return
-        size = self._file.seek(0, os.SEEK_END)
-        rest = (json.dumps(line) + "\n").encode()
+        if self._chain is None:
+            self._put((json.dumps(line) + "\n").encode())
+            return
+        text, digest = seals.chained(line, self._chain)
+        self._put(text + b"\n")
+        self._chain = digest
+
+    def _put(self, rest: bytes) -> None:
+        assert self._file is not None
+        assert self.path is not None
+        self._check_in_place()
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-            os.fsync(self._file.fileno())
+            with writing(self.path):
+                while rest:
+                    rest = rest[self._file.write(rest) :]
+                os.fsync(self._file.fileno())
         except BaseException:
             with contextlib.suppress(OSError):  # half a line in the middle would be damage
-                self._file.truncate(size)
+                self._file.truncate(self._size)
             raise
+        self._size = os.fstat(self._file.fileno()).st_size
 
-    def _read(self, raw: bytes) -> None:
-        path = self.path
-        whole, _, _ = raw.rpartition(b"\n")  # what follows is torn
-        lines = whole.split(b"\n") if whole else []
-        try:
-            parsed = [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise LedgerError(f"{path} is damaged: {error}; without it the ε of this run is not known") from error
-        if not parsed:
-            return
-        if parsed[0] != self._header:
-            raise LedgerError(f"{path} belongs to another run: it says {parsed[0]}, expected {self._header}")
-        for line in parsed[1:]:
-            index, entry = self._entry(line)
-            if index == len(self._entries):
-                self._entries.append(entry)
-            elif self._entries[index].once:
-                raise LedgerError(f"{path} is damaged: segment {index} was charged once and for all, and again")
-            else:
-                self._entries[index] = entry
-        self._written = len(self._entries)
-
-    def _entry(self, line: dict[str, Any]) -> tuple[int, _Entry]:
-        try:
-            index, steps, event = int(line["segment"]), int(line["steps"]), events.from_json(line["event"])
-            again = int(line.get("again", 0))
-        except (KeyError, TypeError, ValueError) as error:
+    def _check_in_place(self) -> None:
+        """`LedgerError` where the file that is charged is not the one that others find at its path, or has changed meanwhile."""
+        assert self._file is not None
+        assert self.path is not None
+        if not has_name(self._file, self.path):
             raise LedgerError(
-                f"{self.path} is damaged: {line} is not an entry ({error}); without it ε is not known"
-            ) from error
-        if not 0 <= index <= len(self._entries) or steps < 0:
-            raise LedgerError(
-                f"{self.path} is damaged: segment {index} with {steps} steps cannot follow what is before it"
+                f"{self.path} was deleted or replaced while it was being charged: what is spent would not be found there. No further step is taken"
             )
-        return index, _Entry(steps, event, line.get("once") is True, line.get("draws"), line.get("start"), again)
+        size = os.fstat(self._file.fileno()).st_size
+        if size != self._size:
+            raise LedgerError(
+                f"{self.path} was changed by somebody else while it was being charged ({size} bytes, {self._size} were written). "
+                "No further step is taken"
+            )
+
+    def _read(self, raw: bytes) -> int:
+        """Take up the entries of a file; how many of its bytes are whole lines."""
+        lines = raw.split(b"\n")
+        torn = lines.pop()
+        self._chain, self._entries = "", []
+        if lines and _parsed(self.path, lines[0], 1).get("schema") == UNSEALED:
+            self._chain = None
+        whole = len(raw) - len(torn)
+        bodies = self._unsealed(lines)
+        if torn and self._chain is not None:
+            last = seals.unchained(torn, self._chain)
+            if last is not None:  # all of it but the end of the line: counting it is the safe side
+                bodies.append(last[0])
+                self._chain, whole = last[1], len(raw)
+            elif seals.begins_with_line(torn, self._chain):
+                raise LedgerError(
+                    f"{self.path} is damaged: its last line does not end as it was written; without it ε is not known"
+                )
+        if bodies:
+            self._check_header(_parsed(self.path, bodies[0], 1))
+            self._take(bodies[1:])
+        self._written = len(self._entries)
+        return whole
+
+    def _unsealed(self, lines: list[bytes]) -> list[bytes]:
+        """The lines as JSON without their digests, each of which must follow from the one before."""
+        if self._chain is None:
+            return lines
+        bodies, chain = [], self._chain
+        for number, line in enumerate(lines, start=1):
+            found = seals.unchained(line, chain)
+            if found is None:
+                raise LedgerError(
+                    f"{self.path} is damaged: line {number} is not what its digest was made of; without it the ε of this run is not known"
+                )
+            bodies.append(found[0])
+            chain = found[1]
+        self._chain = chain
+        return bodies
+
+    def _check_header(self, found: dict[str, Any]) -> None:
+        run = found.get("run") if self._chain is not None else None
+        if self.run is None and isinstance(run, str):
+            self.run = run
+        expected = self._header() if self._chain is not None else self._terms(UNSEALED)
+        if found != expected or run != self.run:
+            raise LedgerError(
+                f"{self.path} belongs to another run: it says {found}, expected {self._header() if self.run else expected}"
+            )
+
+    def _take(self, bodies: list[bytes]) -> None:
+        """The entries of these lines. Lines with a digest are what was written, so that only the last of a segment need be understood."""
+        last: dict[int, tuple[int, dict[str, Any]]] = {}
+        for number, body in enumerate(bodies, start=2):
+            line = _parsed(self.path, body, number)
+            index = line.get("segment")
+            if type(index) is not int or not 0 <= index <= len(last):
+                raise LedgerError(
+                    f"{self.path} is damaged: line {number}: segment {index!r} cannot follow those before it"
+                )
+            if index in last and last[index][1].get("once") is True:
+                raise LedgerError(f"{self.path} is damaged: segment {index} was charged once and for all, and again")
+            if self._chain is None:
+                self._entry(line, number)  # any damage counts
+            last[index] = number, line
+        self._entries = [self._entry(line, number) for number, line in last.values()]
+
+    def _entry(self, line: Mapping[str, Any], number: int) -> _Entry:
+        kinds: dict[str, type] = {**_KINDS, **({} if self._chain is None else {"origin": int})}
+        for name, value in line.items():
+            if name not in kinds or type(value) is not kinds[name] or (isinstance(value, int) and value < 0):
+                raise LedgerError(
+                    f"{self.path} is damaged: line {number}: field {name} is {value!r}; without it ε is not known"
+                )
+        try:
+            steps, event = line["steps"], events.from_json(line["event"])
+        except (KeyError, ValueError) as error:
+            raise LedgerError(
+                f"{self.path} is damaged: line {number}: {error} in {dict(line)}; without it ε is not known"
+            ) from error
+        origin = None if self._chain is None else line.get("origin", 0)
+        return _Entry(
+            steps, event, line.get("once") is True, line.get("draws"), line.get("start"), line.get("again", 0), origin
+        )
+
+
+_KINDS: Mapping[str, type] = {
+    "segment": int,
+    "steps": int,
+    "event": dict,
+    "once": bool,
+    "draws": str,
+    "start": str,
+    "again": int,
+}
+"""The fields of an entry."""
+
+
+def _parsed(path: Path | None, line: bytes, number: int) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise LedgerError(
+            f"{path} is damaged: line {number}: {error}; without it the ε of this run is not known"
+        ) from error
+    if not isinstance(found, dict):
+        raise LedgerError(f"{path} is damaged: line {number} is {found!r}, not an object; without it ε is not known")
+    return found
 
 
 def spent(path: Path) -> tuple[int, float, float | None]:
@@ -347,7 +503,13 @@ def spent(path: Path) -> tuple[int, float, float | None]:
 
 def _line(index: int, entry: _Entry) -> dict[str, Any]:
     line: dict[str, Any] = {"segment": index, "steps": entry.steps, "event": events.to_json(entry.event)}
-    known = {"once": entry.once or None, "draws": entry.draws, "start": entry.start, "again": entry.again or None}
+    known = {
+        "once": entry.once or None,
+        "draws": entry.draws,
+        "start": entry.start,
+        "again": entry.again or None,
+        "origin": entry.origin or None,
+    }
     return line | {name: value for name, value in known.items() if value is not None}
 
 

@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import functools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
@@ -28,23 +31,41 @@ Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
 
 
-class Term(Protocol):
+class Term(ABC):
     """One release. Hashable, so that results can be cached."""
 
+    __slots__ = ()
+
+    profiled: ClassVar[bool] = True
+    """Whether it has a profile; else it is known by its Rényi divergences only."""
+    tight: ClassVar[bool] = False
+    """Whether its profile is exact, and not only a bound from above."""
+    replaces: ClassVar[bool] = False
+    """Whether `renyi` gives an event that dp_accounting knows under replace-one adjacency only."""
+
     @property
+    @abstractmethod
     def pure(self) -> float:
         """The largest loss that can occur: the ε at δ = 0."""
 
+    @abstractmethod
     def forward(self, eps: Array) -> Array:
         """Profile of (P, Q) at ε ≥ 0."""
 
+    @abstractmethod
     def backward(self, eps: Array) -> Array:
         """Profile of (Q, P) at ε ≥ 0."""
 
+    def renyi(self) -> DpEvent | None:
+        """The event whose Rényi divergences are the term's; None where dp_accounting knows none."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
-class Gaussian:
+class Gaussian(Term):
     """Gaussian noise of `multiplier` times the shift."""
+
+    tight: ClassVar[bool] = True
 
     multiplier: float
     pure = math.inf
@@ -57,10 +78,16 @@ class Gaussian:
 
     backward = forward
 
+    def renyi(self) -> DpEvent:
+        """Mironov 2017."""
+        return dp_event.GaussianDpEvent(self.multiplier)
+
 
 @dataclass(frozen=True, slots=True)
-class Laplace:
+class Laplace(Term):
     """Laplace noise of scale `multiplier` times the shift."""
+
+    tight: ClassVar[bool] = True
 
     multiplier: float
 
@@ -75,14 +102,20 @@ class Laplace:
 
     backward = forward
 
+    def renyi(self) -> DpEvent:
+        """Mironov 2017."""
+        return dp_event.LaplaceDpEvent(self.multiplier)
+
 
 @dataclass(frozen=True, slots=True)
-class Concentrated:
+class Concentrated(Term):
     """A release of which only ρ is known: Rényi divergences of at most ρα (Bun and Steinke 2016, definition 1.1).
 
     It has no profile: what follows from ρ is an infimum over α, which is not the profile of any pair, so it must not be put
     on a grid. Divergences add up, and ε is taken from their sum.
     """
+
+    profiled: ClassVar[bool] = False
 
     rho: float
     pure = math.inf
@@ -93,13 +126,19 @@ class Concentrated:
 
     backward = forward
 
+    def renyi(self) -> DpEvent:
+        """ρα at every order α."""
+        return dp_event.ZCDpEvent(self.rho)
+
 
 @dataclass(frozen=True, slots=True)
-class Selected:
+class Selected(Term):
     """The best of a Poisson number of repetitions, of which only the mean is public (Papernot and Steinke 2022, theorem 6).
 
     Known by its Rényi divergences only, like `Concentrated`.
     """
+
+    profiled: ClassVar[bool] = False
 
     inner: Terms
     mean: float
@@ -111,10 +150,21 @@ class Selected:
 
     backward = forward
 
+    def renyi(self) -> DpEvent | None:
+        """Theorem 6."""
+        parts = [(part.renyi(), count) for part, count in self.inner]
+        if any(part is None for part, _ in parts):
+            return None
+        whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(part, count) for part, count in parts])
+        return dp_event.RepeatAndSelectDpEvent(whole, self.mean, math.inf)
+
 
 @dataclass(frozen=True, slots=True)
-class RandomizedResponse:
+class RandomizedResponse(Term):
     """With probability `noise` a uniform choice among `buckets` ≥ 2, else the truth."""
+
+    tight: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
 
     noise: float
     buckets: int
@@ -131,10 +181,16 @@ class RandomizedResponse:
 
     backward = forward
 
+    def renyi(self) -> DpEvent:
+        """That of the answers."""
+        return dp_event.RandomizedResponseDpEvent(self.noise, self.buckets)
+
 
 @dataclass(frozen=True, slots=True)
-class Poisson:
+class Poisson(Term):
     """`base` on a Poisson sample, when a record is added or removed (Zhu, Dong and Wang 2022)."""
+
+    tight: ClassVar[bool] = True
 
     rate: float
     base: Gaussian | Laplace
@@ -158,15 +214,23 @@ class Poisson:
             inner = np.where(r > 0, eps - np.log(r / q), 0.0)
         return r * self.base.forward(inner)
 
+    def renyi(self) -> DpEvent | None:
+        """Mironov, Talwar and Zhang 2019, for Gaussian noise."""
+        if not isinstance(self.base, Gaussian):
+            return None
+        return dp_event.PoissonSampledDpEvent(self.rate, dp_event.GaussianDpEvent(self.base.multiplier))
+
 
 @dataclass(frozen=True, slots=True)
-class PoissonReplaced:
+class PoissonReplaced(Term):
     """Gaussian noise on a Poisson sample, when a record is replaced.
 
     qN(1, σ²) + (1-q)N(0, σ²) against qN(-1, σ²) + (1-q)N(0, σ²), the pair of dp_accounting's `REPLACE_ONE`.
     Here σ = `multiplier` is relative to what one record contributes: the old and the new one lie on either
     side of 0.
     """
+
+    tight: ClassVar[bool] = True
 
     rate: float
     multiplier: float
@@ -188,7 +252,7 @@ class PoissonReplaced:
 
 
 @dataclass(frozen=True, slots=True)
-class WithoutReplacement:
+class WithoutReplacement(Term):
     """`base` on `size` of `source` records drawn without replacement, when a record is replaced.
 
     `base` is the release when a record of the sample is replaced, so its shift is 2C. Replacement is
@@ -197,6 +261,8 @@ class WithoutReplacement:
     and Wang 2022). Composing ((1-q)Q + qP, Q) would not do: that is one direction only (Lebeda et al. 2024,
     arXiv:2405.20769).
     """
+
+    replaces: ClassVar[bool] = True
 
     size: int
     source: int
@@ -209,6 +275,11 @@ class WithoutReplacement:
         return rate * self.base.forward(_amplified(eps, rate))
 
     backward = forward
+
+    def renyi(self) -> DpEvent:
+        """Wang, Balle and Kasiviswanathan 2019."""
+        noise = dp_event.GaussianDpEvent(self.base.multiplier)
+        return dp_event.SampledWithoutReplacementDpEvent(self.source, self.size, noise)
 
 
 def _amplified(eps: Array, rate: float) -> Array:

@@ -7,38 +7,44 @@ run: nothing in it depends on the records.
 
 from __future__ import annotations
 
+import inspect
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from assay._util import spec
+from assay._util.registry import Registry
 from assay.errors import ConfigError
 
 _INDEPENDENT = (1.0,)
 
 
-class NoiseSchedule(Protocol):
-    """How the noise multiplier changes over a run."""
+class NoiseSchedule(ABC):
+    """How the noise multiplier changes over a run. A frozen dataclass whose fields are its settings."""
 
+    name: ClassVar[str]
+    """What it is chosen by, in `--noise-schedule` and in records."""
+
+    @abstractmethod
     def stretches(self, steps: int) -> list[tuple[int, float]]:
         """(steps, factor) in the order of the run; the steps add up to `steps`, the first factor is 1 and none is above it."""
-        ...
 
     @property
     def strategy(self) -> tuple[float, ...]:
         """c_0 ... c_(b-1) of unit norm: the noise w of the steps solves Σ_j c_j w_(t-j) = z_t for independent z. Just 1 where the
         steps' noise is independent.
         """
-        ...
+        return _INDEPENDENT
 
 
 @dataclass(frozen=True, kw_only=True)
-class Constant:
+class Constant(NoiseSchedule):
     """The same noise in every step."""
 
-    strategy: ClassVar[tuple[float, ...]] = _INDEPENDENT
+    name: ClassVar[str] = "constant"
 
     def stretches(self, steps: int) -> list[tuple[int, float]]:
         """One stretch."""
@@ -46,10 +52,10 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decay:
+class Decay(NoiseSchedule):
     """Equal stretches, as many as there are levels, from factor 1 down to `last` in equal ratios."""
 
-    strategy: ClassVar[tuple[float, ...]] = _INDEPENDENT
+    name: ClassVar[str] = "decay"
 
     levels: int = 4
     last: float = 0.5
@@ -69,7 +75,7 @@ class Decay:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Banded:
+class Banded(NoiseSchedule):
     """Noise that a later step takes back in part, by a banded strategy matrix (Choquette-Choo et al. 2023, "(Amplified) banded
     matrix factorization"): what the optimizer adds up over the run has less noise in it than independent steps would have left.
 
@@ -77,6 +83,8 @@ class Banded:
     coefficients of (1-x)^-½ (1-βx)^-½, whose square is what SGD with momentum β does to its gradients, scaled to unit norm. Every
     column of the matrix then has norm at most 1, and columns b or more apart have no row in common.
     """
+
+    name: ClassVar[str] = "banded"
 
     bands: int = 4
     momentum: float = 0.0
@@ -108,13 +116,22 @@ def _square_root(bands: int, momentum: float) -> tuple[float, ...]:
     return tuple(c / norm for c in found)
 
 
-KINDS: dict[str, type[Constant] | type[Decay] | type[Banded]] = {"constant": Constant, "decay": Decay, "banded": Banded}
+KINDS: Registry[type[NoiseSchedule]] = Registry(
+    "noise_schedule",
+    fits=lambda thing: inspect.isclass(thing) and issubclass(thing, NoiseSchedule),
+    wanted="a class of noise schedules, derived from assay.accounting.schedules.NoiseSchedule",
+    known=(Constant, Decay, Banded),
+)
 
 
 def parse(text: str) -> NoiseSchedule:
     """`constant`, `decay:levels=4,last=0.5`, `banded:bands=4,momentum=0.9`."""
-    found: NoiseSchedule = spec.parse("noise_schedule", text, KINDS)
-    return found
+    return spec.parse("noise_schedule", text, KINDS)
+
+
+def describe(schedule: NoiseSchedule) -> str:
+    """The text that `parse` turns into this schedule, its settings in full."""
+    return spec.written(schedule, KINDS)
 
 
 def within(stretches: list[tuple[int, float]], start: int, steps: int) -> list[tuple[int, float]]:

@@ -4,23 +4,40 @@
     attacks.run("lira-offline", setting).to_json()
 
 An attack shows what leaks at least; that it fails shows nothing. One file an attack: a file that defines `ATTACKS` is
-found by itself; nothing else needs an edit.
+found by itself; nothing else needs an edit. `assay._util.registry` tells how an attack from outside is added.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import pkgutil
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from assay._util import lazy
+from assay._util.registry import Registry
 from assay.attacks.evaluation import AttackResult, Scores, evaluate
 from assay.attacks.setting import Setting, Train, Trained, rounds_of
 from assay.errors import ConfigError
 
-__all__ = ["Attack", "AttackResult", "Scores", "Setting", "Train", "Trained", "available", "get", "lacking", "run"]
+if TYPE_CHECKING:
+    from assay.attacks.by_name import of_run
+
+__all__ = [
+    "Attack",
+    "AttackResult",
+    "Scores",
+    "Setting",
+    "Train",
+    "Trained",
+    "available",
+    "get",
+    "lacking",
+    "of_run",
+    "run",
+]
+
+__getattr__ = lazy.exports(__name__, {"of_run": "by_name"})
 
 
+@runtime_checkable
 class Attack(Protocol):
     """Scores records by how likely they are members."""
 
@@ -44,22 +61,23 @@ class Attack(Protocol):
         ...
 
 
-@functools.cache
+ATTACKS: Registry[Attack] = Registry(
+    "attack",
+    fits=lambda thing: isinstance(thing, Attack),
+    wanted="an object with name, summary, needs and score (assay.attacks.Attack)",
+    package=__name__,
+    attribute="ATTACKS",
+)
+
+
 def available() -> dict[str, Attack]:
     """Every attack by name."""
-    found: dict[str, Attack] = {}
-    for module in sorted(info.name for info in pkgutil.iter_modules(__path__)):
-        attacks: tuple[Attack, ...] = getattr(importlib.import_module(f"{__name__}.{module}"), "ATTACKS", ())
-        found |= {attack.name: attack for attack in attacks}
-    return found
+    return dict(ATTACKS)
 
 
 def get(name: str) -> Attack:
     """The attack of this name."""
-    attacks = available()
-    if name not in attacks:
-        raise ConfigError("attack", name, "one of " + ", ".join(attacks))
-    return attacks[name]
+    return ATTACKS.choose("attack", name)
 
 
 def lacking(name: str, setting: Setting) -> tuple[str, ...]:

@@ -39,8 +39,8 @@ def centralised(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
 
     def train(records: TensorDataset) -> nn.Module:
         own = next(seeds)
-        size = len(records) if plan.sampling == "full" else max(1.0, plan.batch_size * len(records) / plan.records)
-        smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None)
+        size = len(records) if plan.sampling.whole else max(1.0, plan.batch_size * len(records) / plan.records)
+        smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None, exact=False)
         training = training_from_json({**spec["training"], "seed": own, "secure_rng": False})
         used = training.at_batch(plan.batch_size)  # what the run itself used, at the smaller batch too
         return train_again(build(own), records, plan=smaller, training=used)
@@ -70,3 +70,10 @@ def federated(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
         return federate(model, Serial(site), plan=smaller, training=training, names={**names, "sizes": None}).model
 
     return train
+
+
+MAKERS: Mapping[str, Callable[[Mapping[str, Any], Build, int], Train]] = {
+    "central": centralised,
+    "federated": federated,
+}
+"""How shadow models are trained, by the kind of the run (`assay.federated.kinds`)."""

@@ -9,37 +9,38 @@ not be passed on in silence.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from assay._util.files import replace_json, replace_text
+from assay._util.files import replace_json
 from assay.audit.result import Verdict
 from assay.audit.storage import together
 from assay.errors import AssayError
+from assay.federated.kinds import complete_record
 from assay.runs.directory import RunDirectory
+from assay.runs.statement import statement
 
 SCHEMA = "assay.audits/1"
 NOT_COVERED = "the figures come from training on the same records again: no ε covers them. They are for the holder of the records; do not publish them"
 _ALARMS = (Verdict.BUG, Verdict.SUSPECT)  # worst first
 
 
-def write_aside(directory: RunDirectory, audit: Mapping[str, Any], statement: Callable[[dict[str, Any]], str]) -> None:
+def write_aside(directory: RunDirectory, audit: Mapping[str, Any]) -> None:
     """Keep an audit (with `epsilon`, `confidence`, `verdict` and `sentence`) in `audits.json`, and say in record and statement that there is one.
 
     Args:
         directory: A finished run's.
         audit: What was found, as JSON.
-        statement: Makes the statement of a record.
     """
-    record = directory.read_record()
-    audits = [*read_aside(directory), {**audit, "covered": False}]
-    replace_json(directory.aside, {"schema": SCHEMA, "note": NOT_COVERED, "audits": audits})
-    found = {one["verdict"] for one in audits}
-    alarm = next((verdict.value for verdict in _ALARMS if verdict.value in found), None)
-    confidence = together(audits)["confidence"]
-    record["audits_aside"] = {"count": len(audits), "alarm": alarm, "confidence": confidence}
-    replace_text(directory.statement, statement(record))
-    replace_json(directory.record, record)
+    with directory.alone():
+        record = complete_record(directory)
+        audits = [*read_aside(directory), {**audit, "covered": False}]
+        replace_json(directory.aside, {"schema": SCHEMA, "note": NOT_COVERED, "audits": audits}, private=True)
+        found = {one["verdict"] for one in audits}
+        alarm = next((verdict.value for verdict in _ALARMS if verdict.value in found), None)
+        confidence = together(audits)["confidence"]
+        record["audits_aside"] = {"count": len(audits), "alarm": alarm, "confidence": confidence}
+        directory.write_record(record, statement(record))
 
 
 def read_aside(directory: RunDirectory) -> list[dict[str, Any]]:

@@ -1,9 +1,13 @@
 """The lowest bits of a release (Mironov 2012), which no statistic of its values shows.
 
-Noise with few bits gives itself away: released value less the true sum is then a number of few bits, and less another sum
-it is not. What is tested here is noise of half precision added to sums of single precision. Noise of single precision
-leaves traces too, in far fewer releases (a sum near zero of two larger numbers ends in zeros); that remains, and privacy
-statements say so.
+Noise with few bits gives itself away: released value less the true sum is then a number of few bits, and less another
+sum it is not. `low_bits` asks this of noise of half precision added to sums of single precision, which shows in every
+coordinate.
+
+Noise of single precision shows where it cancels the sum: what is left over has more digits than the two numbers had
+between them, unless the sum was another one. `cancelled_bits` asks this. It finds floating-point noise of any
+mechanism, Assay's own included, and privacy statements say that ε does not cover it. Exact noise
+(`assay.mechanisms.exact`) has nothing to find.
 """
 
 from __future__ import annotations
@@ -49,6 +53,47 @@ def low_bits(
         included=releases,
     )
     return bounds.epsilon_lower(errors, delta=delta, significance=1 - confidence)
+
+
+def cancelled_bits(
+    chain: Chain,
+    specimen: Specimen,
+    *,
+    delta: float,
+    confidence: float = 0.95,
+    releases: int = 2000,
+    randomness: Randomness | None = None,
+) -> float:
+    """A lower bound on one step's ε, without assumptions, from the test "can single-precision noise cancel so?".
+
+    The data sets are a record whose gradient is zero, with and without a canary beside it.
+    """
+    streams = Blocks(randomness or OsSeeded(), "audit")
+    record = torch.zeros(1, specimen.size)
+    canary = torch.linspace(-3.0, -2.0, specimen.size).unsqueeze(0)
+    without, with_canary = specimen.total(chain, record, None), specimen.total(chain, torch.cat([record, canary]), None)
+    std = chain.release(Bounded({}, chain.l2), streams.at(2 * releases)).noise_std
+    impossible = [
+        _cannot_be(releases_of(chain, total, [streams.at(i) for i in range(at, at + releases)]), flat(with_canary), std)
+        for total, at in ((without, 0), (with_canary, releases))
+    ]
+    errors = Errors(
+        false_positives=int(impossible[1].sum()),
+        excluded=releases,
+        false_negatives=int((~impossible[0]).sum()),
+        included=releases,
+    )
+    return bounds.epsilon_lower(errors, delta=delta, significance=1 - confidence)
+
+
+_NEAR = 1 / 16  # of the canary: four more bits than the noise has
+
+
+def _cannot_be(released: Tensor, total: Tensor, std: float) -> Tensor:
+    """Whether a coordinate of each release, of those near zero, is no sum plus std times a single-precision number."""
+    noise = ((released.double() - total.double()) / std).float().to(released.dtype)
+    wrong = torch.add(total, noise, alpha=std) != released
+    return (wrong & (released.abs() < _NEAR * total.abs())).any(1)
 
 
 def _few_bits(released: Tensor, total: Tensor, std: float) -> Tensor:

@@ -18,6 +18,7 @@ from torch.utils.data import TensorDataset
 
 from assay.accounting.ledger import Ledger
 from assay.audit.observe import Observed, observed
+from assay.data.sampling import Poisson
 from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
@@ -106,7 +107,7 @@ def replay(
     n = len(data)
     both = TensorDataset(*(torch.cat([t, r.unsqueeze(0)]) for t, r in zip(data.tensors, record, strict=True)))
     # The batch is all records or all but one; its expected size is a constant between the two.
-    plan = replace(plan, records=n + 1, batch_size=max(1.0, n / 2), sampling="poisson", epsilon_limit=None)
+    plan = replace(plan, records=n + 1, batch_size=max(1.0, n / 2), sampling=Poisson, epsilon_limit=None)
     before = _one_step(model, plan, both, Frozen(seed, range(n)), loss, make_step)
     after = _one_step(model, plan, both, Frozen(seed, range(n + 1)), loss, make_step)
     return _compare(name, plan, before, after)

@@ -55,7 +55,7 @@ def verdict(claimed: float, verified: float, audited: float) -> Verdict:
 
 def sentence(found: Verdict, audited: float, confidence: float) -> str:
     """The verdict in words."""
-    least = "no finite ε holds" if audited == math.inf else f"at least ε = {at_least(audited, 3)}"
+    least = "no finite ε holds" if audited == math.inf else f"at least ε = {at_least(audited)}"
     sure = f"with {100 * confidence:g} % confidence"
     if found is Verdict.BUG:
         return f"implementation bug: audited above verified, {least} {sure}"
@@ -63,4 +63,4 @@ def sentence(found: Verdict, audited: float, confidence: float) -> str:
         return f"suspect: above the verified ε if the trade-off function is Gaussian, {least} {sure}; no proof of a bug, look into it"
     if found is Verdict.CLAIM_REFUTED:
         return f"claim refuted: {least} {sure}"
-    return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {at_least(audited, 3)} {sure})"
+    return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {at_least(audited)} {sure})"

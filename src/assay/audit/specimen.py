@@ -42,7 +42,7 @@ class Specimen:
     @classmethod
     def for_plan(cls, plan: Plan) -> Specimen:
         """With the number of layers that the plan's method was set for, if it was."""
-        return cls(getattr(plan.method, "groups", None) or len(_KINDS))
+        return cls(plan.method.layers or len(_KINDS))
 
     @property
     def names(self) -> list[str]:

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from assay._util.files import replace_json, replace_text
 from assay.audit.result import Verdict, sentence
+from assay.federated.kinds import complete_record
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
+from assay.runs.statement import statement
 
 _WORST_LAST = (Verdict.CONSISTENT, Verdict.SUSPECT, Verdict.CLAIM_REFUTED, Verdict.BUG)
 
 
-def write_audit(directory: RunDirectory, audit: dict[str, Any], statement: Callable[[dict[str, Any]], str]) -> None:
-    """Add `audit` (with `epsilon`, `confidence`, `verdict` and `sentence`) to those of a finished run's record, and write its `statement` anew.
+def write_audit(directory: RunDirectory, audit: dict[str, Any]) -> None:
+    """Add `audit` (with `epsilon`, `confidence`, `verdict` and `sentence`) to those of a finished run's record, and rewrite its statement.
 
-    All are kept, in order, in `audits`; `audit` is what they say together.
+    All are kept, in order, in `audits`; `audit` is what they say together. Audits that end at the same time are added one after the other, and
+    record and statement change together, whenever the process is killed.
     """
-    record = directory.read_record()
-    before = record.get("audits", [] if record["audit"] is None else [record["audit"]])
-    record["audits"] = [*before, audit]
-    record["audit"] = together(record["audits"])
-    record["epsilon"]["audited"] = number(float(record["audit"]["epsilon"]))
-    replace_text(directory.statement, statement(record))
-    replace_json(directory.record, record)
+    with directory.alone():
+        record = complete_record(directory)
+        before = record.get("audits", [] if record["audit"] is None else [record["audit"]])
+        record["audits"] = [*before, audit]
+        record["audit"] = together(record["audits"])
+        record["epsilon"]["audited"] = number(float(record["audit"]["epsilon"]))
+        directory.write_record(record, statement(record))
 
 
 def together(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from assay import methods
@@ -30,9 +30,7 @@ _MORE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 def with_layers(method: methods.Method) -> methods.Method:
     """The method; with five layers if it clips them one by one and nobody said how many there are."""
-    if getattr(method, "groups", 0) is not None:
-        return method
-    return methods.for_layers(method, [f"layer{i}" for i in range(_LAYERS)])
+    return method.for_layers([f"layer{i}" for i in range(_LAYERS)]) if method.needs_layers else method
 
 
 def federation(method: federated.FederatedMethod, *, delta: float, noise_multiplier: float = 1.0) -> FederatedPlan:
@@ -62,16 +60,21 @@ class Surveyed:
 
 
 def survey(
+    like: Plan,
     *,
     epsilon: float,
-    delta: float,
     confidence: float,
     releases: int | None = None,
     randomness: Randomness | None = None,
-    **common: Any,
 ) -> Iterator[Surveyed]:
-    """Audit every method and variant at this target ε (claimed for published variants, verified for sound ones); `common` is what
-    centralised methods train with, federated ones have a `federation`.
+    """Audit every method and variant at this target ε (claimed for published variants, verified for sound ones).
+
+    Args:
+        like: the plan that centralised methods are put into; federated ones have a `federation`.
+        epsilon: the target.
+        confidence: of each audit.
+        releases: how many releases each audit sees; its own default if left out.
+        randomness: where all random numbers come from.
     """
     forms: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (name, {"variant": variant}, {})
@@ -80,8 +83,7 @@ def survey(
     ]
     for name, options, changes in (*forms, *_MORE):
         method = with_layers(methods.get(name, **options))
-        settings = {"clip": clip.parse(method.clip), **common, **changes}
-        plan = Plan.calibrated(epsilon=epsilon, delta=delta, method=method, **settings)
+        plan = replace(like, method=method, **{"clip": method.clip, **changes}).within(epsilon)
         said = [f"{key.replace('_', ' ')} {value}" for key, value in (options | changes).items() if key != "variant"]
         yield Surveyed(
             method=name,
@@ -92,7 +94,7 @@ def survey(
     for name, known in federated.available().items():
         for variant in methods.VARIANTS if "variant" in type(known).OPTIONS else ("sound",):
             chosen = federated.get(name, variant=variant)
-            rounds = federation(chosen, delta=delta).calibrated(epsilon)
+            rounds = federation(chosen, delta=like.delta).calibrated(epsilon)
             yield Surveyed(
                 method=name,
                 variant=variant,

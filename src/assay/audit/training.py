@@ -202,12 +202,17 @@ def fair_coins(canaries: int, seed: int) -> Tensor:
 
 
 def with_more(plan: Plan, records: int) -> Plan:
-    """The plan for this many records at the same sampling rate: the same event, hence the same ε."""
+    """The plan for this many records at the same sampling rate: the same event, hence the same ε.
+
+    Canaries are added to sums, which then leave the grid of exact noise: floating-point noise of the same size takes
+    its place.
+    """
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
+    plan = replace(plan, exact=False) if plan.exact else plan
     if records == plan.records:
         return plan
-    size = float(records) if plan.sampling == "full" else plan.sampler.rate * records
+    size = float(records) if plan.sampling.whole else plan.sampler.rate * records
     return replace(plan, records=records, batch_size=size)
 
 

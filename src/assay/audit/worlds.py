@@ -118,8 +118,8 @@ class _Counted(PlaceholderRecords):
         counts[self.places] = 0.0
         return [inputs, (targets, counts)]
 
-    def zeros(self) -> Any:
-        return pytree.tree_map(torch.zeros_like, self.gather(torch.tensor([0])))
+    def zeros(self, count: int = 1) -> Any:
+        return pytree.tree_map(torch.zeros_like, self.gather(torch.zeros(count, dtype=torch.long)))
 
 
 def _audited(

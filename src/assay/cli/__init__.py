@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from typing import Any
 
 import typer
 import typer.core
-from rich.console import Console
-from rich.markup import escape
 from safetensors import SafetensorError
 
 from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs, tune
+from assay.cli.output import fail, note, say, unfailing
 from assay.distributed.launch import check_alone
-from assay.distributed.world import LeaderError
-from assay.errors import AssayError
+from assay.errors import AssayError, LeaderError
 
 # Help is plain text, wrapped: boxes cut off long words, and an option's syntax (decay:levels=4,last=0.5) is one. Without this, typer
 # escapes [default: ...] for boxes that are not there.
@@ -60,15 +59,36 @@ report.register(app)
 catalogue.register(app)
 
 
+class _Told(logging.Handler):
+    """What the library tells, on standard error: how work goes on, and notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        (note if record.levelno >= logging.WARNING else say)(record.getMessage())
+
+
+def _listen() -> None:
+    """Print what the library tells; once in a process."""
+    log = logging.getLogger("assay")
+    if not any(isinstance(handler, _Told) for handler in log.handlers):
+        log.addHandler(_Told())
+        log.setLevel(logging.INFO)
+
+
 def main() -> None:
-    """Run the command and turn deliberate errors into a line on standard error and an exit code."""
+    """Run the command and turn deliberate errors into a line on standard error and an exit code. No output can fail it."""
+    _listen()
+    with unfailing():
+        _run()
+
+
+def _run() -> None:
     try:
         app()
     except LeaderError as error:  # the leader has reported it
         sys.exit(error.exit_code)
     except AssayError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        fail(str(error))
         sys.exit(error.exit_code)
     except (OSError, SafetensorError) as error:  # a full disk is the latter where a model is written
-        Console(stderr=True, soft_wrap=True).print(f"[bold red]error:[/] {escape(str(error))}", highlight=False)
+        fail(str(error))
         sys.exit(1)

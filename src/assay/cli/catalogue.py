@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from assay import data as data_room
-from assay import methods as methods_room
-from assay import models as models_room
 from assay.cli import options
-from assay.federated import methods as federated_room
+from assay.cli.output import console, say
+
+if TYPE_CHECKING:
+    from assay.federated.methods import FederatedMethod
 
 
 def register(app: typer.Typer) -> None:
@@ -31,42 +30,47 @@ def _print(*rows: tuple[str, ...], header: tuple[str, ...]) -> None:
     table = Table(*header, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    console(wrap=True).print(table)
 
 
 def methods(name: Annotated[str | None, typer.Argument(help="A method, for its options.")] = None) -> None:
     """The methods, and whether their published form is sound; of one method also its options."""
+    from assay import methods as methods_room
+    from assay.federated import methods as federated_room
+
     if name is not None and name in federated_room.available():
         _print_federated(federated_room.get(name))
         return
     if name is not None:
         method = methods_room.get(name)
-        console = Console(soft_wrap=True, highlight=False)
-        console.print(f"{method.name}: {method.summary}\nas published: {method.soundness}\nclipping: {method.clip}")
+        out = console()
+        out.print(f"{method.name}: {method.summary}\nas published: {method.soundness}\nclipping: {method.clip}")
         for option in type(method).OPTIONS:
-            console.print(f"--option {option}={getattr(method, option)}")
+            out.print(f"--option {option}={getattr(method, option)}")
         return
     _print(
         *((m.name, m.summary, m.soundness) for m in methods_room.available().values()),
         header=("name", "what it does", "as published"),
     )
-    Console().print("\nfederated (`assay federate`)")
+    console(wrap=True).print("\nfederated (`assay federate`)")
     _print(
         *((m.name, m.summary, m.soundness, ", ".join(m.units)) for m in federated_room.available().values()),
         header=("name", "what it does", "as published", "units"),
     )
 
 
-def _print_federated(method: federated_room.FederatedMethod) -> None:
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"{method.name}: {method.summary}\nas published: {method.soundness}")
-    console.print(f"units: {', '.join(method.units)}\nnoise: {', '.join(method.noises)}")
+def _print_federated(method: FederatedMethod) -> None:
+    out = console()
+    out.print(f"{method.name}: {method.summary}\nas published: {method.soundness}")
+    out.print(f"units: {', '.join(method.units)}\nnoise: {', '.join(method.noises)}")
     for option in type(method).OPTIONS:
-        console.print(f"--option {option}={getattr(method, option)}")
+        out.print(f"--option {option}={getattr(method, option)}")
 
 
 def models() -> None:
     """The models known by name; own models are given as package.module:factory."""
+    from assay import models as models_room
+
     _print(
         *((m.name, m.summary, m.accepts) for m in models_room.available()),
         header=("name", "what it is", "input"),
@@ -75,6 +79,8 @@ def models() -> None:
 
 def list_data(context: typer.Context) -> None:
     """The data sets known by name; own data are given as a .npz file with x and y."""
+    from assay import data as data_room
+
     if context.invoked_subcommand is None:
         rows = (
             (d.name, d.description, f"{d.train_records:,} / {d.test_records:,}", "×".join(map(str, d.shape)))
@@ -88,13 +94,14 @@ def get_data(
     data_dir: options.DataDir = None,
 ) -> None:
     """Fetch a data set, verify it, and put it where `--data NAME` finds it."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    from assay import data as data_room
+
     told: set[str] = set()
 
     def progress(step: str, done: int, total: int | None) -> None:  # noqa: ARG001
         if step not in told:
             told.add(step)
-            console.print(step)
+            say(step)
 
     folder = data_room.get(name, data_dir, progress)
-    Console(soft_wrap=True, highlight=False).print(f"{name} is in {folder}")
+    console().print(f"{name} is in {folder}")

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import secrets
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import numpy as np
-import torch
 import typer
-from rich.console import Console
 
-from assay import models as models_room
 from assay.cli import options
-from assay.cli.inputs import build, check_ceiling, check_features, load, of_run
+from assay.cli.output import note
 from assay.cli.privacy import note_delta, report_spending
 from assay.cli.show import end, progress
-from assay.data import catalog
-from assay.errors import ConfigError
-from assay.federated import methods, partition
-from assay.federated import transport as carriers
-from assay.federated.layout import Layout
-from assay.federated.local import Training
-from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
-from assay.federated.server import KIND, run_spec, site_settings
-from assay.federated.server import federate as run_rounds
-from assay.federated.server import resume as resume_rounds
-from assay.models.layers import trainable_layers
-from assay.runs.directory import RunDirectory
+from assay.distributed.launch import check_alone
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
 
 
 def register(app: typer.Typer) -> None:
@@ -36,17 +22,12 @@ def register(app: typer.Typer) -> None:
     app.command()(federate)
 
 
-def is_federated(spec: dict[str, Any]) -> bool:
-    """Whether a run's description is one of `assay federate`."""
-    return spec.get("kind") == KIND
-
-
 def federate(
     out: Annotated[Path, typer.Option(help="A new directory for the run.")],
     method: Annotated[str, typer.Option(help="fedavg, fedags, fedsnlc or cpsgd; see `assay methods`.")] = "fedavg",
     variant: options.Variant = None,
     option: options.Setting = None,
-    data: options.Data = catalog.DEFAULT,
+    data: options.Data = options.DEFAULT_DATA,
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
@@ -126,133 +107,34 @@ def federate(
     json: options.Json = False,
 ) -> None:
     """Train one model across clients that keep their records, and write its record and its privacy statement."""
-    chosen = methods.get(method, **options.settings(option, {"variant": variant}))
-    for name, value, known in (("unit", unit, UNITS), ("noise", noise, (*NOISES, None))):
-        if value not in known:
-            raise ConfigError(name, value, "one of " + ", ".join(filter(None, known)))
-    reach = carriers.Reach(
-        superlink=superlink, certificates=None if certificates is None else str(certificates.absolute())
-    )
-    carriers.check(engine, reach)
-    training = Training(
-        epochs=local_epochs,
-        steps=local_steps,
-        batch_size=batch_size,
-        lr=lr,
-        server_lr=(lr if chosen.variant == "published" else 1.0) if server_lr is None else server_lr,
-        weight_records=weight_records,
-        seed=seed,
-        secure_rng=secure_rng,
-        keep_models=keep_models,
-    )
-    divided = partition.parse(division)
-    check_features(None, model, None)
-    bundle = load(data, data_dir, records)
-    network = build(model, circulant, bundle, seed)
-    labels = bundle.train_y.numpy()
-    parts = divided.divide(labels, clients, partition_seed)
-    sizes = [len(part) for part in parts]
-    silo = _silo(network, sizes, training) if unit == "record" else None
-    plan = _planned(
-        FederatedPlan(
-            clients=clients,
-            per_round=(clients if unit == "record" else max(1, clients // 10)) if per_round is None else per_round,
-            rounds=rounds,
-            size=Layout.of(network, parameters_only=unit == "record").size,
-            noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-            delta=delta,
-            clip=clip,
-            unit=unit,
-            noise=chosen.noises[0] if noise is None else noise,
-            minimum=min_answers,
-            public_seed=secrets.randbits(63) if seed is None else seed,
-            silo=silo,
-            method=chosen,
-        ),
-        epsilon,
-        noise_multiplier,
-    )
-    table = partition.counts(labels, parts, bundle.classes) if show_partition else None
-    names = {
-        "model": model,
-        "circulant": circulant,
-        "data": data,
-        "data_dir": None if data_dir is None else str(data_dir),
-        "records": len(labels),
-        "split": bundle.split.to_json(),
-        "unit": bundle.unit,
-        "notes": bundle.notes,
-        "partition": str(divided),
-        "partition_seed": partition_seed,
-        "counts": None if table is None else table.tolist(),
-        "sizes": sizes if unit == "record" else None,
-    }
+    asked = {**locals(), "partition": division}
+    from assay.federated.from_names import FederatedSettings, prepare
+
+    made = prepare(FederatedSettings(**options.given(FederatedSettings, asked)))
+    plan = made.plan
     _warn(plan)
     if dry_run:
         facts = {"rounds": plan.rounds, "clients": plan.clients, "per_round": plan.per_round, "unit": plan.unit}
         words = f"{plan.rounds} rounds of {plan.per_round} of {plan.clients} clients, unit {plan.unit}"
         report_spending(plan, facts, words, json)
         return
-    spec = run_spec(plan, training, names, engine, vars(reach))
-    directory = RunDirectory.create(out, spec, force=force)
-    if table is not None:
-        partition.draw(table, out / "partition.png", f"{data}, {divided}, {clients} clients")
-    carrier = carriers.open_carrier(engine, site_settings(spec, directory), out, reach)
-    try:
-        with progress(plan.epsilon_limit) as shown:
-            result = run_rounds(
-                network,
-                carrier,
-                plan=plan,
-                training=training,
-                names=names,
-                test=bundle.test,
-                directory=directory,
-                callbacks=[shown],
-            )
-    finally:
-        carrier.close()
+    with progress(plan.epsilon_limit) as shown:
+        result = made.run(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="answers were not usable", steps="rounds")
 
 
-def resume(directory: RunDirectory, data_dir: Path | None, json: bool) -> None:
-    """Go on with a federated run."""
-    spec = directory.read_spec()
-    bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="go on with one from Python by assay.federated.server.resume"
-    )
-    if data_dir is not None:
-        spec["names"] = {**spec["names"], "data_dir": str(data_dir)}
-    reach = carriers.Reach(**spec["reach"])
-    carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
-    try:
-        with progress(spec["plan"]["epsilon_limit"]) as shown:
-            result = resume_rounds(network, carrier, directory, test=bundle.test, callbacks=[shown])
-    finally:
-        carrier.close()
+def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a federated run."""
+    from assay.federated import from_names
+
+    check_alone("resume of a federated run")
+    with progress(spec["plan"]["epsilon_limit"]) as shown:
+        result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
     end(result, json, left_out="answers were not usable", steps="rounds")
-
-
-def _silo(network: torch.nn.Module, sizes: list[int], training: Training) -> Silo:
-    """DP-SGD at the clients: as many steps for each as `epochs` take for a client of average size."""
-    models_room.compat.check(network)
-    trainable_layers(network)
-    held = [size for size in sizes if size]
-    steps = training.steps or max(1, round(training.epochs * float(np.mean(held)) / training.batch_size))
-    return Silo(records=min(held), batch_size=training.batch_size, steps=steps)
-
-
-def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: float | None) -> FederatedPlan:
-    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
-    if noise_multiplier is None:
-        return start.calibrated(1.0 if epsilon is None else epsilon)
-    check_ceiling(epsilon, start.method.variant)
-    return replace(start, epsilon_limit=epsilon)
 
 
 def _warn(plan: FederatedPlan) -> None:
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
     if plan.unit == "client":
         note_delta(plan.delta, plan.clients)
     if plan.method.variant == "published":
-        console.print(f"[yellow]note:[/] {plan.method.name} as published: {plan.method.soundness}")
+        note(f"{plan.method.name} as published: {plan.method.soundness}")

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from assay.cli.output import say
 from assay.federated import deployment
 
 _Certificates = Annotated[
@@ -35,12 +35,12 @@ def certificates(
 ) -> None:
     """On the server: make the superlink's TLS certificate, and the authority by which nodes know it."""
     deployment.write_certificates(directory, host)
-    _say(f"wrote {directory}: give ca.crt to every node, and put the nodes' public keys into {directory / 'nodes'}")
+    say(f"wrote {directory}: give ca.crt to every node, and put the nodes' public keys into {directory / 'nodes'}")
 
 
 def key(path: Annotated[Path, typer.Argument(help="Where to write the key, for example site-a.key.")]) -> None:
     """On a node: make its key. The key stays here; the public half goes to the operator of the server."""
-    _say(f"wrote {path}, and {deployment.write_node_key(path)} for the operator of the server")
+    say(f"wrote {path}, and {deployment.write_node_key(path)} for the operator of the server")
 
 
 def serve(
@@ -51,7 +51,7 @@ def serve(
 ) -> None:
     """On the server: run the superlink, with TLS and node authentication, until interrupted."""
     _end_when_told()
-    deployment.serve(certificates, address, _say)
+    deployment.serve(certificates, address, say)
 
 
 def join(
@@ -71,14 +71,10 @@ def join(
 ) -> None:
     """On a node: answer for its clients until interrupted."""
     _end_when_told()
-    deployment.join(superlink, certificates, key, node, nodes, settings, _say)
+    deployment.join(superlink, certificates, key, node, nodes, settings, say)
 
 
 def _end_when_told() -> None:
     """Leave in order when a service manager says so, as for an interrupt: what was started is stopped."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))
-
-
-def _say(text: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(text)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import io
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,9 +9,7 @@ import typer
 import typer.main
 
 from assay.cli import federate, runs
-from assay.cli.preparing import Prepared, prepare
-from assay.errors import AssayError, ConfigError
-from assay.studies.grid import Grid, flags
+from assay.errors import ConfigError
 
 _COMMANDS: Mapping[str, Callable[..., None]] = {"train": runs.train, "federate": federate.federate}
 
@@ -46,51 +41,9 @@ def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) 
     return {name: _plain(value) for name, value in given.items()}
 
 
-def value(command: str, name: str, text: str) -> Any:
-    """One value of an option, as the command's own parser takes it."""
-    parameter = options(command)[name]
-    try:
-        return parameter.type.convert(text, parameter, None)
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # not the parser's own complaint
-            raise
-        raise ConfigError(name, text, str(getattr(error, "message", error))) from error
-
-
 def _named(parameter: Any) -> str:
     """A setting's name: that of its option, from which `flags` makes the option again."""
     return str(parameter.opts[0]).removeprefix("--").replace("-", "_")
-
-
-def prepared(words: Iterable[str], like: Prepared | None = None) -> Prepared:
-    """All that `assay train` with these words would train with; records that `like` has are not loaded again."""
-    app = typer.Typer(add_completion=False)
-
-    @app.command()
-    @functools.wraps(runs.train)  # its options; what is done with them is not
-    def only_prepare(**settings: Any) -> Prepared:
-        return prepare(like=like, **settings)
-
-    made: Prepared = typer.main.get_command(app).main([*words, "--out", "."], standalone_mode=False)
-    return made
-
-
-def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str]) -> None:
-    """Ask the grid's command whether it takes the settings of every label, without training or writing anything."""
-    for run in grid.rehearsals():
-        words = [*flags(run.settings), "--seed", str(run.seed), "--out", "rehearsal", "--dry-run"]
-        try:
-            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-                _command(grid.command).main(words, standalone_mode=False)
-        except ConfigError as error:
-            raise ConfigError("run", named(run.labels), f"{error}") from error
-        except (AssayError, OSError):
-            raise
-        except Exception as error:
-            # the parser's own complaint: an option that the command does not have, or a value that is no number
-            if not hasattr(error, "format_message"):
-                raise
-            raise ConfigError("run", named(run.labels), error.format_message()) from error
 
 
 def _plain(value: Any) -> Any:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
-from assay.accounting.epsilon import Adjacency
+from assay.accounting.adjacency import Adjacency
 from assay.cli import options
+from assay.cli.output import console, note
 from assay.cli.show import print_json
-from assay.data.sampling import SAMPLERS
 from assay.errors import ConfigError
-from assay.federated.plan import FederatedPlan
-from assay.gradients import clipping
-from assay.methods.plan import Plan, steps_for
-from assay.runs.record import number
-from assay.runs.statement import large_delta, shown
+
+if TYPE_CHECKING:
+    from assay.federated.plan import FederatedPlan
+    from assay.methods.plan import Plan
 
 
 def register(app: typer.Typer) -> None:
@@ -47,25 +45,31 @@ def epsilon(
     json: options.Json = False,
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
-    chosen = options.method(method, variant, noise_form, groups, option)
+    from assay.accounting import schedules
+    from assay.data import sampling as samplers
+    from assay.gradients import clipping
+    from assay.methods.by_name import method_of
+    from assay.methods.perturb.mean import parse as parse_center
+    from assay.methods.plan import Plan, steps_for
+
+    chosen = method_of(method, variant, noise_form, groups, option)
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")
-    if sampling not in SAMPLERS:
-        raise ConfigError("sampling", sampling, "one of " + ", ".join(SAMPLERS))
-    count = steps if steps is not None else steps_for(epochs, SAMPLERS[sampling](records, batch_size))
+    sampler = samplers.parse(sampling)
+    count = steps if steps is not None else steps_for(epochs, sampler(records, batch_size))
     plan = Plan(
         records=records,
         batch_size=batch_size,
         steps=count,
         noise_multiplier=noise_multiplier,
         delta=delta,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
+        clip=clipping.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
-        center=center,
-        noise_schedule=noise_schedule,
+        center=None if center is None else parse_center(center),
+        noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
 
@@ -93,7 +97,14 @@ def calibrate(
 ) -> None:
     """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
     variant, whose claimed ε is."""
-    chosen = options.method(method, variant, noise_form, groups, option)
+    from assay.accounting import schedules
+    from assay.data import sampling as samplers
+    from assay.gradients import clipping
+    from assay.methods.by_name import method_of
+    from assay.methods.perturb.mean import parse as parse_center
+    from assay.methods.plan import Plan
+
+    chosen = method_of(method, variant, noise_form, groups, option)
     plan = Plan.calibrated(
         epsilon=epsilon,
         delta=delta,
@@ -102,21 +113,23 @@ def calibrate(
         epochs=epochs,
         steps=steps,
         noise_multiplier=noise_multiplier,
-        sampling=sampling,
+        sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or chosen.clip),
+        clip=clipping.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
-        center=center,
-        noise_schedule=noise_schedule,
+        center=None if center is None else parse_center(center),
+        noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
 
 
 def note_delta(delta: float, units: int) -> None:
     """Say it where δ is too large for so many records or clients."""
+    from assay.runs.statement import large_delta
+
     if (said := large_delta(delta, units)) is not None:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {said}")
+        note(said)
 
 
 def report_plan(plan: Plan, as_json: bool) -> None:
@@ -134,6 +147,9 @@ def report_plan(plan: Plan, as_json: bool) -> None:
 
 def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: str, as_json: bool) -> None:
     """The ε of a plan, and `more` or, in words, `words` about it."""
+    from assay.runs.record import number
+    from assay.runs.statement import shown
+
     facts = {
         "claimed": number(plan.claimed()),
         "verified": number(plan.epsilon()),
@@ -147,7 +163,7 @@ def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: 
     if as_json:
         print_json(facts)
         return
-    console = Console(soft_wrap=True, highlight=False)
-    console.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
-    console.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
-    console.print(f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {words}")
+    out = console()
+    out.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
+    out.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
+    out.print(f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {words}")

@@ -6,15 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from assay._util.files import replace_text
+from assay.cli.output import console, note, say
 from assay.errors import ConfigError
-from assay.report import papers
-from assay.report.collect import Collector
-from assay.report.page import render
-from assay.report.serve import ReportServer, is_loopback
-from assay.studies import tables
 
 
 def register(app: typer.Typer) -> None:
@@ -39,52 +33,44 @@ def report(
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
 ) -> None:
     """Write one self-contained HTML page: claimed, verified and audited ε, accuracy, curves, statements."""
-    console = Console(soft_wrap=True, highlight=False)
-    if tables.names(directory):
-        if serve:
+    from assay.report import writing
+    from assay.studies import tables
+
+    lines = console()
+    if serve:
+        if tables.names(directory):
             raise ConfigError(
                 "serve",
                 str(directory),
                 "a directory of runs; an experiments folder changes only when a table is measured",
             )
-        console.print(str(_written(papers.render(directory), directory, out)), markup=False)
-        return
-    collector = Collector(directory, uncovered)
-    if serve:
         if out is not None:
             raise ConfigError("out", str(out), "nothing with --serve, which writes no file")
-        _serve(directory, host, port, uncovered, console)
+        _serve(directory, host, port, uncovered)
         return
-    found = collector.collect()
-    if not (found.finished or found.unfinished or found.damaged or found.waiting):
-        raise ConfigError("directory", str(directory), "a directory with runs in it; there are none below this one")
-    target = _written(render(found), directory, out)
+    written = writing.write(directory, out=out, uncovered=uncovered)
+    found = written.found
+    if found is None:
+        lines.print(str(written.path))
+        return
     counts = [
         f"{len(found.finished)} finished",
         *([f"{len(found.unfinished)} unfinished"] if found.unfinished else []),
         *([f"{len(found.waiting)} not begun"] if found.waiting else []),
         *([f"{len(found.damaged)} damaged"] if found.damaged else []),
     ]
-    console.print(f"{target} ({', '.join(counts)})", markup=False)
+    lines.print(f"{written.path} ({', '.join(counts)})")
     for entry in found.damaged:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"damaged: {entry.name}: {entry.why}", markup=False)
+        say(f"damaged: {entry.name}: {entry.why}")
 
 
-def _written(page: str, directory: Path, out: Path | None) -> Path:
-    target = out or directory / "report.html"
-    if target.is_dir():
-        raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")
-    replace_text(target, page)
-    return target
+def _serve(directory: Path, host: str, port: int, uncovered: bool) -> None:
+    from assay.report.serve import ReportServer, is_loopback
 
-
-def _serve(directory: Path, host: str, port: int, uncovered: bool, console: Console) -> None:
     if not is_loopback(host):
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[yellow]note:[/] {host} is no loopback address: whoever reaches this machine can read the report, without a password"
-        )
+        note(f"{host} is no loopback address: whoever reaches this machine can read the report, without a password")
     with ReportServer(directory, host, port, uncovered) as server:
-        console.print(f"{server.address} shows {directory} as it is; Ctrl-C ends it", markup=False)
+        console().print(f"{server.address} shows {directory} as it is; Ctrl-C ends it")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from assay.cli import options, passing
+from assay.cli import options
+from assay.cli.output import console
 from assay.cli.study_progress import listening
-from assay.studies import results, running, tables
-from assay.studies.directory import Study
 
 
 def register(app: typer.Typer) -> None:
@@ -46,27 +43,20 @@ def reproduce(
     ] = False,
 ) -> None:
     """Run a paper's table, write its results beside its TOML (JSON and Markdown), and print it with theirs beside ours."""
-    where = tables.folder(experiments)
-    console = Console(soft_wrap=True, highlight=False)
-    wanted = [tables.read(where, name, scale) for name in table]
-    parts = [tables.part(asked, only or [], seeds) for asked in wanted]  # refused before anything is trained
-    for asked, part in zip(wanted, parts, strict=True):
-        if not only_print:
-            known = results.known(asked) if missing else frozenset()
-            _measure(asked, Study(runs / asked.study, part, known), runs, workers or os.cpu_count() or 1)
-        console.print(results.render(asked, results.read(asked), part if only_print else None), markup=False)
+    from assay.studies import reproducing
 
-
-def _measure(table: tables.Table, asked: Study, runs: Path, workers: int) -> None:
-    """Run a part in the directory of the whole: what other parts did there is not repeated, and they go on from here."""
-    if not any(asked.of(run).spec.exists() for run in asked.grid.runs()):
-        passing.rehearse(asked.grid, ", ".join)
-    study = Study.at(asked.path, table.grid)
-    try:
-        with listening(asked) as listener:
-            running.complete(asked, workers, listener, beside=runs)
-        if table.attack:
-            with listening(asked, len(running.unattacked(asked, table.attack))) as listener:
-                running.attack(asked, table.attack, workers, listener)
-    finally:
-        results.write(table, results.collect(table, study))
+    printed = reproducing.reproduce(
+        table,
+        scale=scale,
+        only=only or (),
+        seeds=seeds,
+        missing=missing,
+        experiments=experiments,
+        runs=runs,
+        workers=workers,
+        measure=not only_print,
+        listening=listening,
+    )
+    out = console()
+    for text in printed:
+        out.print(text)

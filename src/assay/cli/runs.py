@@ -2,38 +2,26 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
 from assay._util.figures import at_most
-from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger, spent
+from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.inputs import of_run
-from assay.cli.preparing import prepare
+from assay.cli.output import console, note
 from assay.cli.privacy import note_delta, report_plan
 from assay.cli.show import end, print_json, progress
-from assay.data import catalog
-from assay.distributed.launch import check_alone
-from assay.distributed.world import world
 from assay.errors import BudgetSpentError
-from assay.federated.plan import FederatedPlan
-from assay.integrations import tensorboard as logs
-from assay.methods.plan import Plan
-from assay.runs import checkpoint, statement
-from assay.runs.directory import RunDirectory
-from assay.runs.record import number
-from assay.runs.statement import scored
-from assay.training import limits
-from assay.training.loop import fit
-from assay.training.loop import resume as resume_run
-from assay.training.settings import pick_device
 
-UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
+if TYPE_CHECKING:
+    from assay.runs.directory import RunDirectory
+    from assay.training.from_names import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -53,7 +41,7 @@ def train(
     option: options.Setting = None,
     encode: options.Encode = None,
     denoise: options.Denoise = None,
-    data: options.Data = catalog.DEFAULT,
+    data: options.Data = options.DEFAULT_DATA,
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
@@ -138,6 +126,13 @@ def train(
         bool,
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
+    exact_noise: Annotated[
+        bool,
+        typer.Option(
+            "--exact-noise",
+            help="Sums of whole numbers, noise drawn exactly: the proof of ε covers the arithmetic; up to twice the time.",
+        ),
+    ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
     shard: Annotated[
         bool,
@@ -167,33 +162,37 @@ def train(
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
     asked = dict(locals())
+    from assay.distributed.world import world
+    from assay.runs.statement import scored
+    from assay.training.from_names import prepare
+
     ranks = world()
-    made = prepare(**asked)
+    made = prepare(settings_of(context, asked), rehearsal=dry_run)
     if ranks.leader and made.plan.noise_multiplier == 0:
-        Console(stderr=True, soft_wrap=True).print("[yellow]note:[/] no noise: this run has no privacy (ε = ∞)")
+        note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
-        pick_device(device)
-        limits.check(made.plan, ranks.size, shard=shard)
-        made.training.at_batch(made.plan.batch_size)
+        made.check(ranks.size)
         if ranks.leader:
             report_plan(made.plan, json)
         return
     if ranks.leader:
         note_delta(made.plan.delta, made.plan.records)
-    on = scored(made.names)
-    with progress(made.plan.epsilon_limit, ranks, scored=on) as shown, logs.logging(log, out, on) as logged:
-        result = fit(
-            made.network,
-            made.bundle.train,
-            plan=made.plan,
-            test=made.bundle.test,
-            training=made.training,
-            out=out,
-            force=force,
-            names=made.names,
-            callbacks=[shown, logged],
-        )
+    with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
+        result = made.fit(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
+
+
+def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
+    """The settings that were asked for; with a preset only what was typed goes before it."""
+    from assay import presets
+    from assay.training.from_names import Settings
+
+    if asked["preset"] is None:
+        return Settings(**options.given(Settings, asked))
+    source = context.get_parameter_source
+    typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
+    given = options.given(Settings, {name: asked[name] for name in typed})
+    return presets.of_options({**given, "preset": asked["preset"]})
 
 
 def resume(
@@ -202,84 +201,107 @@ def resume(
     json: options.Json = False,
 ) -> None:
     """Go on with a run that was stopped or killed."""
+    from assay.distributed.world import world
+    from assay.federated.kinds import kind_of
+    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
+
     ranks = world()
     directory, finished, spec = ranks.once(lambda: _asked(run))
     if finished:
         directory.finish()
         if directory.read_record()["status"] == "budget-spent":
             raise BudgetSpentError(f"{run} is finished and its budget is spent: no further step is taken")
-        Console(soft_wrap=True).print(f"{run} is finished; see: assay show {run}")
+        console().print(f"{run} is finished; see: assay show {shlex.quote(str(run))}")
         return
-    if federate.is_federated(spec):
-        check_alone("resume of a federated run")
-        federate.resume(directory, data_dir, json)
-        return
-    if _chosen(spec):
+    if is_choice(spec):
         raise BudgetSpentError(f"{run}: {UNFINISHED_CHOICE}")
-    bundle, network = of_run(
-        spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
-    )
-    names, limit = spec["names"], spec["plan"]["epsilon_limit"]
-    on = scored(names)
-    with progress(limit, ranks, scored=on) as shown, logs.logging(names.get("log"), run, on) as logged:
-        result = resume_run(network, bundle.train, run, test=bundle.test, callbacks=[shown, logged])
+    _RESUME[kind_of(spec).name](run, spec, data_dir, json)
+
+
+def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
+    """Continue a central run."""
+    from assay.distributed.world import world
+    from assay.runs.statement import scored
+    from assay.training import from_names
+
+    ranks = world()
+    with progress(spec["plan"]["epsilon_limit"], ranks, scored=scored(spec["names"])) as shown:
+        result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
-def _chosen(spec: dict[str, Any]) -> bool:
-    """Whether it is a choice of `assay tune` that was paid for."""
-    return bool((spec["names"].get("tuning") or {}).get("charged"))
+_RESUME: Mapping[str, Callable[[Path, dict[str, Any], Path | None, bool], None]] = {
+    "central": _resume,
+    "federated": federate.resume,
+}
+"""By the kind of the run."""
 
 
 def _asked(run: Path) -> tuple[RunDirectory, bool, dict[str, Any]]:
+    from assay.runs.directory import RunDirectory
+
     directory = RunDirectory.open(run)
     return directory, directory.finished, directory.read_spec()
 
 
-def show(run: Annotated[Path, typer.Argument(help="The directory of a run.")], json: options.Json = False) -> None:
+def show(
+    run: Annotated[Path, typer.Argument(help="The directory of a run, or a record.json alone.")],
+    json: options.Json = False,
+) -> None:
     """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
-    directory = RunDirectory.open(run)
-    console = Console(soft_wrap=not Console().is_terminal)
-    _note_earlier(directory)
-    if directory.finished:
-        if json:
-            print_json(directory.read_record())
+    from assay.runs import record_of, statement_of
+    from assay.runs.directory import RunDirectory
+
+    if not run.is_file():
+        directory = RunDirectory.open(run)
+        _note_earlier(directory)
+        if not directory.finished:
+            _print_unfinished(directory)
             return
-        text = directory.statement.read_text(encoding="utf-8")
-        console.print(Markdown(text) if console.is_terminal else text, markup=False, highlight=False)
+    if json:
+        print_json(record_of(run))
         return
-    spec = directory.read_spec()
-    plan: Plan | FederatedPlan
-    if federate.is_federated(spec):
-        plan = FederatedPlan.from_json(spec["plan"])
-        planned_steps = f"{plan.rounds} planned rounds"
-    else:
-        plan = Plan.from_json(spec["plan"])
-        planned_steps = f"{plan.steps} planned steps"
-    ledger = Ledger(directory.ledger, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    text = statement_of(run)
+    out = console(wrap=Console().is_terminal)
+    out.print(Markdown(text) if out.is_terminal else text)
+
+
+def _print_unfinished(directory: RunDirectory) -> None:
+    from assay.federated.kinds import kind_of
+    from assay.runs import checkpoint, schema
+    from assay.runs.run import steps_covered
+    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
+
+    out = console(wrap=Console().is_terminal)
+    run, spec = directory.path, directory.read_spec()
+    kind = kind_of(spec)
+    plan = kind.plan(spec["plan"])
+    ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    if is_choice(spec):
+        out.print(f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.")
+        return
+    ledger.check_fits(plan.fits)
     if directory.checkpoint.exists():
-        before = checkpoint.state(directory.checkpoint)
-        ledger.check_covers(before["charged"] if federate.is_federated(spec) else before["step"])
-    if _chosen(spec):
-        console.print(
-            f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.", highlight=False
-        )
-        return
-    console.print(
-        f"{run} is unfinished: {ledger.total_steps} of {planned_steps} are charged, "
-        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: assay resume {run}",
-        highlight=False,
+        before = checkpoint.state(directory.checkpoint, directory.digest())
+        schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
+        ledger.check_covers(steps_covered(before))
+    out.print(
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
+        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: {directory.resume_command}"
     )
 
 
 def _note_earlier(directory: RunDirectory) -> None:
     """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    from assay.accounting.ledger import spent
+    from assay.runs import statement
+    from assay.runs.record import number
+
+    out = console(stderr=True)
     for path in sorted(directory.earlier.glob("*.jsonl")):
         steps, epsilon, delta = spent(path)
         if delta is not None:
-            console.print(
+            out.print(
                 f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
-                f"({path.relative_to(directory.path)}); it stays spent",
-                markup=False,
+                f"({path.relative_to(directory.path)}); it stays spent"
             )

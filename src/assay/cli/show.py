@@ -7,18 +7,20 @@ import math
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from assay._util.figures import at_most
-from assay.distributed.world import ALONE, World
+from assay.cli.output import console, note
 from assay.errors import BudgetSpentError
 from assay.runs.callbacks import Callback
-from assay.runs.result import Progress, Result
-from assay.runs.statement import choices, initial_weights, scored, shown
+
+if TYPE_CHECKING:
+    from assay.distributed.world import World
+    from assay.runs.result import Progress, Result
 
 
 def print_json(data: Mapping[str, Any]) -> None:
@@ -27,20 +29,20 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def progress(allowed: float | None, ranks: World = ALONE, *, scored: str = "test") -> Iterator[Callback]:
+def progress(allowed: float | None, ranks: World | None = None, *, scored: str = "test") -> Iterator[Callback]:
     """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks.
 
     Args:
         allowed: The ceiling on ε, if there is one.
-        ranks: The processes that train.
+        ranks: The processes that train, if there are several.
         scored: Which records accuracies are of (`assay.runs.statement.scored`).
     """
-    console = Console(stderr=True)
-    if not ranks.leader:
+    lines = console(stderr=True, wrap=True)
+    if ranks is not None and not ranks.leader:
         yield Callback()
         return
-    if not console.is_terminal:
-        yield _Lines(console, allowed, scored)
+    if not lines.is_terminal:
+        yield _Lines(lines, allowed, scored)
         return
     columns = (
         TextColumn("step"),
@@ -49,7 +51,7 @@ def progress(allowed: float | None, ranks: World = ALONE, *, scored: str = "test
         TextColumn("{task.fields[facts]}"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=console) as bar:
+    with Bar(*columns, console=lines) as bar:
         yield _Bar(bar, allowed, scored)
 
 
@@ -62,7 +64,7 @@ class _Lines(Callback):
     def on_step(self, progress: Progress) -> None:
         if progress.epoch_end:
             line = f"step {progress.step}/{progress.steps}  {_facts(progress, self._allowed, self._scored)}"
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
 
 class _Bar(Callback):
@@ -94,13 +96,11 @@ def called(scored: str) -> str:
     return "accuracy" if scored == "test" else f"{scored} accuracy"
 
 
-def in_words(setting: Mapping[str, str]) -> str:
-    """A setting that `assay tune` tries, as it was typed."""
-    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in setting.items())
-
-
 def outcome(result: Result) -> None:
     """The end of a run: accuracy, the three ε, and where everything is."""
+    from assay.runs.statement import choices, initial_weights, scored, shown
+    from assay.training.tuning import in_words
+
     record = result.record
     eps = record["epsilon"]
     accuracy = record["result"]["test_accuracy"]
@@ -122,29 +122,27 @@ def outcome(result: Result) -> None:
         rows["statement"] = str(result.directory.statement)
         rows["record"] = str(result.directory.record)
         rows["model"] = str(result.directory.model)
-    console = Console(soft_wrap=True, highlight=False)  # paths stay whole, however narrow the terminal
+    out = console()  # paths stay whole, however narrow the terminal
     for name, value in rows.items():
         if value is not None:
-            console.print(f"{name:<14} {value}", markup=False)
+            out.print(f"{name:<14} {value}")
 
 
-def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World = ALONE) -> None:
+def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World | None = None) -> None:
     """What a run ends with: its outcome or its record, what was left out (that many `left_out`), and an error if the budget ended it early.
 
     Of several ranks the leader says so, and none ends with an error: a launcher would take that for a failure and start them again.
     """
-    if not ranks.leader:
+    if ranks is not None and not ranks.leader:
         return
     if result.nonfinite:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[yellow]note:[/] {result.nonfinite} {left_out} and were left out; this count is not private"
-        )
+        note(f"{result.nonfinite} {left_out} and were left out; this count is not private")
     if as_json:
         print_json(result.record)
     else:
         outcome(result)
     if result.budget_spent:
         early = f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
-        if ranks.size == 1:
+        if ranks is None or ranks.size == 1:
             raise BudgetSpentError(early)
-        Console(stderr=True, soft_wrap=True, highlight=False).print(f"[yellow]note:[/] {early}")
+        note(early)

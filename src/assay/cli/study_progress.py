@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from assay.cli.output import console
 from assay.cli.show import called
-from assay.runs.statement import scored, shown
-from assay.studies.directory import Study
-from assay.studies.grid import Run
-from assay.studies.running import Listener
+
+if TYPE_CHECKING:
+    from assay.studies.directory import Study
+    from assay.studies.grid import Run
+    from assay.studies.running import Listener
 
 
 @contextmanager
@@ -23,30 +26,30 @@ def listening(study: Study, left: int | None = None) -> Iterator[Listener]:
 
     `left` is how many runs there is something left to do with; those that are unfinished if it is not given.
     """
-    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    lines = console(stderr=True)
     total = len(list(study.grid.runs()))
     done = total - (len(study.unfinished()) if left is None else left)
-    if not console.is_terminal:
-        yield _Lines(study, console, done, total)
+    if not lines.is_terminal:
+        yield _Lines(study, lines, done, total)
         return
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[facts]}"))
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as runs:
+    with Progress(*columns, TimeElapsedColumn(), console=console(stderr=True, wrap=True)) as runs:
         yield Bars(study, runs, done, total)
 
 
 class _Lines:
-    def __init__(self, study: Study, console: Console, done: int, total: int) -> None:
-        self.study, self.console, self.done, self.total = study, console, done, total
-        console.print(f"{total} runs, {done} done")
+    def __init__(self, study: Study, lines: Console, done: int, total: int) -> None:
+        self.study, self.console, self.done, self.total = study, lines, done, total
+        lines.print(f"{total} runs, {done} done")
 
     def started(self, run: Run) -> None:
         directory = self.study.of(run)
         again = ", resumed" if directory.spec.exists() and not directory.finished else ""
-        self.console.print(f"started: {run.name}{again}", markup=False)
+        self.console.print(f"started: {run.name}{again}")
 
     def taken(self, run: Run, study: str) -> None:
         self.done += 1
-        self.console.print(f"[{self.done}/{self.total}] {_taken(self.study, run, study)}", markup=False)
+        self.console.print(f"[{self.done}/{self.total}] {_taken(self.study, run, study)}")
 
     def said(self, run: Run, line: str) -> None:
         """A line an epoch and run would be many lines."""
@@ -54,7 +57,7 @@ class _Lines:
     def ended(self, run: Run, seconds: float, failure: str | None) -> None:
         self.done += failure is None
         told = _told(self.study, run) if failure is None else f"failed: {failure}"
-        self.console.print(f"[{self.done}/{self.total}] {run.name}: {told} ({seconds:.0f} s)", markup=False)
+        self.console.print(f"[{self.done}/{self.total}] {run.name}: {told} ({seconds:.0f} s)")
 
 
 class Bars:
@@ -77,7 +80,7 @@ class Bars:
         with self.lock:
             self.done += 1
             self.bars.update(self.whole, completed=self.done, facts=self._count())
-        self.bars.console.print(escape(_taken(self.study, run, study)), highlight=False)
+        self.bars.console.print(_taken(self.study, run, study))
 
     def said(self, run: Run, line: str) -> None:
         words = line.split()
@@ -92,8 +95,8 @@ class Bars:
             self.bars.remove_task(self.tasks.pop(run.name))
             self.done += failure is None
             self.bars.update(self.whole, completed=self.done, facts=self._count())
-        told = _told(self.study, run) if failure is None else f"[red]failed:[/] {escape(failure)}"
-        self.bars.console.print(f"{escape(run.name)}: {told} ({seconds:.0f} s)", highlight=False)
+        told = _told(self.study, run) if failure is None else f"failed: {failure}"
+        self.bars.console.print(f"{run.name}: {told} ({seconds:.0f} s)")
 
 
 def _taken(study: Study, run: Run, source: str) -> str:
@@ -101,6 +104,8 @@ def _taken(study: Study, run: Run, source: str) -> str:
 
 
 def _told(study: Study, run: Run) -> str:
+    from assay.runs.statement import scored, shown
+
     record = study.of(run).read_record()
     accuracy = record["result"]["test_accuracy"]
     found = "" if accuracy is None else f"{called(scored(record))} {accuracy:.2%}, "

@@ -4,9 +4,19 @@
 `locate` finds them; `integrity` verifies them; `formats` reads them; `fetch` gets them, from the `origins`.
 """
 
-from assay.data.bundle import DataBundle
-from assay.data.catalog import DatasetInfo, available
-from assay.data.fetch import get
-from assay.data.sources import load
+from typing import TYPE_CHECKING
+
+from assay._util import lazy
+
+if TYPE_CHECKING:
+    from assay.data.bundle import DataBundle
+    from assay.data.catalog import DatasetInfo, available
+    from assay.data.fetch import get
+    from assay.data.sources import load
 
 __all__ = ["DataBundle", "DatasetInfo", "available", "get", "load"]
+
+__getattr__ = lazy.exports(
+    __name__,
+    {"DataBundle": "bundle", "DatasetInfo": "catalog", "available": "catalog", "get": "fetch", "load": "sources"},
+)

@@ -9,6 +9,7 @@ reported, never overwritten.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from assay.data.clients import fetch_package
 from assay.data.download import Progress, download
 from assay.data.integrity import read_verified, verified_content, write_atomically
 from assay.data.locate import Place, account, by_hand, cache_directory, find, places, stored_form
-from assay.data.origins import ORIGINS, Archive, Origin, OriginFailed, Package, Site
+from assay.data.origins import Archive, Origin, OriginFailed, Package, Site
 from assay.errors import DataError
 
 
@@ -38,9 +39,7 @@ def get(name: str, data_dir: str | Path | None = None, progress: Progress | None
     """
     info = describe(name)
     if not info.files:
-        from sklearn import datasets  # a slow import
-
-        return Path(datasets.__file__).parent / "data"
+        return _shipped(info)
     where = places(None) if data_dir is None else places(data_dir)[:1]
     found = find(info, where)
     if found is not None:
@@ -51,8 +50,16 @@ def get(name: str, data_dir: str | Path | None = None, progress: Progress | None
     if base is None:
         raise DataError("there is no home directory to keep a cache in; pass `--data-dir DIR`")
     folder = base / info.folders[0]
-    fetch_into(folder, info, ORIGINS[name], where, progress or _silent)
+    fetch_into(folder, info, info.origins, where, progress or _silent)
     return folder
+
+
+def _shipped(info: DatasetInfo) -> Path:
+    """The folder of the package that a data set without files comes with."""
+    spec = None if info.package is None else importlib.util.find_spec(info.package)
+    if spec is None or spec.origin is None:
+        raise DataError(f"{info.name} has no files to fetch")
+    return Path(spec.origin).parent
 
 
 def fetch_into(

@@ -58,7 +58,8 @@ def write_atomically(path: Path, data: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, lambda part: part.write_bytes(data))
     except OSError as error:
-        raise DataError(f"{path} cannot be written: {error.strerror or error}") from error
+        reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        raise DataError(f"{path} cannot be written: {reason.strerror or reason}") from error
 
 
 def _gunzip(data: bytes, size: int) -> tuple[bytes, bool]:

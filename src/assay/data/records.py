@@ -48,10 +48,36 @@ class Records:
         batch = default_collate([self._dataset[i] for i in index.tolist()])
         return pytree.tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, batch)
 
-    def zeros(self) -> Any:
-        """One record of zeros, shaped like the others: it stands for an empty batch and says nothing about any record."""
+    def check_pairs(self, field: str) -> None:
+        """Refuse records that are no (input, target).
+
+        Raises:
+            ConfigError: The first record is not made of two things.
+        """
+        if len(self) == 0:
+            return
+        one = self._dataset[0]
+        if not isinstance(one, tuple | list) or len(one) != 2:
+            shown = f"{len(one)} values a record" if isinstance(one, tuple | list) else type(one).__name__
+            raise ConfigError(field, shown, "two values a record, (input, target); a loop of your own may take others")
+
+    def filled(self, index: Tensor, fill: int) -> Any:
+        """The records of these indices, followed by so many of zeros.
+
+        Raises:
+            ConfigError: If a record holds anything but tensors (or numbers, which become tensors).
+        """
+        batch, zeros = self.gather(index), self.zeros(fill)
+        if not all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(batch)):
+            raise ConfigError(
+                "dataset", type(self._dataset).__name__, "records of tensors and numbers with exact noise"
+            )
+        return pytree.tree_map(lambda a, b: torch.cat([a, b]), batch, zeros)
+
+    def zeros(self, count: int = 1) -> Any:
+        """Records of zeros, shaped like the others: they stand for an empty batch and say nothing about any record."""
         if self._tensors is not None:  # without a look at any record: there may be none
-            return [torch.zeros(1, *t.shape[1:], dtype=t.dtype, device=self.device) for t in self._tensors]
+            return [torch.zeros(count, *t.shape[1:], dtype=t.dtype, device=self.device) for t in self._tensors]
         if len(self) == 0:
             raise ConfigError(
                 "dataset",
@@ -59,5 +85,6 @@ class Records:
                 "a TensorDataset on a rank without records: what a record looks like must be known",
             )
         return pytree.tree_map(
-            lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, self.gather(torch.tensor([0]))
+            lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v,
+            self.gather(torch.zeros(count, dtype=torch.int64)),
         )

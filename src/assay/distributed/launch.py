@@ -5,11 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 
-import torch
-from torch import distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
-
 from assay.errors import ConfigError
 
 
@@ -41,6 +36,11 @@ def join() -> None:
     Ranks find each other by addresses that they leave in a store. torchrun keeps that store when it starts ranks again, and some would
     look for a rank where it was before it died; so every attempt has keys of its own.
     """
+    import torch
+    from torch import distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
+
     if dist.is_initialized():
         return
     backend = "gloo"
@@ -54,5 +54,7 @@ def join() -> None:
 
 
 def _leave() -> None:
+    from torch import distributed as dist
+
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -14,19 +14,11 @@ from torch import distributed as dist
 from assay._util import digest
 from assay.distributed import launch
 from assay.distributed.noise import Silent
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, LeaderError
 from assay.randomness.streams import Stream
 
 T = TypeVar("T")
 _BUCKET = 1 << 22  # numbers that travel together: small tensors are not worth a message each
-
-
-class LeaderError(AssayError):
-    """An error of the leader, which reports it; the other ranks end with it."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,16 +15,17 @@ client with the fewest records, where the sampling rate is largest; others have 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from dp_accounting.dp_event import DpEvent, SelfComposedDpEvent
 
+from assay.accounting import events
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.data.sampling import Poisson
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.federated import methods, schedule
 from assay.federated.methods import FederatedMethod
 from assay.federated.noise import Central, Distributed, Local, Noise, Released
@@ -81,6 +82,8 @@ class FederatedPlan:
         check_whole("rounds", self.rounds, 1)
         check_whole("size", self.size, 1)
         check_above_zero("clip", self.clip)
+        check_number("delta", self.delta, "a number between 0 and 1, both excluded")
+        check_number("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
         if not 0 < self.delta < 1:
             raise ConfigError("delta", self.delta, "a number between 0 and 1, both excluded")
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
@@ -100,6 +103,11 @@ class FederatedPlan:
             if self.noise != "distributed":
                 raise ConfigError("min_answers", self.minimum, "nothing, unless noise is distributed")
             check_whole("min_answers", self.minimum, 1, self.per_round)
+
+    @property
+    def stage(self) -> None:
+        """Nothing is released before the first round."""
+        return None
 
     @property
     def hidden(self) -> bool:
@@ -171,6 +179,19 @@ class FederatedPlan:
             return self.sampler.compose(self.turn_event, rounds)
         return self.after_turns(schedule.most_turns(self.clients, self.per_round, rounds))
 
+    def fits(self, rounds: int, origin: int | None, event: DpEvent, once: bool) -> bool:  # noqa: ARG002
+        """Whether a ledger of this plan may charge so many rounds with this event (`Ledger.check_fits`)."""
+        if once:
+            return False
+        said = events.to_json(event)
+        if rounds and said == events.to_json(self.event(rounds)):
+            return True
+        if self.hidden:
+            return not rounds and not list(events.flatten(event))
+        # what is left after an interruption: some turns of the most asked client, at most one a round
+        turns = range(min(rounds, self.turns) + 1)
+        return not list(events.flatten(event)) or any(said == events.to_json(self.after_turns(n)) for n in turns)
+
     def epsilon(self) -> float:
         """The verified ε of the plan."""
         return epsilon(self.event(), self.delta, self.adjacency)
@@ -204,10 +225,17 @@ class FederatedPlan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> FederatedPlan:
-        """The plan that `to_json` described."""
+        """The plan that `to_json` described.
+
+        Raises:
+            ConfigError: A field is not known, or out of its range.
+        """
+        check_fields("plan", data, [*_PLAIN, "silo", "method", "options"])
         known = dict(data)
         known["method"] = methods.get(known["method"], **known.pop("options"))
-        known["silo"] = None if known["silo"] is None else Silo(**known["silo"])
+        if known["silo"] is not None:
+            check_fields("plan.silo", known["silo"], [f.name for f in fields(Silo)])
+            known["silo"] = Silo(**known["silo"])
         return cls(**known)
 
 

@@ -10,14 +10,12 @@ where it would have ended, else with fresh randomness, the lost round staying ch
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager
+from dataclasses import asdict, fields
 from typing import Any
 
 import numpy as np
-import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
 from torch import Tensor, nn
@@ -27,21 +25,19 @@ from assay._util import digest
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
-from assay.errors import AssayError
+from assay.errors import AssayError, check_fields
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import finished_record, statement
+from assay.federated.record import KIND, facts
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.runs import checkpoint
-from assay.runs.callbacks import Callback, Callbacks
+from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
-from assay.runs.record import environment, number
-from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished, save_model
-from assay.runs.stopping import stop_requests
-
-KIND = "federated"
+from assay.runs.record import Facts
+from assay.runs.result import Result, cross_entropy, save_model
+from assay.runs.run import Course, Run, Saved
 
 
 def run_spec(
@@ -93,7 +89,19 @@ def federate(
     Raises:
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
-    return _Run(model, carrier, plan, training, names, test, directory, callbacks).go()
+
+    def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Rounds:
+        return Rounds(model, carrier, plan, training, ledger, directory, saved)
+
+    return Run(
+        begin,
+        plan=plan,
+        training=asdict(training),
+        names=names,
+        test=None if test is None else Records(test),
+        directory=directory,
+        callbacks=callbacks,
+    ).go()
 
 
 def resume(
@@ -108,6 +116,7 @@ def resume(
     if directory.finished:
         raise AssayError(f"{directory.path} is finished: there is nothing to resume")
     spec = directory.read_spec()
+    check_fields("training", spec["training"], [f.name for f in fields(Training)])
     plan, training = FederatedPlan.from_json(spec["plan"]), Training(**spec["training"])
     return federate(
         model,
@@ -121,46 +130,38 @@ def resume(
     )
 
 
-class _Run:
+class Rounds(Course):
+    """The rounds of one run: a round is charged before anybody is asked."""
+
+    word = "round"
+    saves_always = True
+
     def __init__(
         self,
         model: nn.Module,
         carrier: Carrier,
         plan: FederatedPlan,
         training: Training,
-        names: Mapping[str, Any],
-        test: Dataset[Any] | None,
+        ledger: Ledger,
         directory: RunDirectory | None,
-        callbacks: Iterable[Callback],
+        saved: Saved | None,
     ) -> None:
+        """Begin, or take up `saved`; `directory` is where models on the way are kept."""
         self.model, self.carrier, self.plan, self.training = model, carrier, plan, training
-        self.names, self.directory, self.callbacks = names, directory, Callbacks(callbacks)
-        self.stopped = False
-        self.test = None if test is None else Records(test)
+        self.ledger, self.directory, self.loss = ledger, directory, cross_entropy
         self.layout = Layout.of(model, parameters_only=plan.unit == "record")
         self.exchange = plan.method.exchange(plan, self.layout)
         self.vector = self.layout.vector(model)
         self.randomness = training.randomness()
         self.done = 0
         self.asked_before: NDArray[np.int64] = np.zeros(plan.clients, dtype=np.int64)
-        self.history: list[dict[str, Any]] = []
         self.bytes = {"up": 0, "down": 0}
         self.refused_rounds = 0
-        self.seconds = 0.0
         self.bad_answers = 0
-        self.ledger = Ledger(
-            None if directory is None else directory.ledger,
-            delta=plan.delta,
-            adjacency=plan.adjacency,
-            ceiling=plan.epsilon_limit,
-        )
-        self.ledger.claim()  # from here on the directory is this run's alone
-        charged = 0
-        if directory is not None and directory.checkpoint.exists():
-            charged = self._restore(*checkpoint.load(directory.checkpoint))
-            self.ledger.check_covers(charged)
+        with checkpoint.fitting(None if directory is None else directory.checkpoint):
+            charged = 0 if saved is None else self._restore(*saved)
         self.schedule = [] if plan.hidden else plan.asked()
-        self._begin(lost=self.ledger.total_steps - charged)
+        self._begin(lost=ledger.total_steps - charged)
 
     def _begin(self, lost: int) -> None:
         """Open the ledger's segment; `lost` rounds were charged after the checkpoint, each of them the round that comes next."""
@@ -176,7 +177,7 @@ class _Run:
         start = digest.of_model(self.model) if seeded and self.done == 0 else None
         self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws, start=start)
         self.randomness = self.segment.own(self.randomness)
-        self.limit = self.origin + self.segment.allowed
+        self._limit = self.origin + self.segment.allowed
 
     def _remaining_cost(self) -> Callable[[int], DpEvent]:
         """What the next n rounds add to what is charged: by how often the most asked client will have been asked then."""
@@ -194,40 +195,44 @@ class _Run:
 
         return cost
 
-    def go(self) -> Result:
-        """Run to the end of the plan or of the budget, or until a callback ends it."""
-        begun = time.monotonic() - self.seconds
-        with closing(self.ledger), stop_requests() as stop:
-            while self.done < self.limit:
-                self._round()
-                self.seconds = time.monotonic() - begun
-                at_end = self.done % max(1, self.plan.rounds // 20) == 0 or self.done == self.limit
-                if at_end:
-                    self._note()
-                self._keep()
-                self._save()
-                self._tell(at_end)
-                if self.callbacks.error is not None:
-                    raise self.callbacks.error
-                if self.callbacks.stop and self.done < self.limit:
-                    self._end_early(at_end)
-                    break
-                if stop() and self.done < self.limit:
-                    where = f"; resume with: assay resume {self.directory.path}" if self.directory else ""
-                    raise InterruptedRunError(
-                        f"stopped after round {self.done} of {self.limit} as asked, checkpoint written{where}"
-                    )
-        result = self._finish()
-        self.callbacks.end(result)
-        return result
+    @property
+    def taken(self) -> int:
+        """The rounds behind the model."""
+        return self.done
 
-    def _end_early(self, at_end: bool) -> None:
-        """End the run here, as a callback asks, with the ε of all rounds (`assay.runs.callbacks` says why)."""
+    @property
+    def limit(self) -> int:
+        """How many the plan and the budget allow."""
+        return self._limit
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the clients so far, as expected where they are drawn."""
+        return self.done * self.plan.per_round / self.plan.clients
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the history gets an entry: some twenty in all."""
+        return self.done % max(1, self.plan.rounds // 20) == 0
+
+    def advance(self) -> Iterator[None]:
+        """Play the rounds that are left, and pause after each."""
+        while self.done < self.limit:
+            self._round()
+            self._keep()
+            yield
+
+    def charge_rest(self) -> None:
+        """Charge all rounds up to `limit`."""
         self.segment.charge(self.limit - self.origin)
-        self.stopped = True
-        if not at_end:
-            self._note()
-        self.history[-1]["epsilon"] = number(self.ledger.epsilon())
+
+    def epsilon(self) -> float:
+        """The verified ε of all that is charged."""
+        return self.ledger.epsilon()
+
+    def epsilon_taken(self) -> float:
+        """The verified ε of the rounds played."""
+        return self.segment.epsilon_after(self.done - self.origin)
 
     def _chosen(self) -> list[int]:
         if self.plan.hidden:
@@ -292,44 +297,18 @@ class _Run:
         for way, count in self.round_bytes.items():
             self.bytes[way] += count
 
-    def _note(self) -> None:
-        accuracy, loss = self._evaluate()
-        self.history.append(
-            {
-                "epoch": round(self.done * self.plan.per_round / self.plan.clients, 2),
-                "round": self.done,
-                "step": self.done,
-                "epsilon": number(self.segment.epsilon_after(self.done - self.origin)),
-                "train_loss": None,
-                "test_accuracy": accuracy,
-                "test_loss": loss,
-                "bytes_up": self.round_bytes["up"],
-                "bytes_down": self.round_bytes["down"],
-            }
-        )
-
-    def _evaluate(self) -> tuple[float | None, float | None]:
-        if self.test is None:
-            return None, None
-        with self._released_model() as model, torch.no_grad():
-            return evaluate(model, self.test, cross_entropy)
+    def note(self) -> dict[str, Any]:
+        """The round, and its bytes."""
+        return {
+            "round": self.done,
+            "bytes_up": self.round_bytes["up"],
+            "bytes_down": self.round_bytes["down"],
+        }
 
     @contextmanager
-    def _released_model(self) -> Iterator[nn.Module]:
+    def released_model(self) -> Iterator[nn.Module]:
+        """The model after this round."""
         yield self.model.eval()
-
-    def _tell(self, at_end: bool) -> None:
-        last = self.history[-1] if self.history else {}
-        now = Progress(
-            step=self.done,
-            steps=self.limit,
-            epoch=self.done * self.plan.per_round / self.plan.clients,
-            loss=None,
-            epsilon=float(last["epsilon"]) if last else None,
-            accuracy=last.get("test_accuracy"),
-            epoch_end=at_end,
-        )
-        self.callbacks.tell(now, self._released_model)
 
     def _keep(self) -> None:
         """The model after this round, if it is one of those that stay: evenly spaced, the last one among them."""
@@ -337,51 +316,41 @@ class _Run:
         if self.directory is not None and self.done * wanted // rounds > (self.done - 1) * wanted // rounds:
             save_model(self.directory.kept_models / f"{self.done:06d}.safetensors", self.model.state_dict())
 
-    def _save(self) -> None:
-        if self.directory is None:
-            return
+    def state(self) -> Saved:
+        """What a checkpoint holds of the rounds."""
         tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
         tensors |= {f"method.{n}": t for n, t in self.exchange.state().items()}
         state = {
             "round": self.done,
             "charged": self.ledger.total_steps,
             "asked": self.asked_before.tolist() if not self.plan.hidden else [],
-            "history": self.history,
             "bytes": self.bytes,
             "refused_rounds": self.refused_rounds,
-            "seconds": self.seconds,
         }
-        checkpoint.save(self.directory.checkpoint, tensors, state)
+        return tensors, state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
         """Take up a checkpoint; returns how many rounds were charged when it was written."""
         self.model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
         self.exchange.restore({n.removeprefix("method."): t for n, t in tensors.items() if n.startswith("method.")})
         self.vector = self.layout.vector(self.model)
-        self.done, self.history, self.bytes = state["round"], state["history"], state["bytes"]
-        self.refused_rounds, self.seconds = state["refused_rounds"], state["seconds"]
+        self.done, self.bytes, self.refused_rounds = state["round"], state["bytes"], state["refused_rounds"]
         if not self.plan.hidden:
             self.asked_before = np.array(state["asked"], dtype=np.int64)
         return int(state["charged"])
 
-    def _finish(self) -> Result:
-        accuracy, loss = (
-            (self.history[-1]["test_accuracy"], self.history[-1]["test_loss"]) if self.history else self._evaluate()
-        )
-        record = finished_record(
-            plan=self.plan,
-            ledger=self.ledger,
-            training=asdict(self.training),
-            names=self.names,
-            rounds=self.done,
-            stopped=self.stopped,
+    def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
+        """What the record says of a federated run."""
+        return facts(
+            self.plan,
+            names,
+            self.randomness,
             refused_rounds=self.refused_rounds,
             turns=None if self.plan.hidden else self.asked_before.tolist(),
-            history=self.history,
             communication=self.bytes,
-            result={"test_accuracy": accuracy, "test_loss": loss},
-            seconds=self.seconds,
-            environment=environment(),
+            stopped=stopped,
         )
-        text = statement(record, self.plan, self.randomness.describe())
-        return finished(self.model, record, text, self.directory, self.bad_answers)
+
+    def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
+        """The model, and how many answers were not usable."""
+        return self.model, None, self.bad_answers

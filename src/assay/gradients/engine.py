@@ -297,8 +297,7 @@ class Engine:
                 proof_now.after()
             self._check_independent(written | self._watch.attributes(), calls, proof_now)
         finally:
-            self._collecting = None
-            self.pass_over()
+            self.forget()
         uses = gathered(found) if len(found) > 1 else found
         if views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
@@ -317,20 +316,13 @@ class Engine:
                 self._indices.settled()
         return grads
 
-    def pass_over(self) -> None:
-        """Let go of the forward passes made so far: no backward pass will follow them."""
-        self._stand_ins, self._written = {}, set()
-        self._calls.clear()
-        if self._proof is not None:
-            self._proof.forget()
-
     def _watch_written(self, during: str) -> set[str]:
         """What was written since the model was called; nothing where it was not, for then nothing was marked."""
         return self._watch.written(during) if self._calls else set()
 
     def _check_losses(self, losses: Tensor, calls: list[_Made], graph: proof.Graph, proving: bool) -> None:
         """Whether the losses mix what the model put out: each of the first batches, then a random few, and fully on the very first."""
-        if self._split:
+        if self._split:  # a backward pass of one rank alone would wait for the others' parameters
             return
         self._batches += 1
         if self._batches % _LOSSES_EVERY == self._turn or self._batches <= _LOSSES_FIRST:
@@ -373,6 +365,14 @@ class Engine:
     def _stop_watching(self) -> None:
         for hook in self._watching:
             hook.remove()
+
+    def forget(self) -> None:
+        """Let go of the calls of the model so far. A batch without records is not collected: its calls say nothing about later ones."""
+        self._collecting = None
+        self._stand_ins, self._written = {}, set()
+        self._calls.clear()
+        if self._proof is not None:
+            self._proof.forget()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""

@@ -31,6 +31,8 @@ class RecordGrads:
     layer_of: Mapping[str, int]
     layers: int
     nonfinite: int = 0
+    padding: int = 0
+    """So many rows at the end stand for no record. Only sums on a grid leave them out (`assay.gradients.on_grid`)."""
     reduce: Reduce | None = None
 
     def norms(self, groups: list[int]) -> Tensor:
@@ -38,22 +40,25 @@ class RecordGrads:
 
         Records whose gradient holds NaN or Inf are zeroed from here on, and counted.
         """
-        if len(self.uses) == 1 and max(groups) == 0:
-            norms = self.uses[0][1].norm()
-        else:
-            by_group: dict[int, Tensor] = {}
-            for names, use in self.uses:
-                group, squares = groups[self.layer_of[names[0]]], use.sq_norm()
-                by_group[group] = by_group[group] + squares if group in by_group else squares
-            first = next(iter(self.parameters.values()))
-            zeros = torch.zeros(self.records, dtype=first.dtype, device=first.device)
-            norms = torch.stack([by_group.get(group, zeros) for group in range(max(groups) + 1)], 1).sqrt_()
+        norms = self.plain_norms(groups)
         if not math.isfinite(norms.sum().item()):
             bad = ~torch.isfinite(norms.sum(1))
             self.nonfinite += int(bad.sum())
             self.uses = [(names, Apart([part.without(bad) for part in use.apart()])) for names, use in self.uses]
             norms = norms.masked_fill(bad.unsqueeze(1), 0.0)
         return norms
+
+    def plain_norms(self, groups: list[int]) -> Tensor:
+        """The norms as they are, NaN and Inf included; changes nothing."""
+        if len(self.uses) == 1 and max(groups) == 0:
+            return self.uses[0][1].norm()
+        by_group: dict[int, Tensor] = {}
+        for names, use in self.uses:
+            group, squares = groups[self.layer_of[names[0]]], use.sq_norm()
+            by_group[group] = by_group[group] + squares if group in by_group else squares
+        first = next(iter(self.parameters.values()))
+        zeros = torch.zeros(self.records, dtype=first.dtype, device=first.device)
+        return torch.stack([by_group.get(group, zeros) for group in range(max(groups) + 1)], 1).sqrt_()
 
     def weighted_sum(self, weights: Tensor, groups: list[int]) -> dict[str, Tensor]:
         """Σ_i weights[i, group] · gradient_i for every parameter; call after `norms`, which drops what is not finite."""

@@ -8,8 +8,9 @@ the batch states the amplification; nobody types a sample rate into an accountan
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from dp_accounting.dp_event import DpEvent
@@ -38,25 +39,49 @@ class Private:
     noise_std: float
 
 
-class ClipRule(Protocol):
+class ClipRule(ABC):
     """Bounds what one record contributes. Sees norms only, so that fast clipping can serve every rule.
 
     Guarantee: multiplying record i's gradient (its part in group l) by `weights(norms)[i, l]` gives a vector of l2 norm
     at most `l2` over all groups together, for every non-negative finite `norms`.
+
+    A rule is a dataclass whose fields are its settings, `bound` the first; `name` is what it is chosen by.
     """
 
+    name: ClassVar[str]
+    bound: float
+
     @property
+    @abstractmethod
     def l2(self) -> float:
         """The bound that holds for what `weights` returned last."""
-        ...
+
+    @abstractmethod
+    def weights(self, norms: Tensor) -> Tensor:
+        """Factors for norms [B, L], of the same shape, each in [0, ∞)."""
 
     def groups(self, layers: list[str]) -> list[int]:
         """The clipping group of each layer: all zeros for flat clipping, 0..L-1 for per-layer clipping."""
-        ...
+        return [0] * len(layers)
 
-    def weights(self, norms: Tensor) -> Tensor:
-        """Factors for norms [B, L], of the same shape, each in [0, ∞)."""
-        ...
+    @property
+    def queries(self) -> tuple[SideQuery, ...]:
+        """What the rule releases beside the gradient in every step; a count of records, for a bound that follows the norms."""
+        return ()
+
+    @property
+    def assumed(self) -> float | None:
+        """The bound that the rule takes for granted without clipping; None for a rule that clips."""
+        return None
+
+    def settings(self) -> dict[str, float]:
+        """The settings it began with, `bound` first."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        """All of its settings, in the form in which records keep them: `auto:1.0:gamma=0.01`."""
+        (_, bound), *others = self.settings().items()
+        return ":".join([self.name, repr(bound), *(f"{key}={value!r}" for key, value in others)])
 
 
 class Encoder(Protocol):
@@ -92,6 +117,8 @@ class OnParameters(Protocol):
 class Denoiser(Protocol):
     """Post-processing of a released gradient (already divided by the expected batch size). Costs no privacy."""
 
+    name: ClassVar[str]
+    """What it is chosen by, in `--denoise` and in records."""
     needs_white: ClassVar[bool]
     """Whether it relies on noise that is independent and of standard deviation `noise_std` in every coordinate."""
     keeps_white: ClassVar[bool]

@@ -29,12 +29,13 @@ from torch import nn
 
 from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Assumed, Flat
+from assay.gradients.clipping import Assumed, ClipRule, Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
 from assay.mechanisms.types import Mechanism
-from assay.methods import check_variant, get
+from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
+from assay.methods.dpsgd import DPSGD
 from assay.methods.perturb.explain import FORMS, Explainer
 from assay.methods.perturb.inputs import OUTSIDE
 from assay.methods.perturb.objective import StepNoise
@@ -45,8 +46,8 @@ if TYPE_CHECKING:
     from assay.methods.stage import Stage
 
 
-@dataclass(frozen=True)
-class AFRRS:
+@dataclass(frozen=True, kw_only=True)
+class AFRRS(Method):
     """Relevance regions; then noise on records and objective (published), or scaled inputs and DP-SGD (sound)."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
@@ -60,8 +61,6 @@ class AFRRS:
         "not sound: relevance comes from a network trained without noise, and gradients below the last layer show the labels bare (ε = ∞); "
         "feature noise is local, with ε = |L| ε2/(2|h0|)"
     )
-    optimizer: str = "sgd"
-    variant: str = "sound"
     explain: str | None = None
     gamma: float = 0.05
     share: float = 0.1
@@ -89,11 +88,11 @@ class AFRRS:
         self._weights()
 
     @property
-    def clip(self) -> str:
+    def clip(self) -> ClipRule:
         """As published nothing is clipped."""
-        return "assumed:1.0" if self.variant == "published" else "flat:0.5"
+        return Assumed(1.0) if self.variant == "published" else Flat(0.5)
 
-    def of_model(self, model: nn.Module) -> AFRRS:
+    def for_model(self, model: nn.Module) -> AFRRS:
         """With the sizes of this model, which the published noise depends on."""
         if self.variant == "sound":
             return self
@@ -123,7 +122,7 @@ class AFRRS:
         """Sound: as DP-SGD. Published: plain sums, of records released before or with noise on the loss's coefficients."""
         noise: Mechanism = Gaussian(multiplier=noise_multiplier)
         if self.variant == "published":
-            if not isinstance(plan.clip, Assumed):
+            if plan.clip.assumed is None:
                 raise ConfigError("clip", str(plan.clip), "assumed:1.0 with variant published: the paper clips nothing")
             noise = AlreadyReleased()
             if self.objective == "step":
@@ -148,8 +147,8 @@ class AFRRS:
             steps = replace(
                 plan,
                 steps=max(1, round(self.share * plan.steps)),
-                method=get("dpsgd"),
-                clip=Flat(bound=0.5),
+                method=DPSGD(),
+                clip=Flat(0.5),
                 micro_batch=1,
                 encode=(),
                 denoise=(),

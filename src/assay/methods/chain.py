@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.errors import ConfigError
-from assay.gradients.arithmetic import constant, squares
+from assay.gradients import on_grid
+from assay.gradients.arithmetic import constant, squares, zeros_for
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.rules.correlation import Basis, restored
 from assay.gradients.rules.layers import Rules
+from assay.mechanisms.exact import ExactGaussian
 from assay.mechanisms.types import (
     Bounded,
     ClipRule,
@@ -71,6 +73,8 @@ class Chain:
                 "sign together with the full spectral domain",
                 "one of the two: signs are taken of a gradient's own coordinates, which the full domain does not keep apart",
             )
+        if isinstance(self.noise, ExactGaussian):
+            self._check_exact(self.noise)
         white, spoiler = self.noise.white, "the noise of this method"
         for step in (*self.decode, *self.after):
             if step.needs_white and not white:
@@ -81,6 +85,19 @@ class Chain:
                 )
             if not step.keeps_white:
                 white, spoiler = False, str(step)
+
+    def _check_exact(self, noise: ExactGaussian) -> None:
+        """Refuse parts for which sums are not shown to be exact."""
+        if self.micro > 1 or self.each or self.rules or self.before:
+            raise ConfigError(
+                "exact",
+                True,
+                "clipping, summing and adding noise alone: no micro-batches, no --encode, no maps of layers",
+            )
+        if self.clip.l2 != noise.grid.bound or isinstance(self.clip, Stateful):
+            raise ConfigError(
+                "exact", True, "a clipping rule whose bound is constant and finite: flat, per-layer or auto"
+            )
 
     @property
     def l2(self) -> float:
@@ -102,6 +119,8 @@ class Chain:
 
         `groups` is what the clipping rule said for the engine's layers, `slots` [B] which micro-batch each record is in.
         """
+        if isinstance(self.noise, ExactGaussian):
+            return on_grid.clipped_sum(grads, self.clip, groups, self.noise.grid)
         if self.micro == 1 and not self.each:
             norms = grads.norms(groups)
             return grads.weighted_sum(self.clip.weights(norms), groups), norms
@@ -118,6 +137,12 @@ class Chain:
         norms = sums.sqrt_()
         weights = self.clip.weights(norms)
         return {n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()}, norms
+
+    def sum_of_nothing(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """What `clipped_sum` gives for a batch without records."""
+        if isinstance(self.noise, ExactGaussian):
+            return {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
+        return {name: zeros_for(p) for name, p in parameters.items()}
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
         """Encode and add the noise."""

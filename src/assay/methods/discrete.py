@@ -21,9 +21,9 @@ from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import moments_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Assumed
+from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian
-from assay.methods import check_variant
+from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
 from assay.methods.denoise.bayes import Bayes
 from assay.methods.encode.sign import Sign
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from assay.methods.plan import Plan
 
 
-@dataclass(frozen=True)
-class Discrete:
+@dataclass(frozen=True, kw_only=True)
+class Discrete(Method):
     """Signs, clipped, noised, corrected."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "tau", "nu", "scale", "priors", "emit")
@@ -41,9 +41,6 @@ class Discrete:
     name: str = "discrete"
     summary: str = "Discretise and denoise: signs of gradients, and the most probable of -ν, 0, +ν after the noise"
     soundness: str = "sound for single records; not for micro-batches of more, whose sensitivity is 2C and not C"
-    optimizer: str = "sgd"
-    clip: str = "flat:1.0"
-    variant: str = "sound"
     tau: float = 0.001
     nu: float = 0.01
     scale: str = "average"
@@ -57,12 +54,17 @@ class Discrete:
         self._correction(1.0)
         Sign(tau=self.tau)
 
+    @property
+    def clip(self) -> Flat:
+        """That of the paper."""
+        return Flat(1.0)
+
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Signs, any clipping, one Gaussian draw, correction."""
         as_if_single = self.variant == "published" and plan.micro_batch > 1
         reference = plan.clip.l2 if as_if_single else None
-        if isinstance(plan.clip, Assumed):  # nothing is clipped: noise relative to what the paper takes for granted
-            reference = plan.clip.bound
+        if plan.clip.assumed is not None:  # nothing is clipped: noise relative to what the paper takes for granted
+            reference = plan.clip.assumed
         return Chain(
             clip=plan.fresh_clip(),
             noise=Gaussian(multiplier=noise_multiplier, reference=reference),

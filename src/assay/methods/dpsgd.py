@@ -16,25 +16,22 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assay.accounting.epsilon import rdp_epsilon
 from assay.mechanisms.gaussian import Gaussian
+from assay.methods import Method
 from assay.methods.chain import Chain
 
 if TYPE_CHECKING:
     from assay.methods.plan import Plan
 
 
-@dataclass(frozen=True)
-class DPSGD:
+@dataclass(frozen=True, kw_only=True)
+class DPSGD(Method):
     """Clip, sum, add Gaussian noise once, divide by a constant."""
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
     varying_noise: ClassVar[bool] = True
 
     name: str = "dpsgd"
     summary: str = "DP-SGD: clip each record's gradient, add Gaussian noise to the sum (Abadi et al. 2016)"
     soundness: str = "sound"
-    optimizer: str = "sgd"
-    clip: str = "flat:0.5"
-    variant: str = "sound"
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Flat (or any) clipping and one Gaussian draw."""

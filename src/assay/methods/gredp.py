@@ -30,7 +30,7 @@ parameters. The filter is post-processing: it cannot lower ε.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import GaussianDpEvent
@@ -40,7 +40,7 @@ from assay.errors import ConfigError
 from assay.gradients.clipping import PerLayer
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
-from assay.methods import check_variant
+from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
 from assay.methods.denoise.lowpass import LowPass
 from assay.methods.encode.spectral import rules
@@ -51,20 +51,14 @@ if TYPE_CHECKING:
 _FORMS = {"complex": (math.sqrt(0.5), math.sqrt(0.5)), "real": (1.0, 0.0), "hermitian": (1.0, 1.0)}
 
 
-@dataclass(frozen=True)
-class FrequencyDomain:
+@dataclass(frozen=True, kw_only=True)
+class FrequencyDomain(Method):
     """Clip each layer, add noise to its Fourier coefficients, keep the real part of a part ρ of them."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "noise_form", "domain", "rho", "groups")
 
-    name: str
-    summary: str
-    soundness: str
     noise_form: str
     rho: float
-    optimizer: str = "sgd"
-    clip: str = "per-layer:1.0"
-    variant: str = "sound"
     domain: str | None = None
     groups: int | None = None
 
@@ -82,6 +76,28 @@ class FrequencyDomain:
             raise ConfigError("groups", self.groups, "the number of separately clipped layers, 1 or above")
         LowPass(rho=self.rho)
         rules(self._domain(), maps=False)
+
+    @property
+    def clip(self) -> PerLayer:
+        """Every layer by itself."""
+        return PerLayer(1.0)
+
+    @property
+    def layers(self) -> int | None:
+        """L."""
+        return self.groups
+
+    @property
+    def needs_layers(self) -> bool:
+        """Until L is known."""
+        return self.groups is None
+
+    def for_layers(self, layers: list[str]) -> FrequencyDomain:
+        """With L from the model."""
+        if self.groups is not None and self.groups != len(layers):
+            accepted = f"{len(layers)}: the model has {len(layers)} layers with parameters"
+            raise ConfigError("groups", self.groups, accepted)
+        return replace(self, groups=len(layers))
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Per-layer clipping, noise in the frequency domain, the filter if there is one."""

@@ -23,9 +23,8 @@ from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import moments_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Assumed
 from assay.mechanisms.gaussian import Gaussian
-from assay.methods import check_variant
+from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
 from assay.methods.denoise.laplacian import Laplacian
 
@@ -35,21 +34,16 @@ if TYPE_CHECKING:
 _CLAIMS = ("theorem", "moments")
 
 
-@dataclass(frozen=True)
-class Smoothed:
+@dataclass(frozen=True, kw_only=True)
+class Smoothed(Method):
     """DP-SGD with Laplacian smoothing."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "sigma", "over", "claim")
 
-    name: str
-    summary: str
-    optimizer: str
     claim: str
     soundness: str = (
         "sound where gradients are clipped; not where a bound is assumed and none enforced (logistic regression), ε = ∞"
     )
-    clip: str = "flat:0.5"
-    variant: str = "sound"
     sigma: float = 1.0
     over: str = "vector"
 
@@ -61,10 +55,9 @@ class Smoothed:
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Any clipping, one Gaussian draw, smoothing."""
-        reference = plan.clip.bound if isinstance(plan.clip, Assumed) else None
         return Chain(
             clip=plan.fresh_clip(),
-            noise=Gaussian(multiplier=noise_multiplier, reference=reference),
+            noise=Gaussian(multiplier=noise_multiplier, reference=plan.clip.assumed),
             micro=plan.micro_batch,
             after=(Laplacian(sigma=self.sigma, over=self.over),),
         )

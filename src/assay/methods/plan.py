@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -16,45 +17,79 @@ from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 from torch import nn
 
 from assay import methods
-from assay.accounting import schedules
+from assay.accounting import events, schedules
 from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
-from assay.data.sampling import SAMPLERS, Cyclic, Sampler
-from assay.errors import ConfigError, check_above_zero
+from assay.accounting.schedules import Constant, NoiseSchedule
+from assay.data import sampling as samplers
+from assay.data.sampling import Poisson, Sampler
+from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.gradients import clipping
+from assay.gradients.clipping import ClipRule, Flat
 from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.exact import ExactGaussian, Grid
+from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Denoiser
-from assay.methods import Method, denoise, encode
+from assay.methods import Method
+from assay.methods import denoise as denoising
+from assay.methods import encode as encoding
 from assay.methods.chain import Chain
+from assay.methods.dpsgd import DPSGD
 from assay.methods.encode import Encoding
-from assay.methods.perturb.mean import Centered
-from assay.methods.perturb.mean import parse as parse_center
+from assay.methods.perturb import mean
+from assay.methods.perturb.mean import Mean
 from assay.methods.stage import Stage, event_of
 
 _LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+_DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
 MOST_STEPS = 2**53  # whole numbers are exact up to here, and events count no further
 
+# Defaults that `Plan` and `Plan.calibrated` share. All are immutable.
+_CLIP, _SCHEDULE, _METHOD = Flat(), Constant(), DPSGD()
 
-def _whole(name: str, value: object, least: int) -> None:
+
+def _check_whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(name, value, f"a whole number, {least} or above")
+
+
+def _check_kind(name: str, value: object, kind: type[Any] | tuple[type[Any], ...], accepted: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(name, value, accepted)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """A private training run as its privacy sees it.
 
-    `noise_multiplier` is that of a whole step: where a step releases more than the gradient (a training loss, a count
-    for adaptive clipping), each release gets a share s of the step's privacy and noise of multiplier σ/√s; jointly they
-    are exactly one Gaussian release of multiplier σ.
+    Its parts are objects. Their texts, as the command line and JSON have them, are read by `parse` of the module that each is from:
+    `assay.gradients.clipping.parse("flat:0.5")`.
 
-    `noise_schedule` lets the noise fall over the run, where `noise_multiplier` is then that of the first steps, or correlates the noise
-    of its steps, where batches are drawn in turns (`assay.accounting.schedules`).
+    Attributes:
+        records: how many records there are.
+        batch_size: the expected size of a batch; what sums are divided by.
+        steps: how many steps the run takes.
+        noise_multiplier: the noise of a whole step, over what one record moves its sum by. Where a step releases more than the
+            gradient (a training loss, a count for adaptive clipping), each release gets a share s of the step's privacy and noise of
+            multiplier σ/√s; jointly they are exactly one Gaussian release of multiplier σ.
+        delta: δ.
+        noise_schedule: lets the noise fall over the run, where `noise_multiplier` is then that of the first steps, or correlates the
+            noise of its steps, where batches are drawn in turns (`assay.accounting.schedules`).
+        clip: how a record's gradient is bounded (`assay.gradients.clipping`).
+        micro_batch: how many records' gradients are averaged before they are clipped.
+        center: releases the mean of the inputs before training, which the model then subtracts (`assay.methods.perturb.mean`).
+        sampling: the sampler's class (`assay.data.sampling`).
+        adjacency: which data sets are neighbours.
+        method: how a step works (`assay.methods`).
+        encode: added to what the method does before clipping, in this order (`assay.methods.encode`).
+        denoise: added to what the method does after the noise, in this order (`assay.methods.denoise`).
+        exact: releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`): the same ε, whose
+            proof then covers the arithmetic of sums and noise.
+        epsilon_limit: a ceiling on the verified ε.
+        epsilon_claimed: what a published variant was calibrated to claim, which is no ceiling on anything.
 
-    `center` releases the mean of the inputs before training (`assay.methods.perturb.mean`), which the model then subtracts.
-
-    `encode` and `denoise` add to what the method does before clipping and after the noise. `epsilon_limit` is a ceiling on
-    the verified ε, `epsilon_claimed` what a published variant was calibrated to claim, which is no ceiling on anything.
+    Raises:
+        ConfigError: a setting is of another type or out of its range, or two do not go together.
     """
 
     records: int
@@ -62,28 +97,63 @@ class Plan:
     steps: int
     noise_multiplier: float
     delta: float
-    noise_schedule: str = "constant"
-    clip: clipping.Rule = field(default_factory=clipping.Flat)
+    noise_schedule: NoiseSchedule = _SCHEDULE
+    clip: ClipRule = _CLIP
     micro_batch: int = 1
-    center: str | None = None
-    sampling: str = "poisson"
+    center: Mean | None = None
+    sampling: type[Sampler] = Poisson
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
-    method: Method = field(default_factory=lambda: methods.get("dpsgd"))
-    encode: tuple[Encoding, ...] = ()
-    denoise: tuple[Denoiser, ...] = ()
+    method: Method = _METHOD
+    encode: Sequence[Encoding] = ()
+    denoise: Sequence[Denoiser] = ()
+    exact: bool = False
     epsilon_limit: float | None = None
     epsilon_claimed: float | None = None
 
     def __post_init__(self) -> None:
-        _whole("records", self.records, 1)
-        _whole("steps", self.steps, 1)
+        self._check_parts()
+        object.__setattr__(self, "encode", tuple(self.encode))
+        object.__setattr__(self, "denoise", tuple(self.denoise))
+        self._check_numbers()
+        self._check_together()
+        self._check_schedule()
+        self._check_exact()
+        _ = self.stage  # its own checks
+        _ = self.sampler  # its own checks: batch_size against records
+
+    def _check_parts(self) -> None:
+        """Every part is an object of its kind: a text here would be compared with objects, and ε would not be what it says."""
+        _check_kind(
+            "clip",
+            self.clip,
+            ClipRule,
+            "a clipping rule such as Flat(0.5); assay.gradients.clipping.parse reads a text",
+        )
+        _check_kind("method", self.method, Method, "a method such as DPSGD(); assay.methods.get finds one by its name")
+        _check_kind("adjacency", self.adjacency, Adjacency, "one of " + ", ".join(map(str, Adjacency.__members__)))
+        accepted = "a noise schedule such as Decay(levels=4); assay.accounting.schedules.parse reads a text"
+        _check_kind("noise_schedule", self.noise_schedule, NoiseSchedule, accepted)
+        if self.center is not None:
+            _check_kind(
+                "center", self.center, Mean, "Mean(noise=40.0) or so; assay.methods.perturb.mean.parse reads a text"
+            )
+        if self.sampling not in samplers.SAMPLERS.values():
+            accepted = ", ".join(kind.__name__ for kind in samplers.SAMPLERS.values())
+            raise ConfigError("sampling", self.sampling, f"a sampler's class, one of {accepted}")
+        for name, parts, member in (("encode", self.encode, "applied"), ("denoise", self.denoise, "needs_white")):
+            if isinstance(parts, str) or not isinstance(parts, Sequence) or not all(hasattr(p, member) for p in parts):
+                raise ConfigError(name, parts, f"a list of objects; assay.{name}.parse reads the text of one")
+
+    def _check_numbers(self) -> None:
+        _check_whole("records", self.records, 1)
+        _check_whole("steps", self.steps, 1)
         if self.steps > MOST_STEPS:
             raise ConfigError("steps", self.steps, f"at most {MOST_STEPS}")
-        _whole("micro_batch", self.micro_batch, 1)
+        _check_whole("micro_batch", self.micro_batch, 1)
+        for name in ("batch_size", "delta", "noise_multiplier"):
+            check_number(name, getattr(self, name), "a number")
         if not 0 < self.delta < 1:
-            raise ConfigError(
-                "delta", self.delta, "a number between 0 and 1, both excluded (at most 1/records is usual)"
-            )
+            raise ConfigError("delta", self.delta, _DELTA)
         if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
             raise ConfigError("noise_multiplier", self.noise_multiplier, "a finite number, 0 or above")
         if 0 < self.noise_multiplier * min(factor for _, factor in self.stretches) < _LEAST_NOISE:
@@ -94,59 +164,73 @@ class Plan:
             )
         if self.epsilon_limit is not None:
             check_above_zero("epsilon", self.epsilon_limit)
-        if self.sampling not in SAMPLERS:
-            raise ConfigError("sampling", self.sampling, "one of " + ", ".join(SAMPLERS))
-        if self.sampling == "without-replacement" and self.adjacency is not Adjacency.REPLACE_ONE:
+
+    def _check_together(self) -> None:
+        if self.sampling.replaces and self.adjacency is not Adjacency.REPLACE_ONE:
             raise ConfigError(
                 "adjacency",
                 self.adjacency.value,
-                "replace-one with sampling without replacement: adding a record changes the number of records, and with it every batch",
+                f"replace-one with sampling {self.sampling.name}: adding a record changes the number of records, and with it "
+                "every batch",
             )
-        if self.micro_batch > 1 and isinstance(self.clip, clipping.AdaptiveQuantile):
+        if self.micro_batch > 1 and self.clip.queries:
             raise ConfigError(
                 "micro_batch",
                 self.micro_batch,
                 "1 with adaptive clipping: its count bounds what one record does, not what one micro-batch does",
             )
-        if isinstance(self.clip, clipping.Assumed) and self.method.variant != "published":
+        if self.clip.assumed is not None and self.method.variant != "published":
             raise ConfigError(
                 "clip", str(self.clip), "a rule that clips; only published variants take a bound for granted"
             )
-        if self.center is not None and methods.stage_of(self.method, self) is not None:
+        if self.center is not None and self.method.stage(self) is not None:
             raise ConfigError(
-                "center", self.center, f"nothing with {self.method.name}, which releases something of its own first"
+                "center",
+                mean.describe(self.center),
+                f"nothing with {self.method.name}, which releases something of its own first",
             )
-        self._check_schedule()
-        _ = self.stage  # its own checks
-        _ = self.sampler  # its own checks: batch_size against records
 
     def _check_schedule(self) -> None:
-        if isinstance(self.schedule, schedules.Constant):
+        if isinstance(self.noise_schedule, Constant):
             return
-        if not getattr(self.method, "varying_noise", False):
-            raise ConfigError("noise_schedule", self.noise_schedule, f"constant with {self.method.name}")
-        if self.sampling == "shuffle":
+        said = schedules.describe(self.noise_schedule)
+        if not self.method.varying_noise:
+            raise ConfigError("noise_schedule", said, f"constant with {self.method.name}")
+        if self.sampling.by_epoch:
             raise ConfigError(
-                "noise_schedule",
-                self.noise_schedule,
-                "constant with shuffled epochs, which are charged a whole epoch at a time",
+                "noise_schedule", said, "constant with shuffled epochs, which are charged a whole epoch at a time"
             )
-        if len(self.schedule.strategy) > 1 and (self.sampling != "poisson" or self.encode):
+        bands = self._bands
+        if bands > 1 and (self.encode or self.sampling.in_bands(self.records, self.batch_size, bands) is None):
             raise ConfigError(
                 "noise_schedule",
-                self.noise_schedule,
+                said,
                 "Poisson sampling, which the bands turn into one of groups that take turns, and no --encode",
             )
 
-    @cached_property
-    def schedule(self) -> schedules.NoiseSchedule:
-        """How the noise goes from step to step."""
-        return schedules.parse(self.noise_schedule)
+    def _check_exact(self) -> None:
+        """Refuse what exact noise is not proven for."""
+        _check_kind("exact", self.exact, bool, "True or False")
+        if not self.exact:
+            return
+        if self.center is not None:
+            raise ConfigError("exact", True, "no --center: that mean is released with floating-point noise")
+        if math.isinf(self.clip.l2) or self.clip.queries:
+            raise ConfigError("clip", str(self.clip), "a bound that is finite and stays what it is, with exact noise")
+        if self._bands > 1:
+            said = schedules.describe(self.noise_schedule)
+            raise ConfigError("noise_schedule", said, "constant or decay with exact noise")
+        for _, factor in self.stretches:
+            self.chain(noise_factor=factor)  # its own checks
+
+    @property
+    def _bands(self) -> int:
+        return len(self.noise_schedule.strategy)
 
     @cached_property
     def stretches(self) -> list[tuple[int, float]]:
         """(steps, factor on the noise multiplier), in the order of the run."""
-        return self.schedule.stretches(self.steps)
+        return self.noise_schedule.stretches(self.steps)
 
     def noise_factor(self, step: int) -> float:
         """The factor on the noise multiplier in this step, counted from 0."""
@@ -155,10 +239,10 @@ class Plan:
     @cached_property
     def sampler(self) -> Sampler:
         """Draws the batches and states their amplification."""
-        bands = len(self.schedule.strategy)
-        if bands > 1:
-            return Cyclic(self.records, self.batch_size, bands)
-        return SAMPLERS[self.sampling](self.records, self.batch_size)
+        in_turns = None
+        if self._bands > 1:
+            in_turns = self.sampling.in_bands(self.records, self.batch_size, self._bands)
+        return self.sampling(self.records, self.batch_size) if in_turns is None else in_turns
 
     def epochs_after(self, steps: int) -> float:
         """How often each record has been used on average."""
@@ -168,7 +252,7 @@ class Plan:
         """Whether this many steps complete an epoch that one step fewer did not."""
         return math.floor(self.epochs_after(step) + 1e-9) > math.floor(self.epochs_after(step - 1) + 1e-9)
 
-    def fresh_clip(self) -> clipping.Rule:
+    def fresh_clip(self) -> ClipRule:
         """The clipping rule in its initial state (adaptive rules change as they run)."""
         return copy.copy(self.clip)
 
@@ -176,19 +260,30 @@ class Plan:
         """The step, its gradient release taking this share of the step's privacy, at this factor of the noise schedule."""
         multiplier = self.noise_multiplier * noise_factor / math.sqrt(gradient_share)
         chain = self.method.chain(self, multiplier)
-        for encoding in self.encode:
-            chain = encoding.applied(chain)
-        if len(self.schedule.strategy) > 1:  # plain Gaussian noise is all that a method of varying noise has
-            chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.schedule.strategy))
-        return replace(chain, after=(*chain.after, *denoise.fresh(self.denoise)))
+        for part in self.encode:
+            chain = part.applied(chain)
+        if self._bands > 1:  # plain Gaussian noise is all that a method of varying noise has
+            chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
+        if self.exact:
+            chain = self._made_exact(chain)
+        return replace(chain, after=(*chain.after, *denoising.fresh(self.denoise)))
+
+    def _made_exact(self, chain: Chain) -> Chain:
+        """The chain with exact noise in the place of floating-point noise of the same multiplier."""
+        noise = chain.noise
+        if type(noise) is not Gaussian or noise.reference is not None or self.method.stage(self) is not None:
+            raise ConfigError(
+                "exact", True, f"a method that adds Gaussian noise to a clipped sum, and {self.method.name} does more"
+            )
+        return replace(chain, noise=ExactGaussian(multiplier=noise.multiplier, grid=Grid(chain.clip.l2)))
 
     def for_model(self, model: nn.Module) -> Plan:
         """The plan for this model: methods may need to know its layers and their sizes."""
-        return replace(self, method=methods.for_model(self.method, model))
+        return replace(self, method=self.method.for_model(model))
 
     def for_layers(self, layers: list[str]) -> Plan:
         """The plan for a model with these layers: methods that clip them one by one need to know how many there are."""
-        return replace(self, method=methods.for_layers(self.method, layers))
+        return replace(self, method=self.method.for_layers(layers))
 
     @cached_property
     def step_event(self) -> DpEvent:
@@ -199,13 +294,13 @@ class Plan:
     def stage(self) -> Stage | None:
         """What is released before the first step, if anything: by the method, or the mean of the inputs."""
         if self.center is not None:
-            return Centered(parse_center(self.center), self.records)
-        return methods.stage_of(self.method, self)
+            return self.center.stage(self.records)
+        return self.method.stage(self)
 
     @property
     def stage_option(self) -> tuple[str, str]:
         """Which option asked for the stage, and its value: for errors about it."""
-        return ("method", self.method.name) if self.center is None else ("center", self.center)
+        return ("method", self.method.name) if self.center is None else ("center", mean.describe(self.center))
 
     @cached_property
     def stage_event(self) -> DpEvent:
@@ -228,6 +323,18 @@ class Plan:
         steps_event = self.steps_event(self.steps if steps is None else steps)
         return steps_event if self.stage is None else ComposedDpEvent([self.stage_event, steps_event])
 
+    def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool) -> bool:
+        """Whether a ledger of this plan may charge so many steps from step `origin` on, or a release made once, with this event
+        (`Ledger.check_fits`). Where an earlier version did not write the origin down, and it matters, that cannot be said: True.
+        """
+        if once:
+            expected = self.stage_event
+        elif origin is None and len(self.stretches) > 1:
+            return True
+        else:
+            expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
+        return events.to_json(expected) == events.to_json(event)
+
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan."""
         return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
@@ -236,10 +343,9 @@ class Plan:
         """The ε that the method's paper would report for this run, or for one that ended after so many steps."""
         if steps == 0:
             return 0.0
-        if steps is None or not isinstance(self.schedule, schedules.Constant):
-            return self.method.claimed(
-                self
-            )  # a schedule goes over a whole run: what a part of it would claim no paper says
+        if steps is None or not isinstance(self.noise_schedule, Constant):
+            # A schedule goes over a whole run: what a part of it would claim no paper says.
+            return self.method.claimed(self)
         return self.method.claimed(replace(self, steps=steps))
 
     def targeted(self) -> float:
@@ -247,7 +353,7 @@ class Plan:
         return self.claimed() if self.method.variant == "published" else self.epsilon()
 
     @classmethod
-    def calibrated(
+    def calibrated(  # every setting of a plan is an argument, so that an editor can complete it
         cls,
         *,
         epsilon: float,
@@ -257,78 +363,127 @@ class Plan:
         epochs: float | None = None,
         steps: int | None = None,
         noise_multiplier: float | None = None,
-        **rest: Any,
+        noise_schedule: NoiseSchedule = _SCHEDULE,
+        clip: ClipRule = _CLIP,
+        micro_batch: int = 1,
+        center: Mean | None = None,
+        sampling: type[Sampler] = Poisson,
+        adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+        method: Method = _METHOD,
+        encode: Sequence[Encoding] = (),
+        denoise: Sequence[Denoiser] = (),
+        exact: bool = False,
     ) -> Plan:
         """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
         and batch_size. For a published variant it is the claimed ε.
 
         Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it. Full batches are
         all records, given or not.
+
+        Args:
+            epsilon: the target. The verified ε of a sound variant never exceeds it.
+            delta: δ.
+            records: how many records there are.
+            batch_size: the expected batch size; left out, the largest is found.
+            epochs: the length of the run in epochs, or give `steps`; both left out, the longest is found.
+            steps: the length of the run in steps.
+            noise_multiplier: the noise; left out, the least is found.
+            noise_schedule, clip, micro_batch, center, sampling, adjacency, method, encode, denoise, exact: as of `Plan`.
+
+        Returns:
+            The plan, with `epsilon` as its `epsilon_limit` (`epsilon_claimed` for a published variant).
+
+        Raises:
+            ConfigError: not exactly one thing is left out, no plan stays within ε, or a setting is bad.
         """
         check_above_zero("epsilon", epsilon)
+        _check_whole("records", records, 1)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
-        if batch_size is None and rest.get("sampling") == "full":
-            if noise_multiplier is not None and length is not None:
-                raise ConfigError(
-                    "sampling",
-                    "full",
-                    "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the batch is all records",
-                )
+        whole = getattr(sampling, "whole", False)  # what is no sampler is refused below
+        if batch_size is None and whole and None not in (noise_multiplier, length):
+            raise ConfigError(
+                "sampling",
+                sampling.name,
+                "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the batch is all "
+                "records",
+            )
+        given = {"noise_multiplier": noise_multiplier, "epochs": epochs, "steps": steps, "batch_size": batch_size}
+        if whole and batch_size is None:
             batch_size = records
         if [noise_multiplier, length, batch_size].count(None) != 1:
             raise ConfigError(
                 "calibrated",
-                {
-                    "noise_multiplier": noise_multiplier,
-                    "epochs": epochs,
-                    "steps": steps,
-                    "batch_size": batch_size,
-                },
+                given,
                 "exactly one of noise_multiplier, epochs/steps and batch_size left out, to be found",
             )
-
-        def made(noise: float, size: float, count: int | None) -> Plan:
-            start = cls(
-                records=records,
-                batch_size=size,
-                steps=count or 1,
-                noise_multiplier=noise,
-                delta=delta,
-                **rest,
-            )
-            published = start.method.variant == "published"
-            start = replace(
-                start, epsilon_limit=None if published else epsilon, epsilon_claimed=epsilon if published else None
-            )
-            start._check_center(epsilon)
-            return start if count is not None else replace(start, steps=steps_for(epochs, start.sampler))
-
-        if batch_size is None:
-            assert noise_multiplier is not None
-            bands = len(schedules.parse(rest.get("noise_schedule", "constant")).strategy)
-            largest = max(1, records // bands)  # a batch is drawn from one of the bands
-            size = most_steps(lambda n: made(noise_multiplier, n, steps).targeted(), epsilon, limit=largest)
-            if size == 0:
-                raise ConfigError(
-                    "epsilon",
-                    epsilon,
-                    f"more than that: a batch of one record already spends {made(noise_multiplier, 1, steps).targeted():.4g}",
-                )
-            return made(noise_multiplier, size, steps)
-        if length is None:
-            assert noise_multiplier is not None
-            base = made(noise_multiplier, batch_size, 1)
-            count = most_steps(lambda n: replace(base, steps=n).targeted(), epsilon)
-            if count == 0:
-                raise ConfigError("epsilon", epsilon, f"more than that: one step already spends {base.targeted():.4g}")
-            return replace(base, steps=count)
-        template = made(1.0, batch_size, steps)
-        return replace(
-            template,
-            noise_multiplier=smallest_noise(lambda z: replace(template, noise_multiplier=z).targeted(), epsilon),
+        start = cls(
+            records=records,
+            batch_size=1 if batch_size is None else batch_size,
+            steps=1 if steps is None else steps,
+            noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+            delta=delta,
+            noise_schedule=noise_schedule,
+            clip=clip,
+            micro_batch=micro_batch,
+            center=center,
+            sampling=sampling,
+            adjacency=adjacency,
+            method=method,
+            encode=encode,
+            denoise=denoise,
+            exact=exact,
         )
+        if batch_size is None:
+            return start._aimed_at(epsilon)._largest_batch(epsilon, epochs)
+        start = start._lasting(epochs)
+        return start._aimed_at(epsilon)._longest(epsilon) if length is None else start.within(epsilon)
+
+    def within(self, epsilon: float) -> Plan:
+        """This plan with the least noise for which ε, the verified one or for a published variant the claimed one, is in
+        [0.99 ε, ε].
+
+        Args:
+            epsilon: the target, which becomes the plan's `epsilon_limit` (`epsilon_claimed` for a published variant).
+
+        Raises:
+            ConfigError: no noise is enough.
+        """
+        aimed = replace(self, noise_multiplier=1.0)._aimed_at(epsilon)
+        least = smallest_noise(lambda z: replace(aimed, noise_multiplier=z).targeted(), epsilon)
+        return replace(aimed, noise_multiplier=least)
+
+    def _aimed_at(self, epsilon: float) -> Plan:
+        """The plan with this target, which what is released before training must leave something of."""
+        check_above_zero("epsilon", epsilon)
+        published = self.method.variant == "published"
+        aimed = replace(
+            self, epsilon_limit=None if published else epsilon, epsilon_claimed=epsilon if published else None
+        )
+        aimed._check_center(epsilon)
+        return aimed
+
+    def _lasting(self, epochs: float | None) -> Plan:
+        """The plan with the steps of this many epochs, if any are asked for."""
+        return self if epochs is None else replace(self, steps=steps_for(epochs, self.sampler))
+
+    def _largest_batch(self, target: float, epochs: float | None) -> Plan:
+        def made(size: int) -> Plan:
+            return replace(self, batch_size=size)._lasting(epochs)
+
+        largest = max(1, self.records // self._bands)  # a batch is drawn from one of the bands
+        size = most_steps(lambda n: made(n).targeted(), target, limit=largest)
+        if size == 0:
+            spent = made(1).targeted()
+            raise ConfigError("epsilon", target, f"more than that: a batch of one record already spends {spent:.4g}")
+        return made(size)
+
+    def _longest(self, target: float) -> Plan:
+        count = most_steps(lambda n: replace(self, steps=n).targeted(), target)
+        if count == 0:
+            raise ConfigError("epsilon", target, f"more than that: one step already spends {self.targeted():.4g}")
+        return replace(self, steps=count)
 
     def _check_center(self, allowed: float) -> None:
         """Refuse a mean that alone costs more than is allowed: no noise of the steps makes up for it."""
@@ -338,7 +493,7 @@ class Plan:
         if alone > allowed:
             raise ConfigError(
                 "center",
-                self.center,
+                mean.describe(self.center),
                 f"more noise: what it releases before training costs ε = {alone:.4g} by itself, and {allowed:g} is allowed in all",
             )
 
@@ -350,34 +505,59 @@ class Plan:
             "steps": self.steps,
             "noise_multiplier": self.noise_multiplier,
             "delta": self.delta,
-            "noise_schedule": self.noise_schedule,
+            "noise_schedule": schedules.describe(self.noise_schedule),
             "clip": str(self.clip),
             "micro_batch": self.micro_batch,
-            "center": self.center,
-            "sampling": self.sampling,
+            "center": None if self.center is None else mean.describe(self.center),
+            "sampling": self.sampling.name,
             "adjacency": self.adjacency.value,
             "method": self.method.name,
             "options": methods.options(self.method),
-            "encode": [encode.describe(part) for part in self.encode],
-            "denoise": [denoise.describe(part) for part in self.denoise],
+            "encode": [encoding.describe(part) for part in self.encode],
+            "denoise": [denoising.describe(part) for part in self.denoise],
             "epsilon_limit": self.epsilon_limit,
             "epsilon_claimed": self.epsilon_claimed,
+            **({"exact": True} if self.exact else {}),  # not in plans of earlier versions
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` described."""
+        """The plan that `to_json` described, of this version or an earlier one.
+
+        Raises:
+            ConfigError: A field is missing, not known, or out of its range.
+        """
+        check_fields("plan", data, [*(f.name for f in fields(cls)), "options"])
+        for name in ("clip", "adjacency", "method", "options", "encode", "denoise"):
+            if name not in data:
+                raise ConfigError(f"plan.{name}", None, "a value: the field is missing")
         known = dict(data)
-        known["clip"] = clipping.parse(known["clip"])
-        known["adjacency"] = Adjacency(known["adjacency"])
-        known["method"] = methods.get(known["method"], **known.pop("options"))
-        known["encode"] = encode.parse_all(known["encode"])
-        known["denoise"] = denoise.parse_all(known["denoise"])
-        return cls(**known)
+        options = known.pop("options")
+        read: dict[str, Callable[[Any], object]] = {
+            "noise_schedule": schedules.parse,
+            "clip": clipping.parse,
+            "center": lambda text: None if text is None else mean.parse(text),
+            "sampling": samplers.parse,
+            "adjacency": _adjacency,
+            "method": lambda name: methods.get(name, **options),
+            "encode": encoding.parse_all,
+            "denoise": denoising.parse_all,
+        }
+        made: dict[str, Any] = {key: read[key](value) if key in read else value for key, value in known.items()}
+        return cls(**made)
+
+
+def _adjacency(name: str) -> Adjacency:
+    try:
+        return Adjacency(name)
+    except ValueError as error:
+        raise ConfigError("adjacency", name, "one of " + ", ".join(one.value for one in Adjacency)) from error
 
 
 def steps_for(epochs: float | None, sampler: Sampler) -> int:
     """Steps in this many epochs, at least one."""
+    if epochs is not None:
+        check_number("epochs", epochs, "a number above 0")
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):
         raise ConfigError("epochs", epochs, "a number above 0")
     steps = epochs / sampler.rate

@@ -11,10 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.data import catalog
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from assay.training.from_names import Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +39,52 @@ class Preset:
             "on": self.on,
             "charged": self.charged,
         }
+
+
+def settings(data: str, *, epsilon: float | None = None, name: str = "best", **changes: Any) -> Settings:
+    """The settings of a preset, for `assay.train`.
+
+        settings = assay.presets.settings("mnist", epsilon=1)
+        settings.model, settings.features, settings.training     # as names and objects
+        assay.train(settings, out="runs/mnist")
+
+    Args:
+        data: A data set that has presets.
+        epsilon: The target ε. None means 1, or no ceiling where `noise_multiplier` is among the changes.
+        name: The preset.
+        **changes: Other settings by name (`assay.Settings`). They replace those of the preset, and the record says so.
+
+    Returns:
+        Settings that name their origin. `assay.training.from_names.prepare` makes the model, the records, the plan and `Training` of them.
+
+    Raises:
+        ConfigError: The data set has no such preset, or a change is not a setting.
+    """
+    from assay.training.from_names import Settings, read_options  # presets are listed without torch
+
+    preset = get(name, data, epsilon or 1.0)
+    given = read_options(Settings.options(), changes, "assay train")
+    filled = {**preset.settings, **given, "data": data, "epsilon": epsilon}
+    return Settings(**filled, origin=preset.origin(), preset=preset.settings, given=frozenset(given))
+
+
+def of_options(given: Mapping[str, Any]) -> Settings:
+    """Settings from options of `assay train` by name; where `preset` is among them, the others go before what it says.
+
+    Args:
+        given: Only what a person gave; numbers may be text.
+
+    Raises:
+        ConfigError: A name is not known, a value is not of its type, or there is no such preset.
+    """
+    from assay.training.from_names import Settings
+
+    rest = {name: value for name, value in given.items() if name != "preset"}
+    if given.get("preset") is None:
+        return Settings.read(rest)
+    read = Settings.read({name: value for name, value in rest.items() if name in ("data", "epsilon")})
+    others = {name: value for name, value in rest.items() if name not in ("data", "epsilon")}
+    return settings(read.data, epsilon=read.epsilon, name=given["preset"], **others)
 
 
 def of(asked: Mapping[str, Any]) -> Preset:

@@ -57,6 +57,10 @@ class _FromBits(Unique, ABC):
         """The remainder of 63 bits."""
         return self._filled(torch.empty(n, dtype=torch.int64), lambda bits: (bits & _MAGNITUDE) % high)
 
+    def words(self, n: int) -> Tensor:
+        """The bits themselves."""
+        return self._filled(torch.empty(n, dtype=torch.int64), lambda bits: bits)
+
     def _filled(self, out: Tensor, numbers: Callable[[Tensor], Tensor]) -> Tensor:
         flat = out.view(-1)
         for start in range(0, len(flat), _BLOCK):

@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 from assay._util.process import Unique
+from assay.errors import ConfigError
 from assay.randomness.adding import add_drawn, add_normal, drawn_together
+from assay.randomness.rounded import Words
 from assay.randomness.streams import Randomness, Stream
 
 _BLOCK_NUMBERS, _SERIES = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
@@ -108,6 +110,12 @@ class _Step:
 
     def integers(self, high: int, n: int) -> Tensor:
         return self._others().integers(high, n)
+
+    def words(self, n: int) -> Tensor:
+        others = self._others()
+        if not isinstance(others, Words):
+            raise ConfigError("randomness", type(others).__name__, "streams with `words`: exact noise is made of bits")
+        return others.words(n)
 
     def _others(self) -> Stream:
         if self._rest is None:

@@ -264,6 +264,10 @@ class _Generated:
         """⌊u high⌋: even the largest u, 1 - 2⁻⁵³, gives a product that rounds below `high`."""
         return (self.uniform(n) * high).long()
 
+    def words(self, n: int) -> Tensor:
+        """Bits of torch's generator."""
+        return torch.empty(n, dtype=torch.int64).random_(-(2**63), None, generator=self._generator(_CPU))
+
     def _generator(self, device: torch.device) -> torch.Generator:
         generator = self._generators.get(device)
         if generator is None:

@@ -21,7 +21,7 @@ from assay.accounting.ledger import spent
 from assay.attacks.storage import read_attacks
 from assay.audit.aside import read_aside
 from assay.errors import AssayError, ConfigError
-from assay.runs import checkpoint
+from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import scored
 from assay.studies.directory import Study
@@ -219,7 +219,7 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
-        _optional(lambda: directory.statement.read_text(encoding="utf-8"), "statement.md", "", trouble)
+        _optional(lambda: directory.read_statement(record), "statement.md", "", trouble)
         if directory.statement.exists()
         else ""
     )
@@ -257,7 +257,8 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     charged, epsilon, delta = _optional(lambda: spent(directory.ledger), "ledger.jsonl", (None, None, None), trouble)
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
-        history = _optional(lambda: checkpoint.state(directory.checkpoint)["history"], "the checkpoint", (), trouble)
+        state = _optional(lambda: _progress(directory, spec), "the checkpoint", {}, trouble)
+        history = state.get("history", ())
     latest = max(path.stat().st_mtime for path in (directory.spec, directory.ledger) if path.exists())
     return Unfinished(
         name=name,
@@ -273,6 +274,12 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         scored=scored(names),
         trouble="; ".join(trouble),
     )
+
+
+def _progress(directory: RunDirectory, spec: Mapping[str, Any]) -> dict[str, Any]:
+    state = checkpoint.state(directory.checkpoint, directory.digest())
+    schema.check(directory.checkpoint, state, schema.checkpoint_of(spec), "state")
+    return state
 
 
 def _picture(path: Path, run: Path) -> Picture:

@@ -1,1 +1,16 @@
-"""A run on disk: its directory, its checkpoint, its record and its privacy statement."""
+"""A run on disk: its directory, its checkpoint, its record and its privacy statement.
+
+assay.runs.record_of("runs/mnist")["epsilon"]["verified"]
+print(assay.runs.statement_of("runs/mnist"))
+"""
+
+from typing import TYPE_CHECKING
+
+from assay._util import lazy
+
+if TYPE_CHECKING:
+    from assay.runs.reading import record_of, statement_of
+
+__all__ = ["record_of", "statement_of"]
+
+__getattr__ = lazy.exports(__name__, {"record_of": "reading", "statement_of": "reading"})

@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 if TYPE_CHECKING:
+    from torch import nn
+
     from assay.runs.result import Progress, Result
 
 
@@ -93,6 +92,8 @@ class Callbacks:
         """Tell all of them about this step; `model` opens the released model, at the end of an epoch only."""
         self._call(lambda callback: callback.on_step(now))
         if now.epoch_end and self._all and self.error is None:
+            import torch  # a command line shows its help without it
+
             with model() as released, torch.no_grad():
                 self._call(lambda callback: callback.on_epoch(now, released))
 

@@ -2,12 +2,15 @@
 
 What is stored is released already (parameters, optimizer state, averages) or was never sensitive (the step's number).
 The state of a random generator is never stored: whoever had it could subtract the noise.
+
+A checkpoint has a digest of its tensors, and one of that, of its state and of the run it belongs to; both are compared when it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,41 +19,99 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from assay._util import digest, seals
 from assay._util.files import replace_file
 from assay.errors import AssayError
 
-SCHEMA = "assay.checkpoint/1"
+SCHEMA = "assay.checkpoint/2"
+UNSEALED = "assay.checkpoint/1"
+"""The schema of checkpoints without digests: those of earlier versions."""
 
 
-def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
-    """Write a checkpoint whole."""
+def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any], run: str | None = None) -> None:
+    """Write a checkpoint whole.
+
+    Args:
+        path: The file.
+        tensors: What is stored.
+        state: What is stored beside it, as JSON.
+        run: The digest of the `run.json` that it belongs to (`RunDirectory.digest`).
+    """
     kept = {name: t.detach().to("cpu").contiguous().clone() for name, t in tensors.items()}
-    metadata = {"schema": SCHEMA, "state": json.dumps(state, allow_nan=False)}
+    said = {"run": run or "", "state": json.dumps(state, allow_nan=False), "tensors": _digest(kept)}
+    metadata = {"schema": SCHEMA, **said, seals.FIELD: seals.of_text(*said.values())}
     replace_file(path, lambda part: save_file(kept, part, metadata=metadata))
 
 
-def load(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read a checkpoint."""
-    return _read(path, tensors=True)
+def load(path: Path, run: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read a checkpoint.
+
+    Args:
+        path: The file.
+        run: The digest of the `run.json` that it must belong to; None for any.
+
+    Raises:
+        AssayError: It is damaged, of another version, or of another run.
+    """
+    return _read(path, run, tensors=True)
 
 
-def state(path: Path) -> dict[str, Any]:
+def state(path: Path, run: str | None = None) -> dict[str, Any]:
     """A checkpoint without its tensors: step, history and the like."""
-    return _read(path, tensors=False)[1]
+    return _read(path, run, tensors=False)[1]
 
 
-def _read(path: Path, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read(path: Path, run: str | None, *, tensors: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise AssayError(f"the checkpoint {path} cannot be read: {error}") from error
-    if metadata.get("schema") != SCHEMA:
+    schema = metadata.get("schema")
+    if schema not in (SCHEMA, UNSEALED) or (schema == UNSEALED and run is not None):
         raise AssayError(
-            f"{path} is not a checkpoint of this version of Assay (schema {metadata.get('schema')!r}, expected {SCHEMA!r})"
+            f"{path} is not a checkpoint of this version of Assay (schema {schema!r}, expected {SCHEMA!r})"
         )
-    return found, json.loads(metadata["state"])
+    if schema == SCHEMA:
+        _check(path, metadata, run, found if tensors else None)
+    try:
+        known = json.loads(metadata["state"])
+    except (KeyError, ValueError) as error:
+        raise AssayError(f"{path} is damaged: its field state cannot be read ({error!r})") from error
+    if not isinstance(known, dict):
+        raise AssayError(f"{path} is damaged: its field state is {known!r}, not an object")
+    return found, known
+
+
+def _check(path: Path, metadata: dict[str, str], run: str | None, tensors: dict[str, Tensor] | None) -> None:
+    for name in ("run", "state", "tensors", seals.FIELD):
+        if name not in metadata:
+            raise AssayError(f"{path} is damaged: its field {name} is missing")
+    if metadata[seals.FIELD] != seals.of_text(*(metadata[name] for name in ("run", "state", "tensors"))):
+        raise AssayError(f"{path} is damaged: its state is not what its field {seals.FIELD} was made of")
+    if tensors is not None and metadata["tensors"] != _digest(tensors):
+        raise AssayError(f"{path} is damaged: its tensors are not what its field tensors was made of")
+    if run is not None and metadata["run"] != run:
+        raise AssayError(f"{path} belongs to another run than the run.json beside it")
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    return digest.of_tensors(sorted(tensors.items()))
+
+
+@contextlib.contextmanager
+def fitting(path: Path | None) -> Iterator[None]:
+    """Take up a checkpoint.
+
+    Raises:
+        AssayError: What is done inside fails: the checkpoint does not go with the model, or with the settings.
+    """
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        where = "the checkpoint" if path is None else path
+        raise AssayError(f"{where} is not one of this model and these settings: {error}") from error
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,20 +12,50 @@
     model.safetensors, statement.md, record.json   when finished
 
 `record.json` is written last: a directory that has it is complete.
+
+Every file shows damage when it is read. `run.json` and `record.json` have a digest of their content, the ledger's lines one each; the header of the
+ledger and the checkpoint name the digest of `run.json`, and the record has the SHA-256 of all other files. Runs of earlier versions,
+whose `run.json` has no digest, are read without.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
+import shlex
 import shutil
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay._util.files import lock, replace_json, replace_text, sync_folder
-from assay.errors import AssayError, ConfigError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch import Tensor
 
-SPEC_SCHEMA = "assay.run/1"
+from assay._util import seals
+from assay._util.files import (
+    alone_in,
+    create_json,
+    is_abandoned,
+    lock,
+    remove_abandoned,
+    replace_json,
+    replace_text,
+    sync_folder,
+)
+from assay.accounting.epsilon import Adjacency
+from assay.accounting.ledger import Ledger, LedgerError
+from assay.errors import AssayError, ConfigError
+from assay.runs import schema
+
+SPEC_SCHEMA = "assay.run/2"
+RECORD_SCHEMA = "assay.record/2"
+_SPECS = {SPEC_SCHEMA: True, "assay.run/1": False}
+_UNSEALED_RECORD = "assay.record/1"
+_RECORDS = {RECORD_SCHEMA: True, _UNSEALED_RECORD: False}
+FEDERATED = "federated"
+"""The `kind` of a federated run in its run.json."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +129,41 @@ class RunDirectory:
         """Whether everything is there."""
         return self.record.exists()
 
+    @property
+    def next_statement(self) -> Path:
+        """A statement that is written before the record that it belongs to, and takes its place after it."""
+        return self.path / ".statement.md.next"
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run, as a shell takes it."""
+        return f"assay resume {shlex.quote(str(self.path))}"
+
     @classmethod
     def create(cls, path: Path, spec: dict[str, Any], *, force: bool = False) -> RunDirectory:
         """A new run's directory. An existing one is refused; with `force` an earlier *run* is replaced, nothing else
-        is ever deleted. The ledgers of all runs that were replaced stay, in `earlier`.
+        is ever deleted. The ledgers of all runs that were replaced stay, in `earlier`. Of several that ask for the same directory at once, one gets it.
+
+        Raises:
+            ConfigError: The directory is not free for a new run.
+            AssayError: A run is at work there.
         """
         run = cls(path)
-        if run._replaces(force=force):
-            run._clear()
-        path.mkdir(parents=True, exist_ok=True)
-        replace_json(run.spec, {"schema": SPEC_SCHEMA, **spec})
+        if not path.is_file():
+            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+        with alone_in(path.absolute().parent):  # from the look at what is there to what says whose it is
+            if run._replaces(force=force):
+                run._clear()
+            path.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(path)
+            wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec})
+            create_json(run.spec, wanted)
+            if run.read_spec() != wanted:  # where folders cannot be locked
+                raise ConfigError("out", str(path), "a new or empty directory; another run has just begun there")
         replace_text(
             run.notice,
-            f"This run is unfinished. Resume it with\n\n    assay resume {path}\n\nUntil then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
+            f"This run is unfinished. Resume it with\n\n    {run.resume_command}\n\n"
+            "Until then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
         )
         return run
 
@@ -120,7 +172,7 @@ class RunDirectory:
         path = self.path
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
-        if not path.exists() or all(there == self.earlier for there in path.iterdir()):
+        if not path.exists() or all(is_abandoned(entry) or entry == self.earlier for entry in path.iterdir()):
             return False
         if not self.spec.exists():
             raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
@@ -128,7 +180,7 @@ class RunDirectory:
             hint = (
                 "finished; use another name, or --force to replace it"
                 if self.finished
-                else f"unfinished; assay resume {path}, or --force to replace it"
+                else f"unfinished; {self.resume_command}, or --force to replace it"
             )
             raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
         self._check_idle()
@@ -172,18 +224,142 @@ class RunDirectory:
         return run
 
     def read_spec(self) -> dict[str, Any]:
-        """What was asked for."""
-        return _read(self.spec, SPEC_SCHEMA)
+        """What was asked for.
+
+        Raises:
+            AssayError: `run.json` is damaged or of another version. Names the field.
+        """
+        spec = schema.read(self.spec, _SPECS)
+        schema.check(self.spec, spec, schema.FEDERATED_SPEC if spec.get("kind") == FEDERATED else schema.SPEC)
+        return spec
+
+    def digest(self) -> str | None:
+        """The digest of `run.json`, which the other files of the run name; None for a run of an earlier version."""
+        found = self.read_spec().get(seals.FIELD)
+        return None if found is None else str(found)
+
+    def open_ledger(self, *, delta: float, adjacency: Adjacency, ceiling: float | None) -> Ledger:
+        """The ledger of this run.
+
+        Raises:
+            LedgerError: It is damaged, or it is not the ledger of this `run.json`.
+        """
+        run = self.digest()
+        ledger = Ledger(self.ledger, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
+        if ledger.run != run:
+            raise LedgerError(f"{self.ledger} was written for another run.json than {self.spec}, which has no digest")
+        return ledger
+
+    def claim(self, ledger: Ledger) -> None:
+        """Have the directory to oneself, by its ledger, until that is closed; what killed processes left unfinished is removed.
+
+        Raises:
+            LedgerError: Somebody else has it, or another run has begun here meanwhile.
+        """
+        ledger.claim()
+        if ledger.run != self.digest():
+            raise LedgerError(f"{self.spec} was replaced: another run has begun in {self.path}")
+        for folder in (self.path, self.kept_models):
+            remove_abandoned(folder)
 
     def read_record(self) -> dict[str, Any]:
-        """The record of a finished run."""
-        from assay.runs.record import SCHEMA  # the record needs the plan, and a directory should open without it
+        """The record of a finished run.
 
+        Raises:
+            AssayError: There is none yet, it is damaged, or it belongs to another `run.json`. Names the field.
+        """
         if not self.finished:
-            raise AssayError(
-                f"{self.path} is unfinished: it has no record yet. Resume it with: assay resume {self.path}"
-            )
-        return _read(self.record, SCHEMA)
+            raise AssayError(f"{self.path} is unfinished: it has no record yet. Resume it with: {self.resume_command}")
+        record = read_record(self.record)
+        sealed = record["schema"] == RECORD_SCHEMA
+        if self.spec.exists() and (self.digest() is not None) != sealed:
+            raise AssayError(f"{self.record} and {self.spec} are not of one run: only one of them has a digest")
+        return record
+
+    def check_files(self, record: Mapping[str, Any], *names: str) -> None:
+        """`AssayError` where files of a finished run (all that it lists, if none is named) are not what its record says."""
+        listed = record.get("files", {})
+        for name in names or listed:
+            if name not in listed:
+                continue  # an earlier version, or a file that the run has not
+            path = self.path / name
+            if not path.is_file():
+                raise AssayError(f"{path} is missing: {self.record} lists it")
+            if path != self.statement and seals.of_file(path) != listed[name]:
+                raise AssayError(f"{path} is damaged: its SHA-256 is not the one in {self.record}")
+
+    def read_statement(self, record: Mapping[str, Any] | None = None) -> str:
+        """The statement that belongs to the record of a finished run.
+
+        Raises:
+            AssayError: It is missing, no text, or not the one that the record was written with.
+        """
+        record = self.read_record() if record is None else record
+        listed = record.get("files", {}).get(self.statement.name)
+        if listed is not None and self.next_statement.exists() and seals.of_file(self.next_statement) == listed:
+            return self.next_statement.read_text(encoding="utf-8")  # somebody was killed between record and statement
+        try:
+            text = self.statement.read_bytes().decode("utf-8")
+        except FileNotFoundError as error:
+            raise AssayError(f"{self.statement} is missing: the record is there without it") from error
+        except UnicodeDecodeError as error:
+            raise AssayError(f"{self.statement} is damaged: {error}") from error
+        if listed is not None and seals.of_file(self.statement) != listed:
+            raise AssayError(f"{self.statement} is damaged: its SHA-256 is not the one in {self.record}")
+        return text
+
+    def read_model(self, record: Mapping[str, Any] | None = None, path: Path | None = None) -> dict[str, Tensor]:
+        """The tensors of the trained model, or of a model in `kept_models`.
+
+        Raises:
+            AssayError: The file is missing, or not the one that the record lists.
+        """
+        record = self.read_record() if record is None else record
+        path = self.model if path is None else path
+        self.check_files(record, path.relative_to(self.path).as_posix())
+        try:
+            return load_tensors(path.read_bytes())
+        except (SafetensorError, OSError) as error:
+            raise AssayError(f"{path} cannot be read: {error}") from error
+
+    def write_record(self, record: Mapping[str, Any], statement: str) -> dict[str, Any]:
+        """Write the statement and the record, with the digests of all files of the run: both or neither, whenever the process ends.
+
+        Returns:
+            The record as it was written.
+        """
+        again = self.finished
+        target = self.next_statement if again else self.statement
+        replace_text(target, statement)
+        whole: dict[str, Any] = {**record, "schema": _UNSEALED_RECORD}
+        if self.digest() is not None:
+            models = sorted(self.kept_models.glob("*.safetensors"))
+            there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
+            files = {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+            files[self.statement.name] = seals.of_file(target)
+            whole = seals.sealed({**record, "schema": RECORD_SCHEMA, "files": files})
+        replace_json(self.record, whole)  # what decides: from here on the new statement counts
+        if again:
+            target.replace(self.statement)
+            sync_folder(self.path)
+        return whole
+
+    def settle_statement(self) -> None:
+        """Put a statement in its place whose writer was killed after the record was written."""
+        if not self.next_statement.exists():
+            return
+        with contextlib.suppress(OSError), self.alone():
+            listed = self.read_record().get("files", {}).get(self.statement.name)
+            if self.next_statement.exists() and seals.of_file(self.next_statement) == listed:
+                self.next_statement.replace(self.statement)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Have a finished run's record to oneself; who comes later waits."""
+        with self.spec.open("rb") as file:
+            while not lock(file):
+                time.sleep(0.02)
+            yield
 
     def finish(self) -> None:
         """Everything is there: take away what said otherwise."""
@@ -192,11 +368,17 @@ class RunDirectory:
         self.records.unlink(missing_ok=True)
 
 
-def _read(path: Path, schema: str) -> dict[str, Any]:
-    try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise AssayError(f"{path} is damaged: {error}") from error
-    if data.get("schema") != schema:
-        raise AssayError(f"{path} has schema {data.get('schema')!r}; this version of Assay reads {schema!r}")
-    return data
+def read_record(path: Path) -> dict[str, Any]:
+    """What a record.json holds, wherever it was copied to.
+
+    Args:
+        path: The file.
+
+    Raises:
+        AssayError: It is damaged, or not the record of a run. Names the field.
+    """
+    record = schema.read(path, _RECORDS)
+    schema.check(path, record, schema.RECORD)
+    if record["schema"] == RECORD_SCHEMA and "files" not in record:
+        raise AssayError(f"{path} is damaged: its field files is missing")
+    return record

@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, Protocol
 
 import torch
+from dp_accounting.dp_event import DpEvent
 
-from assay import methods
 from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
-from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.accounting.ledger import Ledger
-from assay.methods import denoise, encode
-from assay.methods.plan import Plan
-from assay.methods.stage import rows
+from assay.runs.directory import RECORD_SCHEMA
 
-SCHEMA = "assay.record/1"
+SCHEMA = RECORD_SCHEMA
 
 
 class Priced(Protocol):
@@ -36,6 +34,7 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
 
 def number(value: float | None) -> float | str | None:
@@ -86,32 +85,101 @@ def status(taken: int, planned: int, stopped: bool) -> str:
     return "done" if taken >= planned else "budget-spent"
 
 
-def finished_record(
+@dataclass(frozen=True, kw_only=True)
+class Sentences:
+    """What the statement says that only the plan knows. The record stores it, so that a statement needs nothing else.
+
+    Attributes:
+        randomness: Where the random numbers come from.
+        method: What the method is, and whether it is sound as published.
+        protected: Who is protected against what; items of a list.
+        mechanism: How the noise was added; items of a list.
+        accountant: How ε was computed, where the kind of bound does not say it.
+        caveat: What is added to the name of a tight bound.
+        covered: What ε covers.
+        public: What is taken as public.
+        uncovered: Further items of what is not covered.
+        assumed: What the guarantee assumes; items of a list.
+    """
+
+    randomness: str
+    method: str
+    protected: list[str]
+    mechanism: list[str]
+    covered: str
+    public: str
+    assumed: list[str]
+    uncovered: list[str] = field(default_factory=list)
+    accountant: str = ""
+    caveat: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a kind of run knows of itself for its record; docs/record.md explains each."""
+
+    kind: str
+    method: str
+    variant: str
+    options: Mapping[str, Any]
+    unit: str
+    records: int
+    planned: int
+    noise_multiplier: float
+    clip: str
+    sampling: Mapping[str, Any]
+    sentences: Sentences
+    accountant: str = "PLD"
+    claimed: float | None = None
+    encode: Sequence[str] = ()
+    denoise: Sequence[str] = ()
+    parts: Sequence[Mapping[str, Any]] = ()
+    noise_schedule: str = "constant"
+    micro_batch: int = 1
+    center: str | None = None
+    exact: bool = False
+    federated: Mapping[str, Any] | None = None
+
+
+def build_record(
     *,
-    plan: Plan,
+    plan: Priced,
     ledger: Ledger,
-    training: Mapping[str, Any],
+    facts: Facts,
     names: Mapping[str, Any],
+    training: Mapping[str, Any],
     steps: int,
     stopped: bool = False,
     history: list[dict[str, Any]],
     result: Mapping[str, float | None],
     seconds: float,
-    environment: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The record of a finished run. ε comes from the ledger alone.
+    """The record of a finished run, of whatever kind. ε comes from the ledger alone.
 
-    `stopped` says that a callback ended the run: claimed and verified ε are then those of the whole plan.
+    Args:
+        plan: What was promised.
+        ledger: What was spent.
+        facts: What this kind of run says of itself.
+        names: Describes model and data.
+        training: The settings that do not decide ε.
+        steps: The steps or rounds behind the model.
+        stopped: Whether a callback ended the run: claimed and verified ε are then those of the whole plan.
+        history: An entry for each epoch.
+        result: Accuracy and loss of the final model.
+        seconds: How long the run took.
+
+    Returns:
+        What `record.json` holds.
     """
-    counted = plan.steps if stopped else min(steps, plan.steps)
     return {
         "schema": SCHEMA,
-        "status": status(steps, plan.steps, stopped),
-        "method": plan.method.name,
-        "variant": plan.method.variant,
-        "options": methods.options(plan.method),
-        "encode": [encode.describe(part) for part in plan.encode],
-        "denoise": [denoise.describe(part) for part in plan.denoise],
+        "kind": facts.kind,
+        "status": status(steps, facts.planned, stopped),
+        "method": facts.method,
+        "variant": facts.variant,
+        "options": dict(facts.options),
+        "encode": list(facts.encode),
+        "denoise": list(facts.denoise),
         "model": names.get("model", "unnamed"),
         "init": names.get("init"),
         "init_sha256": names.get("init_sha256"),
@@ -119,25 +187,20 @@ def finished_record(
         "train_layers": names.get("train_layers"),
         "data": names.get("data", "unnamed"),
         "features": names.get("features"),
-        "unit": names.get("unit", "one record"),
-        "records": plan.records,
+        "unit": facts.unit,
+        "records": facts.records,
         "validation_of": names.get("validation_of"),
         "split": names.get("split"),
-        "epsilon": epsilon_facts(plan, ledger, "PLD", plan.claimed(counted)),
-        "parts": []
-        if plan.stage is None
-        else rows(plan.stage.parts(), lambda event: epsilon_of(event, plan.delta, plan.adjacency), number),
+        "epsilon": epsilon_facts(plan, ledger, facts.accountant, facts.claimed),
+        "parts": [dict(part) for part in facts.parts],
         "audit": None,
-        "noise_multiplier": plan.noise_multiplier,
-        "noise_schedule": plan.noise_schedule,
-        "clip": str(plan.clip),
-        "micro_batch": plan.micro_batch,
-        "center": plan.center,
-        "sampling": {
-            "kind": plan.sampling,
-            "rate": plan.sampler.rate,
-            "expected_batch_size": plan.batch_size,
-        },
+        "noise_multiplier": facts.noise_multiplier,
+        "noise_schedule": facts.noise_schedule,
+        "exact": facts.exact,
+        "clip": facts.clip,
+        "micro_batch": facts.micro_batch,
+        "center": facts.center,
+        "sampling": dict(facts.sampling),
         "steps": steps,
         "steps_charged": ledger.total_steps,
         "history": history,
@@ -145,7 +208,9 @@ def finished_record(
         "tuning": names.get("tuning"),
         "seed": training["seed"],
         "training": dict(training),
+        "federated": None if facts.federated is None else dict(facts.federated),
         "notes": names.get("notes", ""),
-        "environment": dict(environment),
+        "sentences": asdict(facts.sentences),
+        "environment": environment(),
         "timing": {"seconds": round(seconds, 3), "seconds_per_step": round(seconds / max(1, steps), 6)},
     }

@@ -12,11 +12,12 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from assay._util.files import replace_file, replace_json, replace_text
+from assay._util.files import replace_file
 from assay.data.records import Records
 from assay.errors import AssayError
 from assay.methods.stage import Loss
 from assay.runs.directory import RunDirectory
+from assay.runs.statement import statement
 
 _EVALUATION_BATCH = 1000
 
@@ -75,24 +76,34 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
 
-def finished(
+def write_result(
     model: nn.Module,
     record: dict[str, Any],
-    statement: str,
     directory: RunDirectory | None,
     nonfinite: int,
     tensors: Mapping[str, Tensor] | None = None,
 ) -> Result:
-    """The result of a run, its files written: the record last, since where it is the run is complete. `tensors` are the model's, if
-    they are not to be had from it.
+    """Write a finished run's files and return its result.
+
+    The record is written last: where it is, the run is complete.
+
+    Args:
+        model: The trained model.
+        record: What `assay.runs.record.build_record` made.
+        directory: Where to write; None writes nothing.
+        nonfinite: How many gradients or answers were left out.
+        tensors: The model's tensors, where the model itself does not hold them whole.
+
+    Returns:
+        The model with its record and its statement.
     """
     model.eval()
+    text = statement(record)
     if directory is not None:
         save_model(directory.model, model.state_dict() if tensors is None else tensors)
-        replace_text(directory.statement, statement)
-        replace_json(directory.record, record)
+        record = directory.write_record(record, text)
         directory.finish()
-    return Result(model=model, record=record, statement=statement, directory=directory, nonfinite=nonfinite)
+    return Result(model=model, record=record, statement=text, directory=directory, nonfinite=nonfinite)
 
 
 def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:

@@ -1,33 +1,20 @@
-"""The privacy statement: one page that a privacy officer can read and sign, made from the record of a run."""
+"""The privacy statement: one page that a privacy officer can read and sign, made from the record of a run alone.
+
+Every ε on it is rounded to four digits, to the side that is true: an upper bound up, a lower bound down.
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
+from typing import Any
 
 from assay._util.figures import at_least, at_most
-from assay.accounting.epsilon import Adjacency, Bound
-from assay.gradients.clipping import AdaptiveQuantile
+from assay.accounting.epsilon import Bound
+from assay.errors import AssayError
 
-if TYPE_CHECKING:
-    from assay.methods.plan import Plan
-
-_ADJACENCY = {
-    Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
-    Adjacency.REPLACE_ONE: "two data sets are neighbours if they have the same number of records and differ in exactly one",
-}
-
-_OTHERWISE = {
-    Adjacency.ADD_OR_REMOVE_ONE: "without {}",
-    Adjacency.REPLACE_ONE: "with another in place of {}",
-}
-
-_VARIANTS = {
-    "published": "the paper's algorithm to the letter; a target ε was one to claim, and the verified ε is what it really spent",
-}
+_PUBLISHED = (
+    "the paper's algorithm to the letter; a target ε was one to claim, and the verified ε is what it really spent"
+)
 
 
 def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
@@ -46,15 +33,95 @@ def scored(facts: Mapping[str, Any]) -> str:
     return "validation" if facts.get("validation_of") else "test"
 
 
-def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str]:
-    """How every statement begins: what was spent, warnings, and the three ε side by side."""
+def statement(record: Mapping[str, Any]) -> str:
+    """The statement of a finished run.
+
+    Args:
+        record: What record.json holds; nothing else is needed.
+
+    Returns:
+        One page of Markdown.
+
+    Raises:
+        AssayError: The record is of an earlier version, which did not store all that a statement says.
+    """
+    said = record.get("sentences")
+    if said is None:
+        raise AssayError(
+            "this record cannot be made into a statement: an earlier version of Assay wrote it, without `sentences` (how"
+            " noise was added, what ε covers, what is assumed). Show the run's directory, whose statement.md says them"
+        )
+    lines = [
+        *_head(record, said),
+        *_parts(record),
+        *_audit(record),
+        "## What is protected",
+        "",
+        *_items([_unit(record), *said["protected"], *_clients_epsilon(record)]),
+        "",
+        "## How ε was obtained",
+        "",
+        *_items(
+            [
+                f"Method: {said['method']}.",
+                *([f"Variant: {_PUBLISHED}."] if record["variant"] == "published" else []),
+                *_options(record),
+                *said["mechanism"],
+                _steps(record),
+                _accountant(record, said),
+                f"Random numbers: {said['randomness']}.",
+            ]
+        ),
+        "",
+        *_curve(record),
+        "## What is covered by ε, and what is public",
+        "",
+        *_items(
+            [
+                f"Covered: {said['covered']}.",
+                f"Taken as public: {said['public']}.",
+                *([f"Initial weights: {began}."] if (began := initial_weights(record)) else []),
+                *said["uncovered"],
+                f"Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are"
+                " computed from them without noise.",
+                *([f"Data: {record['notes']}"] if record["notes"] else []),
+            ]
+        ),
+        "",
+        "## What is assumed",
+        "",
+        *_items(
+            [
+                "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
+                " settings that were tried and dropped.",
+                *(f"Settings: {words}." for words in choices(record.get("tuning"))),
+                *said["assumed"],
+            ]
+        ),
+        "",
+        f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
+        f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _items(lines: list[str]) -> list[str]:
+    return [f"- {line}" for line in lines]
+
+
+def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
+    """What was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
+    published = " as published" if record["variant"] == "published" else ""
+    across = ", federated" if record.get("federated") else ""
     return [
-        f"# Privacy statement: {record['method']}{_variant(record)} on {record['data']}{kind}",
+        f"# Privacy statement: {record['method']}{published} on {record['data']}{across}",
         "",
-        f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy: {record['unit']}).",
+        f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy:"
+        f" {record['unit']}).",
         "",
-        *warnings(record, randomness),
+        *_warnings(record, said["randomness"]),
         "| ε | value | meaning |",
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
@@ -64,106 +131,75 @@ def head(record: Mapping[str, Any], randomness: str, kind: str = "") -> list[str
     ]
 
 
-def render(record: Mapping[str, Any], plan: Plan, randomness: str) -> str:
-    """The statement of a finished run, in Markdown."""
-    adjacency = Adjacency(record["epsilon"]["adjacency"])
-    lines = [
-        *head(record, randomness),
-        *_parts(record),
-        *audit_line(record),
-        "## What is protected",
-        "",
-        f"- Unit of privacy: {record['unit']}, one of {_at_stake(record)} training records{_set_aside(record)}. Somebody with several records is protected less.",
-        f"- Adjacency: {adjacency}: {_ADJACENCY[adjacency]}.",
-        f"- In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they would be {_OTHERWISE[adjacency].format(record['unit'])}.",
-        "",
-        "## How ε was obtained",
-        "",
-        f"- Method: {plan.method.summary}. As published it is: {plan.method.soundness}.",
-        *([f"- Variant: {_VARIANTS[record['variant']]}."] if record["variant"] == "published" else []),
-        *options_line(record),
-        *([] if plan.stage is None else [f"- Before training: {line}." for line in plan.stage.describe()]),
-        *([f"- Encoded before clipping: {', '.join(record['encode'])}."] if record["encode"] else []),
-        *_views(record),
-        _bound(record, plan),
-        f"- Noise of a step: {_noise(plan)}.",
-        *_schedule(plan),
-        *([f"- After the noise, at no cost: {', '.join(record['denoise'])}."] if record["denoise"] else []),
-        f"- Batches: {plan.sampler.describe()}; sums are divided by the constant {record['sampling']['expected_batch_size']:g}.",
-        f"- Steps: {record['steps']} taken, {record['steps_charged']} charged"
-        + (" (those lost in an interruption stay charged)" if record["steps_charged"] > record["steps"] else "")
-        + ".",
-        _accountant(record, plan),
-        f"- Random numbers: {randomness}.",
-        "",
-        *curve_table(record),
-        "## What is covered by ε, and what is public",
-        "",
-        "- Covered: "
-        + ("what was released before training, " if plan.stage is not None else "")
-        + "the parameters after every step, hence the model, every checkpoint, the optimizer's state, and the training losses in the record"
-        " (released with noise of their own; their share is part of ε).",
-        "- Taken as public: the number of training records, the batch size, the model's architecture and initial weights, every setting in the record.",
-        *([f"- Initial weights: {began}."] if (began := initial_weights(record)) else []),
-        f"- Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are computed from them without noise.",
-        *([f"- Data: {record['notes']}"] if record["notes"] else []),
-        "",
-        "## What is assumed",
-        "",
-        "- This statement covers this one run. Other runs on the same records, settings tried before and dropped, add to what is spent.",
-        *tuning_line(record),
-        "- Only the model and the files of this run leave; batches, gradients before noise and the memory of the process do not. If there are files"
-        " attacks.json or audits.json, they stay: their figures are for the holder of the records, and no ε covers them.",
-        "- Noise is drawn in floating point. Attacks on its lowest bits are known in theory and are not covered by ε.",
-        "- The number of records with a gradient that was not a number is shown to the operator only and is not released.",
-        "",
-        f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch {record['environment']['torch']}, "
-        f"dp_accounting {record['environment']['dp_accounting']}.",
-        "",
-    ]
-    return "\n".join(lines)
-
-
-def warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
+def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
     """What must be said before any number."""
-    lines = []
+    eps, lines = record["epsilon"], []
     if record["seed"] is not None:
-        lines += [
-            f"> **Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed.",
-            "",
-        ]
+        lines.append(
+            f"**Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed."
+        )
     units = record["federated"]["clients"] if record["unit"] == "one client" else _at_stake(record)
-    if (said := large_delta(record["epsilon"]["delta"], units)) is not None:
-        lines += [f"> **δ is too large.** {said}.", ""]
-    parts = record.get("parts") or []
-    if record["epsilon"]["verified"] == "inf" and parts and all(part["verified"] != "inf" for part in parts):
-        lines += [
-            "> **No privacy.** All that leaves has noise, but ε is beyond 1000, which is not told apart from ∞.",
-            "",
-        ]
-    elif record["epsilon"]["verified"] == "inf":
-        lines += ["> **No privacy.** Something in this run leaves without noise; no finite ε holds.", ""]
-    aside = record.get("audits_aside") or {}
-    alarm, sure = aside.get("alarm"), f"with {100 * aside.get('confidence', 0):g} % confidence"
-    if alarm == "bug":
-        lines += [
-            f"> **Implementation bug.** An audit found more than the verified ε, {sure}: do not rely on this statement.",
-            "",
-        ]
-    elif alarm is not None:
-        lines += [
-            f"> **Look into it.** An audit found more than the verified ε, {sure}, if the trade-off function is Gaussian: no proof of a bug.",
-            "",
-        ]
-    if record["status"] == "budget-spent":
-        lines += ["> The budget ended this run before its planned last step.", ""]
-    if record["status"] == "stopped":
-        lines += [
-            "> A callback ended this run before its planned last step, by what the run had released. "
-            "ε counts all planned steps.",
-            "",
-        ]
-    return lines
+    if (large := large_delta(eps["delta"], units)) is not None:
+        lines.append(f"**δ is too large.** {large}.")
+    if eps["verified"] == "inf":
+        parts = record.get("parts") or []
+        noisy = parts and all(part["verified"] != "inf" for part in parts)
+        lines.append(
+            "**No privacy.** All that leaves has noise, but ε is beyond 1000, which is not told apart from ∞."
+            if noisy
+            else "**No privacy.** Something in this run leaves without noise; no finite ε holds."
+        )
+    lines += [*_alarm(record.get("audits_aside") or {}), *_ENDED.get(record["status"], [])]
+    return [line for warning in lines for line in (f"> {warning}", "")]
+
+
+_ENDED = {
+    "budget-spent": ["The budget ended this run before its planned last step."],
+    "stopped": [
+        "A callback ended this run before its planned last step, by what the run had released. ε counts all planned steps."
+    ],
+}
+
+
+def _alarm(aside: Mapping[str, Any]) -> list[str]:
+    """What an audit found that trained again, if it found more than the verified ε."""
+    if aside.get("alarm") is None:
+        return []
+    found = f"An audit found more than the verified ε, with {100 * aside['confidence']:g} % confidence"
+    if aside["alarm"] == "bug":
+        return [f"**Implementation bug.** {found}: do not rely on this statement."]
+    return [f"**Look into it.** {found}, if the trade-off function is Gaussian: no proof of a bug."]
+
+
+def _unit(record: Mapping[str, Any]) -> str:
+    if clients := (record.get("federated") or {}).get("clients"):
+        return f"Unit of privacy: {record['unit']}; there are {clients} clients."
+    return (
+        f"Unit of privacy: {record['unit']}, one of {_at_stake(record)} training records{_set_aside(record)}. Somebody"
+        " with several records is protected less."
+    )
+
+
+def _clients_epsilon(record: Mapping[str, Any]) -> list[str]:
+    each = (record.get("federated") or {}).get("clients_epsilon")
+    if not each:
+        return []
+    most, least = (pick(each, key=float) for pick in (max, min))
+    return [
+        f"Of the clients, the one that spent most spent ε = {shown(most)}, the one that spent least {shown(least)}."
+    ]
+
+
+def _steps(record: Mapping[str, Any]) -> str:
+    taken, charged, rounds = record["steps"], record["steps_charged"], record.get("federated")
+    line = f"{'Rounds' if rounds else 'Steps'}: {taken} {'done' if rounds else 'taken'}, {charged} charged"
+    if charged > taken:
+        line += " (those lost in an interruption stay charged)"
+    if rounds and rounds["refused_rounds"]:
+        line += (
+            f"; {rounds['refused_rounds']} of them were not opened, since too few clients answered, and stay charged"
+        )
+    return line + "."
 
 
 def _at_stake(record: Mapping[str, Any]) -> int:
@@ -184,34 +220,7 @@ def large_delta(delta: float, units: int) -> str | None:
     return f"δ = {delta:g} is not below 1/{units} = {1 / units:.2g}, so that one of the {units} may be given away whole, whatever ε is"
 
 
-def _noise(plan: Plan) -> str:
-    event = plan.step_event
-    if isinstance(event, GaussianDpEvent):
-        return f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, for all that a step releases together, drawn once a step"
-    if isinstance(event, NoOpDpEvent):
-        return "none: the records were released before training, and what is made of them costs nothing more"
-    if isinstance(event, NonPrivateDpEvent):
-        return "not enough for any ε: something of the gradient leaves without noise"
-    return f"{event}, drawn once a step"
-
-
-def _schedule(plan: Plan) -> list[str]:
-    bands = len(plan.schedule.strategy)
-    if bands > 1:
-        return [
-            f"- The noise is correlated ({plan.noise_schedule}): a step takes back some of the noise of the {bands - 1} steps before it. "
-            "The standard deviation above is that of a strategy matrix of norm 1, and each batch that a record may be in is charged once "
-            "(Choquette-Choo et al. 2023)."
-        ]
-    if len(plan.stretches) == 1:
-        return []
-    said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
-    return [
-        f"- The noise falls over the run ({plan.noise_schedule}): {said} times that bound; each stretch is charged for its own noise."
-    ]
-
-
-BOUNDS: Mapping[str | None, str] = {
+_BOUNDS: Mapping[str | None, str] = {
     Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
     Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one "
     "of what is charged",
@@ -225,25 +234,15 @@ BOUNDS: Mapping[str | None, str] = {
 """What a bound is, in words; None for records of earlier versions."""
 
 
-def _accountant(record: Mapping[str, Any], plan: Plan) -> str:
+def _accountant(record: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     eps = record["epsilon"]
     kind = eps.get("bound")
-    if eps["accountant"] == "Rényi":
-        how = "Rényi divergences of one trial, and of the best of a random number of them (Papernot and Steinke 2022; dp_accounting): an upper bound"
-    else:
-        how = BOUNDS[kind]
-        if kind in (Bound.EXACT, Bound.PLD) and (plan.sampling == "shuffle" or len(plan.schedule.strategy) > 1):
-            how += "; batches drawn so cost no more than that, and how much exactly is not known"
-    said = [f"- Accountant: {how}."]
+    how = said["accountant"] or _BOUNDS[kind] + (said["caveat"] if kind in (Bound.EXACT, Bound.PLD) else "")
+    lines = [f"Accountant: {how}."]
     if kind != Bound.RENYI and eps["rdp"] != "inf":  # inf: no Rényi bound is at hand
-        said.append(f"Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.")
-    said.append(f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.")
-    return " ".join(said)
-
-
-def tuning_line(record: Mapping[str, Any]) -> list[str]:
-    """How the settings were found, as far as that is known."""
-    return [f"- Settings: {words}." for words in choices(record["tuning"])]
+        lines.append(f"Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.")
+    lines.append(f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.")
+    return " ".join(lines)
 
 
 def choices(tuning: Mapping[str, Any] | None) -> list[str]:
@@ -278,7 +277,7 @@ def initial_weights(record: Mapping[str, Any]) -> str | None:
     return said + (f"; begun anew: {anew}" if anew else "") + f"; trained: {trained}"
 
 
-def audit_line(record: Mapping[str, Any]) -> list[str]:
+def _audit(record: Mapping[str, Any]) -> list[str]:
     """What an audit said, if there was one; and that others trained on the records again, whose figures no ε covers."""
     lines, audit = [], record["audit"]
     if audit is not None:
@@ -287,8 +286,8 @@ def audit_line(record: Mapping[str, Any]) -> list[str]:
     if aside := record.get("audits_aside"):  # not in records of earlier versions
         count = "One audit" if aside["count"] == 1 else f"{aside['count']} audits"
         lines += [
-            f"{count} trained again on the same records. The figures are for the holder of the records (audits.json) and are not covered by ε: "
-            "do not publish them.",
+            f"{count} trained again on the same records. The figures are for the holder of the records (audits.json). ε"
+            " does not cover them: do not publish them.",
             "",
         ]
     return lines
@@ -305,42 +304,13 @@ def _parts(record: Mapping[str, Any]) -> list[str]:
     return [*lines, "", *reasons, *([""] if reasons else [])]
 
 
-def curve_table(record: Mapping[str, Any]) -> list[str]:
+def _curve(record: Mapping[str, Any]) -> list[str]:
     """ε at several δ."""
     points = record["epsilon"]["curve"]
     return ["| δ | ε |", "|---|---|", *(f"| {p['delta']:g} | {shown(p['epsilon'])} |" for p in points), ""]
 
 
-def options_line(record: Mapping[str, Any]) -> list[str]:
+def _options(record: Mapping[str, Any]) -> list[str]:
     """The options of the method that were set, if any."""
     said = [f"{key} = {value}" for key, value in record["options"].items() if key != "variant"]
-    return [f"- Options of the method: {', '.join(said)}."] if said else []
-
-
-def _variant(record: Mapping[str, Any]) -> str:
-    return " as published" if record["variant"] == "published" else ""
-
-
-def _views(record: Mapping[str, Any]) -> list[str]:
-    augment = record["training"].get("augment")
-    return (
-        []
-        if augment is None
-        else [
-            f"- Views: a record's gradient is the mean over random views of it ({augment}), taken before it is bounded."
-        ]
-    )
-
-
-def _bound(record: Mapping[str, Any], plan: Plan) -> str:
-    if math.isinf(plan.clip.l2) and plan.stage is not None:
-        return "- Gradients are not clipped."
-    if math.isinf(plan.clip.l2):
-        return f"- Gradients are assumed to have norm at most {plan.clip.bound:g}; nothing is clipped, so nothing bounds what one record moves."
-    if isinstance(plan.clip, AdaptiveQuantile):
-        return (
-            f"- Each record's gradient is bounded ({record['clip']}); one record moves a step's sum by at most the bound in force at that step, "
-            f"which begins at {plan.chain().l2:g} and follows a quantile of the gradients' norms, by counts released with noise."
-        )
-    averaged = f", averaged over micro-batches of {record['micro_batch']}" if record["micro_batch"] > 1 else ""
-    return f"- Each record's gradient is bounded ({record['clip']}{averaged}); one record moves a step's sum by at most {plan.chain().l2:g}."
+    return [f"Options of the method: {', '.join(said)}."] if said else []

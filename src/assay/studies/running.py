@@ -48,6 +48,22 @@ class Listener(Protocol):
         """A run is finished, or has failed with this message."""
 
 
+class Silent:
+    """Listens and says nothing."""
+
+    def started(self, run: Run) -> None:
+        """Nothing."""
+
+    def taken(self, run: Run, study: str) -> None:
+        """Nothing."""
+
+    def said(self, run: Run, line: str) -> None:
+        """Nothing."""
+
+    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+        """Nothing."""
+
+
 class UnfinishedStudyError(AssayError):
     """Runs failed, or the study was asked to stop; the same command goes on with it."""
 

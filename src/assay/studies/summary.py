@@ -67,8 +67,8 @@ class Measured:
                 for entry in record["history"]
                 if entry["test_accuracy"] is not None
             ],
-            bytes_up=record.get("federated", {}).get("bytes_up"),
-            bytes_down=record.get("federated", {}).get("bytes_down"),
+            bytes_up=(record.get("federated") or {}).get("bytes_up"),
+            bytes_down=(record.get("federated") or {}).get("bytes_down"),
             tuning=record.get("tuning"),
         )
 

@@ -1,8 +1,9 @@
 """What a loop gets of each batch: this rank's records of those that the plan's sampler drew, in parts that fit the memory.
 
 Every record of the rank that was drawn is in exactly one part, in no part twice, and a micro-batch is never cut. A batch in which
-the rank has no record is one record of zeros, which counts for nothing. Which records, micro-batches and views a step has follows
-from its number and the randomness alone, however it is cut.
+the rank has no record is one record of zeros, which counts for nothing. With exact noise all parts have the same size,
+and are filled up with such records: a record's gradient must not depend, by a single bit, on how many others there are.
+Which records, micro-batches and views a step has follows from its number and the randomness alone, however it is cut.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ class BatchPart:
     index: Tensor | None
     slots: Tensor | None
     """Which micro-batch each record is in, if there are any."""
+    fill: int = 0
+    """How many records of zeros follow, which count for nothing."""
 
     @property
     def padding(self) -> bool:
@@ -34,7 +37,7 @@ class BatchPart:
         return self.index is None
 
     def __len__(self) -> int:
-        return 1 if self.index is None else len(self.index)
+        return self.fill + (0 if self.index is None else len(self.index))
 
 
 class Batch:
@@ -48,8 +51,10 @@ class Batch:
         largest: int | None,
         augment: Augmentation | None,
         stream: Stream | None,
+        fixed: bool = False,
     ) -> None:
         self._records, self._index, self._slots, self._augment, self._stream = records, index, slots, augment, stream
+        self._size = largest if fixed else None
         self._cuts = _cuts(len(index), largest, slots) if len(index) else []
 
     def __len__(self) -> int:
@@ -60,13 +65,19 @@ class Batch:
         """Its parts, and padding up to so many passes."""
         slots = self._slots
         for start, stop in self._cuts:
-            yield BatchPart(self._index[start:stop], None if slots is None else slots[start:stop])
+            fill = 0 if self._size is None else self._size - (stop - start)
+            yield BatchPart(self._index[start:stop], None if slots is None else slots[start:stop], fill)
         for _ in range(len(self._cuts), passes):
-            yield BatchPart(None, None if slots is None else slots.new_zeros(1))
+            yield BatchPart(None, None if slots is None else slots.new_zeros(1), self._size or 1)
 
     def gather(self, part: BatchPart) -> Any:
         """The records of a part, each as its views; in the order of the parts, which draw from one stream."""
-        batch = self._records.zeros() if part.index is None else self._records.gather(part.index)
+        if part.index is None:
+            batch = self._records.zeros(part.fill)
+        elif part.fill:
+            batch = self._records.filled(part.index, part.fill)
+        else:
+            batch = self._records.gather(part.index)
         return batch if self._augment is None or self._stream is None else self._augment(batch, self._stream)
 
 
@@ -82,6 +93,8 @@ class Batches:
         largest: int | None,
         augment: Augmentation | None,
     ) -> None:
+        if plan.exact and largest is None:
+            raise AssertionError("exact noise needs parts of a fixed size")
         self._records, self._plan, self._randomness, self._world = records, plan, randomness, world
         self._largest, self._augment = largest, augment
         self._part = world.part(len(records), plan.records)
@@ -96,7 +109,7 @@ class Batches:
             index = index[order]
         # one stream for all parts of a batch; secret like the noise: who knew it could tell a record's place in the batch
         stream = None if self._augment is None else self._randomness.stream("augment", step)
-        return Batch(self._records, index, slots, self._largest, self._augment, stream)
+        return Batch(self._records, index, slots, self._largest, self._augment, stream, self._plan.exact)
 
     def _drawn(self, step: int) -> Tensor:
         """This rank's part of the batch.

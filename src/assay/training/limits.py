@@ -19,6 +19,8 @@ def check(plan: Plan, ranks: int, *, shard: bool = False) -> None:
             plan.micro_batch,
             f"1 on {ranks} ranks: a micro-batch is averaged before it is clipped, and would have its records on several of them",
         )
+    if plan.exact and ranks > 1:
+        raise ConfigError("exact", True, f"one process, not {ranks} ranks: sums across ranks are floating-point sums")
     if not shard:
         return
     if ranks == 1:

@@ -11,8 +11,7 @@ reads from there it gives to the others.
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 
 import torch
 from dp_accounting.dp_event import NoOpDpEvent
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -30,27 +28,25 @@ from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.gradients.proof.isolation import separate
+from assay.gradients.proof.position import check_loss
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage
 from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import checkpoint
-from assay.runs.callbacks import Callback, Callbacks
+from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
-from assay.runs.record import environment, finished_record, number
-from assay.runs.result import InterruptedRunError, Progress, Result, cross_entropy, evaluate, finished
-from assay.runs.statement import render
-from assay.runs.stopping import stop_requests
+from assay.runs.record import Facts
+from assay.runs.result import Result, cross_entropy
+from assay.runs.run import Course, Run, Saved
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
 from assay.training.preflight import checked
+from assay.training.record import KIND, facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
-
-Saved = tuple[dict[str, Tensor], dict[str, Any]]
-"""A checkpoint: tensors by name, and what is plain JSON."""
 
 
 def fit(
@@ -90,14 +86,46 @@ def fit(
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
+    if test is not None:
+        Records(test).check_pairs("test")
     plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
-        spec = {"plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
+        spec = {"kind": KIND, "plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _Run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks).go()
+    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+
+
+def _run(
+    model: nn.Module,
+    train: Dataset[Any],
+    plan: Plan,
+    test: Dataset[Any] | None,
+    loss: Loss,
+    training: Training,
+    directory: RunDirectory | None,
+    names: Mapping[str, Any],
+    callbacks: Iterable[Callback],
+    ranks: World,
+) -> Result:
+    """Run from the start, or from the checkpoint in `directory`, to the end."""
+    used = training.at_batch(plan.batch_size)
+
+    def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
+        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved)
+
+    return Run(
+        begin,
+        plan=plan,
+        training=recorded(training, used),
+        names=names,
+        test=None if test is None else Records(test, pick_device(training.device)),
+        directory=directory,
+        callbacks=callbacks,
+        ranks=ranks,
+    ).go()
 
 
 def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
@@ -112,7 +140,7 @@ def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
 def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:
     """The result of a run that has all its files."""
     record, statement, tensors = ranks.once(
-        lambda: (directory.read_record(), directory.statement.read_text(encoding="utf-8"), load_file(directory.model))
+        lambda: (record := directory.read_record(), directory.read_statement(record), directory.read_model(record))
     )
     adapt_as(model, tensors)
     model.load_state_dict(tensors)
@@ -151,7 +179,7 @@ def resume(
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
-    return _Run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks).go()
+    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
 
 
 def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
@@ -223,7 +251,7 @@ def train_again(
     return model.eval()
 
 
-class Loop:
+class Loop(Course):
     """The steps of one run: the one place where a central run trains.
 
     Nothing here is shown or written but what a stage leaves in its directory; `ledger` is charged first.
@@ -253,12 +281,15 @@ class Loop:
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
         self.meter = MeanLoss()
+        where = None if directory is None else directory.checkpoint
         with ExitStack() as undo:  # what fails here leaves the model to others
             randomness = training.randomness()
             self._run_stage(train, ledger, randomness)
             if saved is not None:
-                self.model.load_state_dict(_below("model.", saved[0]))
-            measured = plan.noise_multiplier > 0 and not isinstance(plan.step_event, NoOpDpEvent)
+                with checkpoint.fitting(where):
+                    self.model.load_state_dict(_below("model.", saved[0]))
+            # with exact noise the training loss is not released: its sum is one of floating-point numbers
+            measured = plan.noise_multiplier > 0 and not plan.exact and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
                 self.model,
                 plan,
@@ -276,7 +307,8 @@ class Loop:
             self.optimizer = training.optimizer.build(self.model)
             self.average = self._new_average()
             if saved is not None:
-                self._restore(*saved)
+                with checkpoint.fitting(where):
+                    self._restore(*saved)
             self.insertion.attach(self.step)
             undo.pop_all()
 
@@ -333,6 +365,8 @@ class Loop:
             outputs = self.training.outputs(self.model, inputs, self.device)
             if unseen or step.engine.asking:
                 unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
+                if self.plan.exact:
+                    check_loss(self.loss, outputs, targets)
             if not step.backward(self.loss(outputs, targets)):
                 continue
             self.optimizer.step()
@@ -377,6 +411,63 @@ class Loop:
             undo.callback(self.model.train)
             yield self.model.eval()
 
+    @property
+    def taken(self) -> int:
+        """The steps behind the model."""
+        return self.step.taken
+
+    @property
+    def limit(self) -> int:
+        """How many the plan and the budget allow."""
+        return self.step.limit
+
+    @property
+    def epoch(self) -> float:
+        """Passes over the records so far."""
+        return self.plan.epochs_after(self.step.taken)
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the last step ended an epoch."""
+        return self.plan.ends_epoch(self.step.taken)
+
+    @property
+    def train_loss(self) -> float | None:
+        """The mean loss since the epoch began, as released."""
+        return self.meter.value
+
+    def settle(self) -> None:
+        """Give back what was charged ahead and not used."""
+        self.step.settle()
+
+    def charge_rest(self) -> None:
+        """Charge all steps up to `limit`."""
+        self.step.charge_rest()
+
+    def epsilon(self) -> float:
+        """The verified ε of all that is charged."""
+        return self.step.epsilon()
+
+    def epsilon_taken(self) -> float:
+        """The verified ε of the steps taken."""
+        return self.step.epsilon_taken()
+
+    def note(self) -> dict[str, Any]:
+        """Nothing beside the common facts; the loss is measured from here on."""
+        self.meter.reset()
+        return {}
+
+    def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
+        """What the record says of a central run."""
+        return facts(self.plan, names, self.training.augment, self.step.randomness, self.step.taken, stopped=stopped)
+
+    def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
+        """The model with its averaged weights, its whole tensors, and how many gradients of all ranks were not finite."""
+        self.apply_average()
+        nonfinite = torch.tensor(self.step.nonfinite)
+        self.world.sum([nonfinite])
+        return self.model, self.step.placement.whole(self.model.state_dict()), int(nonfinite)
+
     def apply_average(self) -> None:
         """End with the averaged weights, if there are any."""
         if self.average is not None:
@@ -385,175 +476,6 @@ class Loop:
     def close(self) -> None:
         """Settle the ledger and give the model back."""
         self.step.close()
-
-
-class _Run:
-    """One run, from its first step (or its checkpoint) to its record: what it writes, shows and stops for."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        train: Dataset[Any],
-        plan: Plan,
-        test: Dataset[Any] | None,
-        loss: Loss,
-        training: Training,
-        directory: RunDirectory | None,
-        names: Mapping[str, Any],
-        callbacks: Iterable[Callback],
-        ranks: World = ALONE,
-    ) -> None:
-        self.world = ranks
-        if not ranks.leader:  # all that is written or shown is the leader's
-            directory, callbacks = None, ()
-        self.plan, self.directory, self.names, self.asked = plan, directory, names, training
-        self.callbacks = Callbacks(callbacks)
-        self.training = training.at_batch(plan.batch_size)
-        self.test = None if test is None else Records(test, pick_device(training.device))
-        self.history: list[dict[str, Any]] = []
-        self.seconds, self.stopped = 0.0, False
-        path = None if directory is None else directory.ledger
-        ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-        with ExitStack() as undo:  # what fails here leaves model and ledger to others
-            undo.callback(ledger.close)
-            ranks.once(ledger.claim)  # from here on the directory is this run's alone
-            saved = ranks.once(self._saved)
-            if saved is not None:
-                ranks.once(lambda: ledger.check_covers(saved[1]["step"]))
-                self.history, self.seconds = saved[1]["history"], saved[1]["seconds"]
-            self.loop = Loop(
-                model, train, plan, loss, self.training, ledger, ranks=ranks, directory=directory, saved=saved
-            )
-            undo.callback(self.loop.close)
-            self._close = undo.pop_all().close
-        self.step = self.loop.step
-
-    def _saved(self) -> Saved | None:
-        if self.directory is None or not self.directory.checkpoint.exists():
-            return None
-        return checkpoint.load(self.directory.checkpoint)
-
-    def go(self) -> Result:
-        """Run to the end of the plan or of the budget, or until a callback ends it."""
-        try:
-            with stop_requests() as stop:
-                self._run_steps(stop)
-            result = self._finish()
-        finally:
-            self._close()
-        self.callbacks.end(result)
-        return result
-
-    def _run_steps(self, stop: Callable[[], bool]) -> None:
-        step = self.step
-        begun = time.monotonic() - self.seconds
-        for _ in self.loop.advance():
-            self.seconds = time.monotonic() - begun
-            at_end = self.plan.ends_epoch(step.taken) or step.taken == step.limit
-            if at_end:
-                self._epoch_end()
-            self._tell(at_end)
-            if self.world.any(stop() or self.callbacks.pause) and self._ends(at_end):
-                self._end_early(at_end)
-                return
-
-    def _ends(self, saved: bool) -> bool:
-        """Whether a callback ends the run before its last step.
-
-        Writes a checkpoint; raises what a callback has raised, and `InterruptedRunError` if the process was asked to stop.
-        """
-        step = self.step
-        failed, ended = (self.world.any(flag) for flag in (self.callbacks.error is not None, self.callbacks.stop))
-        if step.taken == step.limit and not failed:
-            return False
-        if not saved:
-            step.settle()
-            self._save()
-        if self.callbacks.error is not None:
-            raise self.callbacks.error
-        if ended and not failed:
-            return True
-        kept = f", checkpoint written; resume with: assay resume {self.directory.path}" if self.directory else ""
-        raise InterruptedRunError(f"stopped after step {step.taken} of {step.limit} as asked{kept}")
-
-    def _end_early(self, at_end: bool) -> None:
-        """End the run here, as a callback asks, with the ε of all steps (`assay.runs.callbacks` says why)."""
-        self.step.charge_rest()
-        self.stopped = True
-        if not at_end:
-            self._epoch_end()
-        self.history[-1]["epsilon"] = number(self.world.once(self.step.epsilon))
-
-    def _epoch_end(self) -> None:
-        self.step.settle()
-        accuracy, test_loss = self._evaluate()
-        self.history.append(
-            {
-                "epoch": round(self.plan.epochs_after(self.step.taken), 2),
-                "step": self.step.taken,
-                "epsilon": number(self.world.once(self.step.epsilon_taken)),
-                "train_loss": self.loop.meter.value,
-                "test_accuracy": accuracy,
-                "test_loss": number(test_loss),  # published noise can make it infinite
-            }
-        )
-        self.loop.meter.reset()
-        self._save()
-
-    def _tell(self, at_end: bool) -> None:
-        last = self.history[-1] if self.history else {}
-        now = Progress(
-            step=self.step.taken,
-            steps=self.step.limit,
-            epoch=self.plan.epochs_after(self.step.taken),
-            loss=last.get("train_loss") if at_end else self.loop.meter.value,
-            epsilon=float(last["epsilon"]) if last else None,
-            accuracy=last.get("test_accuracy"),
-            epoch_end=at_end,
-        )
-        self.callbacks.tell(now, self.loop.released_model)
-
-    def _save(self) -> None:
-        tensors, state = self.loop.state()
-        if self.directory is not None:
-            more = {"history": self.history, "seconds": self.seconds}
-            checkpoint.save(self.directory.checkpoint, tensors, {**state, **more})
-
-    def _evaluate(self) -> tuple[float | None, float | None]:
-        if self.test is None:
-            return None, None
-        with self.loop.released_model() as model, torch.no_grad():
-            return evaluate(model, self.test, self.loop.loss)
-
-    def _last_result(self) -> tuple[float | None, float | None]:
-        if not self.history:
-            return self._evaluate()
-        loss = self.history[-1]["test_loss"]
-        return self.history[-1]["test_accuracy"], None if loss is None else float(loss)
-
-    def _finish(self) -> Result:
-        self.step.settle()
-        accuracy, test_loss = self._last_result()
-        record = self.world.once(
-            lambda: finished_record(
-                plan=self.plan,
-                ledger=self.step.ledger,
-                training=recorded(self.asked, self.training),
-                names=self.names,
-                steps=self.step.taken,
-                stopped=self.stopped,
-                history=self.history,
-                result={"test_accuracy": accuracy, "test_loss": test_loss},
-                seconds=self.seconds,
-                environment=environment(),
-            )
-        )
-        statement = render(record, self.plan, self.step.randomness.describe())
-        self.loop.apply_average()
-        nonfinite = torch.tensor(self.step.nonfinite)
-        self.world.sum([nonfinite])
-        tensors = self.step.placement.whole(self.loop.model.state_dict())
-        return finished(self.loop.model, record, statement, self.directory, int(nonfinite), tensors)
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

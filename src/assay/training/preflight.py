@@ -34,6 +34,8 @@ def checked(
     model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, data: str | None, ranks: int
 ) -> Plan:
     """The plan as it is for the model; refuses a run that could not be trained so. `data` is the name of the data set, if it has one."""
+    Records(train).check_pairs("train")
+    _check_finite(model)
     plan = plan.for_model(model)
     if plan.stage is not None:
         plan.stage.check(model, Records(train), data)
@@ -41,12 +43,25 @@ def checked(
     limits.check(plan, ranks, shard=training.shard)
     plan.chain()
     device = pick_device(training.device)
+    if plan.exact and device.type != "cpu":
+        raise ConfigError("device", training.device, "cpu with exact noise: kernels elsewhere add up in any order")
+    if plan.exact and training.precision != "float32":
+        raise ConfigError("precision", training.precision, "float32 with exact noise")
     decided = plan.stage is not None and plan.center is None  # a stage that decides what the model sees
     if not training.shard and not decided:
         _rehearse(model, train, loss, plan, training, device)
     if training.augment is not None:
         _check_augment(training.augment, train, plan, ranks)
     return plan
+
+
+def _check_finite(model: nn.Module) -> None:
+    """Refuse weights that are no numbers: nothing can be trained from there."""
+    for name, parameter in model.named_parameters():
+        if not bool(torch.isfinite(parameter.detach()).all()):
+            raise ConfigError(
+                "model", f"{type(model).__name__} with {name}", "finite weights; these hold NaN or infinite numbers"
+            )
 
 
 def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:

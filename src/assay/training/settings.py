@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, check_fields
 from assay.randomness.streams import Randomness, Seeded, check_source, source
 from assay.training import augment
 from assay.training.optim import Optimizer
@@ -107,7 +107,13 @@ def recorded(asked: Training, used: Training) -> dict[str, Any]:
 
 
 def training_from_json(data: Mapping[str, Any]) -> Training:
-    """Settings from JSON."""
+    """Settings from JSON.
+
+    Raises:
+        ConfigError: A field is not known, or out of its range.
+    """
+    check_fields("training", data, [f.name for f in fields(Training)])
+    check_fields("training.optimizer", data.get("optimizer"), [f.name for f in fields(Optimizer)])
     return Training(**{**data, "optimizer": Optimizer(**data["optimizer"])})
 
 

@@ -40,11 +40,14 @@ from assay.distributed.placement import Everywhere, Placement
 from assay.distributed.world import Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
+from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
-from assay.gradients.clipping import AdaptiveQuantile
 from assay.gradients.engine import Engine, check_losses
+from assay.gradients.proof import position
+from assay.gradients.record_grads import RecordGrads
 from assay.gradients.rules.layers import RULES
 from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.exact import ExactGaussian
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, SideQuery
 from assay.methods.chain import Chain, Form
@@ -89,10 +92,12 @@ class PrivateStep(Unique):
         self.world = world = current_world() if world is None else world
         limits.check(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
-        asked = [*side, *([plan.clip] if isinstance(plan.clip, AdaptiveQuantile) else [])]
-        gradient_share = _left_of(asked)
+        if plan.exact:
+            _check_exact(model, side)
+        gradient_share = _left_of([*side, *plan.clip.queries])
         chain = plan.chain(gradient_share)
         self.randomness = taken_apart(OsSeeded() if randomness is None else randomness)
+        self._position: position.Watch | None = None
         self._augment, self._views = augment, 1 if augment is None else augment.views
         if augment is not None and world.size > 1:
             raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
@@ -108,8 +113,11 @@ class PrivateStep(Unique):
                 if factor != 1.0
             }
             self._physical = None if max_physical_batch is None else max(1, max_physical_batch // self._views)
-            own = self.chain.clip
-            self._side: list[SideQuery] = [*side, *([own] if isinstance(own, AdaptiveQuantile) else [])]
+            if plan.exact:
+                self._physical = self._physical or _size_of_parts(plan.batch_size)
+                self._position = position.Watch(model)
+                undo.callback(self._position.stop)
+            self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
             self._groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
@@ -128,7 +136,7 @@ class PrivateStep(Unique):
         self._total: dict[str, Tensor] = {}
         self._measured: list[Tensor] = []
         self._pending = 1
-        self._padded = False
+        self._padded, self._fill = False, 0
         self._drawn: int | None = None
         self._slots: Tensor | None = None
         self._block, self._charged_at = 1, -math.inf
@@ -175,7 +183,7 @@ class PrivateStep(Unique):
         cost = functools.partial(plan.steps_event, start=self._origin)
         start = world.once(lambda: digest.of_model(model)) if seeded and taken == 0 else None
         draws = self.randomness.fingerprint
-        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start)
+        self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start, origin=self._origin)
         self.randomness = self._segment.own(self.randomness)
         self._limit = self._origin + world.once(lambda: self._segment.allowed)
 
@@ -237,6 +245,7 @@ class PrivateStep(Unique):
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 given = batch.gather(part)
                 self._drawn, self._slots, self._padded = len(part) * self._views, part.slots, part.padding
+                self._fill = part.fill
                 yield given
                 self._check_usable()
                 if self._loop != loop:
@@ -305,10 +314,10 @@ class PrivateStep(Unique):
         # needs all ranks for a pass: the one record of zeros runs through the model like others, and counts for nothing.
         if not self._padded or self.chain.rules or self.placement.split:
             if self._views > 1:  # the mean over a record's views, one value a record
-                grads = self.engine.collect(losses / self._views, self._views)
+                grads = self._collect(losses / self._views)
                 losses = losses.detach().view(-1, self._views).mean(1)
             else:
-                grads = self.engine.collect(losses * 0.0 if self._padded else losses)
+                grads = self._collect(losses * 0.0 if self._padded else losses)
             total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
             self.nonfinite += grads.nonfinite
             if self.chain.rules:
@@ -324,18 +333,36 @@ class PrivateStep(Unique):
                 torch._foreach_add_(list(self._total.values()), list(total.values()))
                 self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
         else:
-            self.engine.pass_over()
+            self.engine.forget()
         self._pending -= 1
         if self._pending > 0:
             return False
         self._release()
         return True
 
+    def _collect(self, losses: Tensor) -> RecordGrads:
+        """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""
+        if self._position is None:
+            grads = self.engine.collect(losses, self._views)
+        else:
+            again = self._position.replayed(losses)
+            first = self.engine.collect(losses, self._views)
+            if self.engine.proven:  # from here on the engine goes the way that it goes in all later steps
+                self._position.stop()
+                self._position = None
+            grads = again.check(self.engine, self._views, self._whole_numbers) or first
+        grads.padding = self._fill if self.plan.exact else 0
+        return grads
+
+    def _whole_numbers(self, grads: RecordGrads) -> dict[str, Tensor]:
+        assert isinstance(self.chain.noise, ExactGaussian)
+        return on_grid.rounded(grads, self.chain.clip, self._groups, self.chain.noise.grid)
+
     def _release(self) -> None:
         local = self.taken - self._origin
         if local >= self._segment.charged:
             self._pay(local)
-        total = self._total or {n: zeros_for(p) for n, p in self.engine.parameters.items()}
+        total = self._total or self.chain.sum_of_nothing(self.engine.parameters)
         measured = self._measured
         self._total, self._measured, self._pending = {}, [], 1
         factor = self.plan.noise_factor(self.taken)
@@ -410,9 +437,29 @@ class PrivateStep(Unique):
             self.settle()
         if self._own_ledger:
             self.ledger.close()
+        if self._position is not None:
+            self._position.stop()
         if self._masks is not None:
             self._masks.stop()
         self.engine.detach()
+
+
+def _size_of_parts(batch_size: float) -> int:
+    """How many records go through the model at once with exact noise: a power of two up to 64 that batches fill."""
+    return min(64, max(8, 1 << math.ceil(math.log2(max(1.0, batch_size)))))
+
+
+def _check_exact(model: nn.Module, side: Sequence[SideQuery]) -> None:
+    """Refuse exact noise for what is not computed or released exactly."""
+    if side:
+        raise ConfigError(
+            "side", [type(query).__name__ for query in side], "nothing beside the gradient with exact noise"
+        )
+    for name, p in model.named_parameters():
+        if p.device.type != "cpu":
+            raise ConfigError(
+                "device", str(p.device), f"cpu with exact noise: kernels elsewhere add up in any order ({name})"
+            )
 
 
 def _left_of(asked: Sequence[SideQuery]) -> float:

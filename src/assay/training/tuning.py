@@ -1,179 +1,463 @@
-"""Settings chosen by trying them, and what that costs.
+"""Settings chosen by trying them: `choose`.
 
-On the private records: a random number of trials is drawn (Poisson, its mean public, the number itself secret), each trial takes
-a random one of the settings, trains privately on nine tenths of the records, and is scored on the last tenth with noise; only
-the best trial's model leaves. Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", theorem
-6: what one trial costs (what it releases before training, its training and its score together) decides what the best of them costs. All settings cost the same: only
-what does not decide ε may be tried.
-
-On public data nothing is charged: the settings that do best there are used once on the private records.
+On private records the choice is paid for (`assay.training.selection`); on public data it is free.
 """
 
 from __future__ import annotations
 
-import hashlib
-import math
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
-from dp_accounting.dp_event import ComposedDpEvent, DpEvent, GaussianDpEvent, RepeatAndSelectDpEvent
-from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from assay.accounting.calibrate import smallest_noise
-from assay.accounting.epsilon import Adjacency, epsilon
-from assay.data.bundle import DataBundle
+from assay._util.files import replace_text, set_times
+from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.data.records import Records
-from assay.errors import AssayError, ConfigError
+from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.methods.plan import Plan
-from assay.randomness.streams import Randomness, Stream, taken_apart
-from assay.runs.result import Result, cross_entropy, evaluate
+from assay.randomness.streams import Randomness
+from assay.runs.directory import RunDirectory
+from assay.runs.record import epsilon_facts, number
+from assay.runs.result import Result, cross_entropy, evaluate, write_result
+from assay.runs.statement import large_delta
+from assay.training import selection
+from assay.training.from_names import Prepared, Settings, prepare, read_option
+from assay.training.inputs import LOG, UNFINISHED_CHOICE
+from assay.training.loop import fit
+from assay.training.preflight import checked
+from assay.training.settings import training_json
 
-_PARTS = 10  # of which one is for validation
-_SCORE_NOISE = 0.005  # standard deviation of a released score, as a part of the validation records
-_LEAST_SCORE_NOISE = 20.0  # less, and the scores alone of ten trials cost more than ε = 1
+DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
+"""Settings that a choice decides itself."""
+_DATA_AND_BUDGET = {"data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device"}
+_DECIDES_EPSILON = {
+    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center", "noise_schedule", "sampling",
+}  # fmt: skip
+
+Tried = Mapping[str, Sequence[Any]]
 
 
-class NoTrialError(AssayError):
-    """The number of trials came out as 0: what was to be released is nothing, and the budget is spent."""
+def choose(
+    settings: Settings,
+    tried: Tried,
+    *,
+    out: Path | str,
+    epsilon: float = 1.0,
+    trials: float = 10,
+    public: str | None = None,
+    seed: int | None = None,
+) -> Result:
+    """Try settings and keep the best model; `assay tune` as a call.
 
-    exit_code = 3
+        assay.choose(assay.Settings(data="digits", model="linear-head"), {"lr": [0.5, 2]}, out="runs/chosen", epsilon=3)
+
+    On the private records, a secret random number of trials is trained, each with one of the settings, and the best by a noisy
+    score leaves. ε covers all of it (Papernot and Steinke 2022, theorem 6) and is charged before the first trial. With `public`,
+    all settings are tried on that data set instead, at no cost, and the private records are used once.
+
+    Args:
+        settings: What all trials have in common.
+        tried: Names of settings and the values to try: all combinations.
+        out: A new directory for the model that is chosen.
+        epsilon: The ε of everything that leaves, the choice included.
+        trials: The mean number of trials on private records.
+        public: A public data set to choose on.
+        seed: Fixes all randomness: reproducible, not private.
+
+    Returns:
+        The model that was chosen, its record and its statement.
+
+    Raises:
+        ConfigError: A setting may not be tried or is not accepted. Nothing was charged, trained or written.
+        NoTrialError: The number of trials came out as 0. The budget is spent.
+    """
+    return prepared_choice(settings, tried, out=out, epsilon=epsilon, trials=trials, public=public, seed=seed).run()
+
+
+def prepared_choice(
+    settings: Settings,
+    tried: Tried,
+    *,
+    out: Path | str,
+    epsilon: float = 1.0,
+    trials: float = 10,
+    public: str | None = None,
+    seed: int | None = None,
+    rehearsal: bool = False,
+) -> PrivateChoice | PublicChoice:
+    """A choice with everything checked and nothing trained; the arguments are those of `choose`.
+
+    Args:
+        rehearsal: It will not be run: features are those of one record, repeated.
+
+    Returns:
+        What it would cost, and `run`.
+
+    Raises:
+        ConfigError: As `choose`.
+    """
+    check_above_zero("epsilon", epsilon)
+    selection.check_trials(trials)
+    candidates = _combinations(tried, public is not None)
+    for name in DECIDED:
+        usual = (getattr(Settings(), name), epsilon if name == "epsilon" else None)
+        if getattr(settings, name) not in usual:
+            raise ConfigError(name, getattr(settings, name), "nothing: the choice decides it")
+    path = Path(out)
+    if path.exists() and any(path.iterdir()):
+        raise ConfigError("out", str(path), "a new directory: what was spent on an earlier choice stays spent")
+    if public is None:
+        return _on_private(candidates, settings, path, epsilon, trials, seed, rehearsal)
+    return _on_public(candidates, settings, path, epsilon, public, seed, rehearsal)
+
+
+def in_words(setting: Mapping[str, str]) -> str:
+    """A setting that is tried, as it was typed."""
+    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in setting.items())
+
+
+def _combinations(tried: Tried, public: bool) -> list[dict[str, str]]:
+    axes: dict[str, list[str]] = {}
+    for name, values in tried.items():
+        text = f"{name}={','.join(map(str, values))}"
+        _check_may_vary(name, text, public)
+        if not values:
+            raise ConfigError("try", text, "at least one value")
+        axes[name] = [str(value) for value in values]
+        if len({_taken(name, value) for value in axes[name]}) < len(axes[name]):
+            raise ConfigError("try", text, "each value once")
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def _taken(name: str, value: str) -> Any:
+    with _tried({name: value}):
+        taken = read_option(Settings.options(), name, value, "assay train")
+        return tuple(taken) if isinstance(taken, list) else taken
+
+
+def _check_may_vary(name: str, text: str, public: bool) -> None:
+    """Refuse an option that trials must have in common: on private records what decides ε, in any case data and budget."""
+    free = {known for known, kind in Settings.options().items() if kind is not bool} - _DATA_AND_BUDGET - set(DECIDED)
+    if public and name not in free:
+        raise ConfigError(
+            "try", text, f"an option of `assay train` that names neither data nor budget ({_listed(free)})"
+        )
+    if not public and name not in free - _DECIDES_EPSILON:
+        raise ConfigError(
+            "try",
+            text,
+            f"an option of `assay train` that does not decide ε ({_listed(free - _DECIDES_EPSILON)}); "
+            f"with --public also {_listed(free & _DECIDES_EPSILON)}",
+        )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(name.replace("_", "-") for name in names))
+
+
+@contextmanager
+def _tried(setting: dict[str, str]) -> Iterator[None]:
+    """What a value that is tried is refused for names --try."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.field.split()[0] not in setting:
+            raise
+        raise ConfigError("try", in_words(setting), str(error)) from error
+    except UnsupportedModelError as error:
+        if "model" not in setting:
+            raise
+        raise UnsupportedModelError(f"--try {in_words(setting)}: {error}") from error
+
+
+def _made(
+    shared: Settings,
+    setting: dict[str, str],
+    seed: int | None,
+    more: dict[str, Any],
+    like: Prepared | None,
+    rehearsal: bool,
+) -> Prepared:
+    """What `assay train` would train with; where an option may be repeated, what is tried is added to what all trials have."""
+    with _tried(setting):
+        given: dict[str, Any] = {}
+        for name, text in setting.items():
+            value = read_option(Settings.options(), name, text, "assay train")
+            given[name] = [*(getattr(shared, name) or ()), *value] if isinstance(value, list) else value
+        return prepare(shared.changed(**given, seed=seed, **more), like=like, rehearsal=rehearsal)
+
+
+def _all_made(
+    shared: Settings, settings: list[dict[str, str]], seed: int | None, more: dict[str, Any], rehearsal: bool
+) -> list[Prepared]:
+    """One for each setting; records are in memory once, unless the settings see them differently."""
+    made: list[Prepared] = []
+    for setting in settings:
+        made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
+    return made
+
+
+def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
+    """The entries on which all agree; of those that have entries of their own, these."""
+    first, *rest = described
+    kept: dict[str, Any] = {}
+    for key, value in first.items():
+        others = [one[key] for one in rest if key in one]
+        if len(others) == len(rest) and all(other == value for other in others):
+            kept[key] = value
+        elif isinstance(value, dict) and len(others) == len(rest) and all(isinstance(other, dict) for other in others):
+            kept[key] = _in_common([value, *others])
+    return kept
+
+
+def _on_split(plan: Plan, split: selection.Split) -> Plan:
+    """The plan for the records that trials train on; a full batch is all of those."""
+    records = len(split.train)
+    return replace(plan, records=records, batch_size=records if plan.sampling.whole else plan.batch_size)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
-    """Records to train on and records to choose by.
+class PrivateChoice:
+    """The best of a secret number of trials on private records."""
 
-    Every record has a coin of its own: that another one is there or not changes nothing about its part.
-    """
-
-    train: TensorDataset
-    validation: TensorDataset
-
-    @classmethod
-    def of(cls, bundle: DataBundle, stream: Stream) -> Split:
-        """About one of every ten records is for validation; the same stream splits alike."""
-        aside = stream.uniform(len(bundle.train_x)) * _PARTS < 1
-        if not 0 < int(aside.sum()) < len(aside):
-            raise ConfigError("records", len(aside), f"many more than {_PARTS}, to set some aside for validation")
-        return cls(
-            train=TensorDataset(bundle.train_x[~aside], bundle.train_y[~aside]),
-            validation=TensorDataset(bundle.train_x[aside], bundle.train_y[aside]),
-        )
-
-    @property
-    def score_noise(self) -> float:
-        """Of the number of right answers on the validation records, which one record moves by at most 1."""
-        return max(_LEAST_SCORE_NOISE, _SCORE_NOISE * len(self.validation))
+    plan: Plan
+    """The plan of every trial."""
+    split: selection.Split
+    trials: float
+    chosen_by: Mapping[str, Any]
+    out: Path
+    epsilon: float
+    seed: int | None
+    settings: list[dict[str, str]]
+    shared: Settings
+    made: list[Prepared]
+    parts: list[selection.Split]
+    plans: list[Plan]
+    randomness: Randomness
+    more: dict[str, Any]
 
     @property
-    def expected(self) -> int:
-        """How many of the records are for validation in expectation, rounded."""
-        return round((len(self.train) + len(self.validation)) / _PARTS)
+    def scored(self) -> str:
+        """How scores are made, in words."""
+        return f"on about {self.split.expected} records, with noise of {self.split.score_points:.1f} points"
 
-    @property
-    def score_points(self) -> float:
-        """The noise of a score in points of accuracy, for as many validation records as are expected."""
-        return 100 * self.score_noise / self.expected
+    def cost(self) -> dict[str, Any]:
+        """What it would spend, as JSON."""
+        plan, split = self.plan, self.split
+        whole = epsilon_of(selection.selection(plan, split.score_noise, self.trials), plan.delta, plan.adjacency)
+        one = epsilon_of(selection.one_trial(plan, split.score_noise), plan.delta, plan.adjacency)
+        return {
+            "verified": number(whole),
+            "one_trial": number(one),
+            "delta": plan.delta,
+            "adjacency": plan.adjacency.value,
+            "noise_multiplier": plan.noise_multiplier,
+            "steps": plan.steps,
+            "trials": self.trials,
+            "score_records": split.expected,
+            "score_noise": split.score_noise,
+            "score_points": split.score_points,
+        }
 
+    def run(self) -> Result:
+        """Charge, train, choose, and write the model that was chosen."""
+        shared, settings, made, parts, plans = self.shared, self.settings, self.made, self.parts, self.plans
+        chosen_by, calibrated, split, mean = dict(self.chosen_by), self.plan, self.split, self.trials
+        epsilon, seed, randomness, more = self.epsilon, self.seed, self.randomness, self.more
+        plan = replace(calibrated, epsilon_limit=epsilon)
+        spec = {
+            "kind": "central",
+            "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
+            "the first one's, and record.json has what was chosen",
+            "plan": plan.to_json(),
+            "training": _in_common([training_json(one.training) for one in made]),
+            "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
+        }
+        directory = RunDirectory.create(self.out, spec)
+        begun = directory.spec.stat().st_mtime_ns
+        replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
+        ledger = directory.open_ledger(delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
+        ledger.pay(selection.selection(calibrated, split.score_noise, mean))  # all trials, before the first
+        ledger.close()
 
-def check_records(records: int) -> None:
-    """Refuse so few that the noise of a score is half of the highest score or more: settings could not be told apart."""
-    needed = round(2 * _LEAST_SCORE_NOISE * _PARTS)
-    if records < needed:
-        raise ConfigError(
-            "records",
-            records,
-            f"at least {needed}, to choose by a tenth of them: scores have noise of {_LEAST_SCORE_NOISE:g} records; or choose on public data",
-        )
+        def run(which: int, trial: int) -> Result:
+            own = None if seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
+            one = _made(shared, settings[which], own, more, made[which], False)
+            return fit(
+                one.network,
+                parts[which].train,
+                plan=plans[which],
+                training=one.training,
+                names={**one.names, "tuning": chosen_by},
+            )
 
-
-def check_apart(public: DataBundle, private: DataBundle, name: str) -> None:
-    """Refuse public data that hold the inputs of one of the private training records, whatever its label there."""
-    if public.input_shape != private.input_shape:
-        return
-    known = _digests(private.train_x)
-    if not known.isdisjoint(_digests(public.train_x) | _digests(public.test_x)):
-        raise ConfigError(
-            "public", name, "data that hold none of the private training records; at least one of them is there"
-        )
-
-
-def _digests(x: Tensor) -> set[bytes]:
-    # -0 is 0, and has other bits
-    return {hashlib.blake2b((row + 0.0).tobytes(), digest_size=16).digest() for row in x.numpy()}
-
-
-def one_trial(plan: Plan, score_noise: float) -> DpEvent:
-    """A run of the plan and a noisy score."""
-    return ComposedDpEvent([plan.event(), GaussianDpEvent(score_noise)])
-
-
-def selection(plan: Plan, score_noise: float, mean: float) -> DpEvent:
-    """What leaves: the best of a Poisson number of trials."""
-    return RepeatAndSelectDpEvent(one_trial(plan, score_noise), mean, math.inf)
-
-
-def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Plan:
-    """The plan with the noise at which the whole selection costs the target ε."""
-    if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
-        raise ConfigError(
-            "adjacency", plan.adjacency.value, "add-or-remove-one: selection is accounted for under that only"
-        )
-    if plan.method.variant == "published":
-        raise ConfigError("method", plan.method.name, "a sound variant")
-    plain = replace(plan, epsilon_limit=None)
-
-    def cost(noise: float) -> float:
-        event = selection(replace(plain, noise_multiplier=noise), score_noise, mean)
-        return epsilon(event, plan.delta, plan.adjacency)
-
-    return replace(plain, noise_multiplier=smallest_noise(cost, target))
-
-
-def check_trials(mean: float) -> None:
-    """Refuse a mean for which the number of trials is likely to be 0, or is not one that anybody waits for."""
-    if not 3 <= mean <= 500:
-        raise ConfigError("trials", mean, "the mean number of trials, from 3 to 500")
-
-
-def drawn_trials(mean: float, stream: Stream) -> int:
-    """A Poisson number, by inverting its distribution function at a uniform number of 53 bits."""
-    u, count, mass = float(stream.uniform(1)), 0, math.exp(-mean)
-    total = mass
-    while u >= total and count < 100 * mean:
-        count += 1
-        mass *= mean / count
-        total += mass
-    return count
-
-
-def best_of(
-    splits: Sequence[Split], mean: float, randomness: Randomness, run: Callable[[int, int], Result]
-) -> tuple[int, Result]:
-    """The best trial by its noisy score, and which setting it had; `run(setting, trial)` trains one. Charge before.
-
-    `splits` has the records as each setting sees them, all split alike.
-
-    How many trials there were, and how the others did, is not to be told to anybody.
-    """
-    randomness = taken_apart(randomness)
-    trials = drawn_trials(mean, randomness.stream("trials", 0))
-    which = randomness.stream("settings", 0).integers(len(splits), max(1, trials)).tolist()
-    best: tuple[float, int, Result] | None = None
-    for trial in range(trials):
-        result, split = run(which[trial], trial), splits[which[trial]]
-        validation = Records(split.validation)
+        LOG.info(f"training a secret number of times, {mean:g} on average; scores {self.scored}")
+        which, best = selection.best_of(parts, mean, randomness, run)
         with torch.no_grad():
-            accuracy, _ = evaluate(result.model.cpu(), validation, cross_entropy)
-        noise = randomness.stream("score", trial).normal([1], dtype=torch.float64, device="cpu")
-        score = (accuracy or 0.0) * len(validation) + split.score_noise * float(noise)
-        if best is None or score > best[0]:
-            best = (score, which[trial], result)
-    if best is None:
-        raise NoTrialError(
-            "the number of trials came out as 0, which is an answer too: the budget is spent and there is no model. Another choice on the "
-            "same records, in another --out, adds its own ε to what is spent; more --trials make this rarer"
+            accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
+        facts = epsilon_facts(plans[which], ledger, "Rényi")
+        # what a step or a part costs by itself says nothing of what it costs in the best of the trials: all of it is the whole ε
+        history = [{**entry, "epsilon": facts["verified"]} for entry in best.record["history"]]
+        record = {
+            **best.record,
+            "history": history,
+            "parts": [],
+            "epsilon": {**facts, "target": epsilon, "claimed": facts["verified"]},
+            "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
+            "seed": seed,
+            "tuning": {**chosen_by, "chosen": settings[which]},
+            "timing": None,  # of a trial; the first one takes longer than the others
+        }
+        record["sentences"] = {
+            **best.record["sentences"],
+            "randomness": randomness.describe(),
+            "accountant": selection.ACCOUNTANT,
+        }
+        result = write_result(best.model, record, directory, best.nonfinite)
+        set_times(
+            directory.path, begun
+        )  # how long all trials took tells how many there were, which the proof needs to be secret
+        return result
+
+
+def _note_delta(delta: float, records: int) -> None:
+    if (said := large_delta(delta, records)) is not None:
+        LOG.warning(said)
+
+
+def _on_private(
+    settings: list[dict[str, str]],
+    shared: Settings,
+    out: Path,
+    epsilon: float,
+    mean: float,
+    seed: int | None,
+    rehearsal: bool,
+) -> PrivateChoice:
+    more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
+    made = _all_made(shared, settings, seed, more, rehearsal)
+    first = made[0]
+    if any(one.plan.exact for one in made):
+        raise ConfigError(
+            "exact_noise", True, "nothing in a choice that is charged: its scores have floating-point noise"
         )
-    return best[1], best[2]
+    randomness = first.training.randomness()
+    selection.check_records(len(first.bundle.train_x))
+    bundles = {id(one.bundle): one.bundle for one in made}
+    splits = {key: selection.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
+    parts = [splits[id(one.bundle)] for one in made]
+    split = parts[0]
+    calibrated = selection.calibrated(_on_split(first.plan, split), epsilon, split.score_noise, mean)
+    plans = [
+        replace(_on_split(one.plan, split), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
+        for one in made
+    ]
+    for setting, plan in zip(settings, plans, strict=True):
+        if plan.event() != calibrated.event():
+            raise ConfigError("try", in_words(setting), "settings whose trials all cost the same")
+    for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
+        with _tried(setting):  # before anything is charged
+            checked(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
+    chosen_by: dict[str, Any] = {
+        "from": "assay tune",
+        "candidates": settings,
+        "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
+        f"in a secret number of trials (Poisson, mean {mean:g})",
+        "records": len(split.train) + len(split.validation),
+        "score_noise": split.score_noise,
+        "charged": True,
+        "start": first.names["tuning"],
+    }
+    _note_delta(calibrated.delta, chosen_by["records"])
+    return PrivateChoice(
+        plan=calibrated,
+        split=split,
+        trials=mean,
+        chosen_by=chosen_by,
+        out=out,
+        epsilon=epsilon,
+        seed=seed,
+        settings=settings,
+        shared=shared,
+        made=made,
+        parts=parts,
+        plans=plans,
+        randomness=randomness,
+        more=more,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublicChoice:
+    """One run on the private records, with the settings that are best on public data."""
+
+    public: str
+    out: Path
+    settings: list[dict[str, str]]
+    private: list[Prepared]
+    trials: list[Prepared]
+
+    def cost(self) -> dict[str, Any]:
+        """What the one run on private records would spend with each setting, as JSON."""
+        plan = self.private[0].plan
+        runs = [
+            {"setting": setting, "verified": number(one.plan.epsilon()), "noise_multiplier": one.plan.noise_multiplier}
+            for setting, one in zip(self.settings, self.private, strict=True)
+        ]
+        _note_delta(plan.delta, plan.records)
+        return {"public": self.public, "delta": plan.delta, "adjacency": plan.adjacency.value, "runs": runs}
+
+    def run(self) -> Result:
+        """Try all settings on the public data, and train once on the private records with the best."""
+        public, settings, private, trials, out = self.public, self.settings, self.private, self.trials, self.out
+        scores = []
+        for setting, one in zip(settings, trials, strict=True):
+            result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
+            scores.append(result.accuracy or 0.0)
+            LOG.info(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
+        which = scores.index(max(scores))
+        one = private[which]
+        chosen_by = {
+            "from": "assay tune",
+            "candidates": settings,
+            "scores": scores,
+            "chosen": settings[which],
+            "on": f"{public}, which is taken as public: nothing of the private records went into the choice",
+            "charged": False,
+            "start": one.names["tuning"],
+        }
+        return fit(
+            one.network,
+            one.bundle.train,
+            plan=one.plan,
+            test=one.bundle.test,
+            training=one.training,
+            out=out,
+            names={**one.names, "tuning": chosen_by},
+        )
+
+
+def _on_public(
+    settings: list[dict[str, str]],
+    shared: Settings,
+    out: Path,
+    epsilon: float,
+    public: str,
+    seed: int | None,
+    rehearsal: bool,
+) -> PublicChoice:
+    private = _all_made(shared, settings, seed, {"epsilon": epsilon}, rehearsal)  # refused before any trial
+    if private[0].names["data"] == public:
+        raise ConfigError("public", public, "another data set than the private one")
+    there = replace(shared, origin=None, preset={})  # what a preset of the private data set says
+    trials = _all_made(there, settings, seed, {"epsilon": epsilon, "data": public}, rehearsal)
+    selection.check_apart(trials[0].bundle, private[0].bundle, public)
+    for setting, *both in zip(settings, private, trials, strict=True):
+        for one in both:
+            with _tried(setting):  # before other trials end
+                checked(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
+    return PublicChoice(public=public, out=out, settings=settings, private=private, trials=trials)

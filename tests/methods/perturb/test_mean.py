@@ -15,19 +15,19 @@ from torch.utils.data import TensorDataset
 from assay import Adjacency, ConfigError, Plan, Training, fit, methods
 from assay.accounting.epsilon import epsilon, gaussian_epsilon
 from assay.accounting.ledger import Ledger
-from assay.cli.inputs import of_run
 from assay.data.records import Records
-from assay.methods.perturb.mean import Centered, Mean
+from assay.methods.perturb.mean import Centered, Mean, parse
 from assay.models.inputs import adapt_as, scale_inputs
 from assay.randomness.streams import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
+from assay.training.inputs import of_run
 from assay.training.stages import release_stage, train_privately
 
 
 def plan(**settings) -> Plan:
     return Plan(
         **{"records": 200, "batch_size": 40, "steps": 10, "noise_multiplier": 2.0, "delta": 1e-5}
-        | {"center": "mean:noise=30"}
+        | {"center": Mean(noise=30)}
         | settings
     )
 
@@ -66,7 +66,7 @@ def test_it_is_part_of_the_plan_and_charged_first(tmp_path):
     p = plan()
     assert p.epsilon() > plan(center=None).epsilon()
     assert p.event() == ComposedDpEvent([ComposedDpEvent([GaussianDpEvent(30.0)]), p.steps_event(10)])
-    found = Plan.calibrated(epsilon=1.0, delta=1e-5, records=1000, batch_size=100, epochs=2, center="mean:noise=30")
+    found = Plan.calibrated(epsilon=1.0, delta=1e-5, records=1000, batch_size=100, epochs=2, center=Mean(noise=30))
     assert 0.99 <= found.epsilon() <= 1
     assert Plan.from_json(json.loads(json.dumps(found.to_json()))) == found
     x = TensorDataset(torch.randn(200, 4), torch.randint(0, 2, (200,)))
@@ -124,9 +124,11 @@ def test_the_model_that_leaves_subtracts_it():
 
 
 def test_refusals():
-    for settings in ({"center": "median"}, {"center": "mean:noise=0"}, {"center": "mean:bound=-1"}):
+    for text in ("median", "mean:noise=0", "mean:bound=-1"):
         with pytest.raises(ConfigError, match="center"):
-            plan(**settings)
+            plan(center=parse(text))
+    with pytest.raises(ConfigError, match="center"):
+        plan(center="mean:noise=30")
     with pytest.raises(ConfigError, match="center"):
         plan(method=methods.get("afrrs"))
     scaled = nn.Linear(4, 2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +13,10 @@ import numpy.typing as npt
 
 from assay.errors import ConfigError, DataError
 
+_SAVE = "Save it with numpy.savez(file, x=..., y=...); Python objects are refused: reading them runs code."
+_KEYS = ("x", "y", "x_test", "y_test")
+_LITTLE = 16_000_000  # bytes; what is smaller when inflated does no harm
+_MOST_RATIO = 200  # of inflated to packed bytes; pictures of digits have 10, an archive made to do harm 1000
 _MOST_CLASSES = 100_000  # a model has an output for each; a label beyond is an identifier, not a class
 
 
@@ -33,10 +39,6 @@ def read_npz(path: Path) -> Arrays:
     if not path.is_file():
         raise ConfigError("data", str(path), "the path of an existing .npz file")
     found = _open(path)
-    missing = [key for key in ("x", "y") if key not in found]
-    if missing:
-        there = ", ".join(sorted(_names(path))) or "nothing"
-        raise DataError(f"{path} has no array {' or '.join(missing)}; it has {there}, and x and y are required")
     if ("x_test" in found) != ("y_test" in found):
         raise DataError(f"{path} has only one of x_test and y_test; give both, or neither to have a part split off")
     x, y = _split(path, found, "x", "y")
@@ -50,23 +52,49 @@ def read_npz(path: Path) -> Arrays:
     return Arrays(x, y, x_test, y_test)
 
 
-def _names(path: Path) -> list[str]:
-    with np.load(path, allow_pickle=False) as opened:
-        return list(opened.files)
-
-
 def _open(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+    if not zipfile.is_zipfile(path):
+        with path.open("rb") as file:
+            single = file.read(6) == np.lib.format.MAGIC_PREFIX
+        what = "it holds a single array without a name" if single else "it is no archive of arrays, or was cut off"
+        raise DataError(f"{path} cannot be read: {what}. {_SAVE}")
     try:
-        opened = np.load(path, allow_pickle=False)
-        if isinstance(opened, np.ndarray):
-            raise ValueError("it holds a single array without a name")
-        with opened:
-            return {key: opened[key] for key in ("x", "y", "x_test", "y_test") if key in opened.files}
+        with zipfile.ZipFile(path) as archive:
+            there = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            missing = [key for key in ("x", "y") if key not in there]
+            if missing:
+                names = ", ".join(sorted(there)) or "nothing"
+                raise DataError(f"{path} has no array {' or '.join(missing)}; it has {names}, and x and y are required")
+            for key in _KEYS:
+                if key in there:
+                    _check_member(path, archive, there[key], key)
+            return {key: _array(archive, there[key]) for key in _KEYS if key in there}
+    except DataError:
+        raise
     except Exception as error:  # damage shows as almost anything: zip, zlib, header or memory errors
+        raise DataError(f"{path} cannot be read as an .npz of plain arrays: {error}. {_SAVE}") from error
+
+
+def _check_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, key: str) -> None:
+    """Refuse, by its first bytes, an array of Python objects, or one that is not what the archive says it is."""
+    if entry.file_size > _LITTLE and entry.file_size > _MOST_RATIO * entry.compress_size:
         raise DataError(
-            f"{path} cannot be read as an .npz of plain arrays: {error}. Save it with "
-            "numpy.savez(file, x=..., y=...); arrays of Python objects are refused: reading them runs code."
-        ) from error
+            f"{path}: {key} takes {entry.compress_size:,} bytes and would be inflated to {entry.file_size:,}, more than {_MOST_RATIO} times as much: "
+            "no data are like that. Save it with numpy.savez if they are"
+        )
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = header(member)
+    if dtype.hasobject:
+        raise DataError(f"{path}: {key} holds Python objects. {_SAVE}")
+    if math.prod(shape) * dtype.itemsize > entry.file_size:
+        raise DataError(f"{path}: {key} is cut off: {entry.file_size:,} bytes are too few for its shape {shape}")
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    with archive.open(entry) as member:
+        return np.lib.format.read_array(member, allow_pickle=False)
 
 
 def _split(
@@ -86,11 +114,10 @@ def _split(
     finite = np.isfinite(features).reshape(len(x), -1).all(axis=1)
     if not finite.all():
         raise DataError(f"{path}: {x_name} is not finite in float32 in {int((~finite).sum())} of {len(x)} records")
-    labels = y.astype(np.int64)
-    if labels.min() < 0:
-        raise DataError(f"{path}: {y_name} has a label {labels.min()}, integer labels >= 0 are required")
-    if labels.max() >= _MOST_CLASSES:
+    if y.min() < 0:
+        raise DataError(f"{path}: {y_name} has a label {y.min()}, integer labels >= 0 are required")
+    if y.max() >= _MOST_CLASSES:
         raise DataError(
-            f"{path}: {y_name} has a label {labels.max()}, labels from 0 to {_MOST_CLASSES - 1} are required: number the classes from 0 on"
+            f"{path}: {y_name} has a label {y.max()}, labels from 0 to {_MOST_CLASSES - 1} are required: number the classes from 0 on"
         )
-    return features, labels
+    return features, y.astype(np.int64)

@@ -1,9 +1,13 @@
-"""Federated methods: one file a method. A file that defines `METHOD` is found by itself; nothing else needs an edit."""
+"""Federated methods: one file a method. A file that defines `METHOD` is found by itself; nothing else needs an edit.
+
+`assay._util.registry` tells how a method from outside this package is added.
+"""
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from dp_accounting.dp_event import DpEvent
 
@@ -15,66 +19,64 @@ if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
 
 
-class FederatedMethod(Protocol):
+@dataclass(frozen=True, kw_only=True)
+class FederatedMethod(ABC):
     """What passes between clients and server, and what its paper would claim for it. A frozen dataclass."""
 
-    OPTIONS: ClassVar[tuple[str, ...]]
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
     """Which of its fields a user may set."""
 
-    @property
-    def name(self) -> str:
-        """What it is called."""
-        ...
-
-    @property
-    def summary(self) -> str:
-        """One line: what it does, and whose it is."""
-        ...
-
-    @property
-    def soundness(self) -> str:
-        """One line: is the published form sound, and if not, why not."""
-        ...
-
-    @property
-    def variant(self) -> str:
-        """`sound`, or `published`: the paper's algorithm to the letter, and a target ε is a claimed one."""
-        ...
+    name: str
+    """What it is called."""
+    summary: str
+    """One line: what it does, and whose it is."""
+    soundness: str
+    """One line: is the published form sound, and if not, why not."""
+    variant: str = "sound"
+    """`sound`, or `published`: the paper's algorithm to the letter, and a target ε is a claimed one."""
 
     @property
     def units(self) -> tuple[str, ...]:
         """What it can protect: `client`, `record`."""
-        ...
+        return ("client",)
 
     @property
     def noises(self) -> tuple[str, ...]:
         """Where its noise may come from, for the unit `client`; the first is the default."""
-        ...
+        return ("central", "local", "distributed")
 
+    @abstractmethod
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
         """The method at work."""
-        ...
 
+    @abstractmethod
     def event(self, plan: FederatedPlan) -> DpEvent:
         """What one participation of a client costs (unit `client`), before amplification by drawing clients."""
-        ...
 
+    @abstractmethod
     def claimed(self, plan: FederatedPlan) -> float:
         """ε by the paper's own formula or accountant, for the noise that the plan really adds."""
-        ...
 
 
-@functools.cache
+METHODS: registry.Registry[FederatedMethod] = registry.Registry(
+    "federated_method",
+    fits=lambda thing: isinstance(thing, FederatedMethod),
+    wanted="an object of a class derived from assay.federated.methods.FederatedMethod",
+    package=__name__,
+    attribute="METHOD",
+)
+
+
 def available() -> dict[str, FederatedMethod]:
     """Every federated method by name."""
-    return registry.found(__name__, __path__)
+    return dict(METHODS)
 
 
 def get(name: str, **options: Any) -> FederatedMethod:
     """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    return registry.chosen(available(), name, options)
+    return registry.chosen(METHODS, name, options)
 
 
 def options(method: FederatedMethod) -> dict[str, Any]:
     """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
-    return registry.changed(available(), method, method.name)
+    return registry.changed(METHODS, method, method.name)

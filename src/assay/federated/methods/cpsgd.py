@@ -33,6 +33,7 @@ from assay.federated.binomial import rho, theorem_epsilon
 from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.integers import Whole, bits_for, centred_binomial, packed, summed
 from assay.federated.layout import Layout, clipped
+from assay.federated.methods import FederatedMethod
 from assay.federated.wire import Message, Schema
 from assay.randomness.streams import Seeded, Stream
 
@@ -130,8 +131,8 @@ class Quantised(Plain):
         return np.where(draws < 0.5, -1.0, 1.0)
 
 
-@dataclass(frozen=True)
-class CpSGD:
+@dataclass(frozen=True, kw_only=True)
+class CpSGD(FederatedMethod):
     """k-level rounding, random rotation, binomial noise."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("levels",)
@@ -141,14 +142,16 @@ class CpSGD:
         "cpSGD: rotated, k-level quantised updates with binomial noise, integers on the wire (Agarwal et al. 2018)"
     )
     soundness: str = "sound; its theorem's ε is far above the one computed from the distribution"
-    variant: str = "sound"
-    units: tuple[str, ...] = ("client",)
-    noises: tuple[str, ...] = ("distributed",)
     levels: int = 17
 
     def __post_init__(self) -> None:
         if not (3 <= self.levels <= 4097 and self.levels % 2):
             raise ConfigError("levels", self.levels, "an odd number from 3 to 4097: 0 is one of the levels")
+
+    @property
+    def noises(self) -> tuple[str, ...]:
+        """The clients' shares."""
+        return ("distributed",)
 
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:  # noqa: ARG002
         """Quantised updates."""

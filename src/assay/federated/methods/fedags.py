@@ -40,6 +40,7 @@ from assay.errors import ConfigError, check_above_zero
 from assay.federated import bits
 from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.layout import Layout, clipped
+from assay.federated.methods import FederatedMethod
 from assay.federated.wire import Message, Schema
 from assay.methods import check_variant
 from assay.randomness.streams import Stream
@@ -205,8 +206,8 @@ class Published(Plain):
         return total
 
 
-@dataclass(frozen=True)
-class FedAGS:
+@dataclass(frozen=True, kw_only=True)
+class FedAGS(FederatedMethod):
     """Noise, and in the sound variant messages, for significant coordinates only."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
@@ -224,7 +225,6 @@ class FedAGS:
     name: str = "fedags"
     summary: str = "DP-FedAGS: significant coordinates of the update (Zhang et al.)"
     soundness: str = "not sound: insignificant coordinates, losses and thresholds leave without noise, ε = ∞"
-    variant: str = "sound"
     form: str = "gaussian"
     value_share: float = 0.9
     queries: int = 1

@@ -11,30 +11,31 @@ tighter.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from dp_accounting.dp_event import DpEvent
 
 from assay.accounting.epsilon import rdp_epsilon
 from assay.federated.exchange import Averaging, Exchange
 from assay.federated.layout import Layout
+from assay.federated.methods import FederatedMethod
 
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
 
 
-@dataclass(frozen=True)
-class FedAvg:
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(FederatedMethod):
     """Average clipped updates."""
-
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
 
     name: str = "fedavg"
     summary: str = "DP-FedAvg: clip each client's update, add noise to the sum (McMahan et al. 2018)"
     soundness: str = "sound"
-    variant: str = "sound"
-    units: tuple[str, ...] = ("client", "record")
-    noises: tuple[str, ...] = ("central", "local", "distributed")
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Both."""
+        return ("client", "record")
 
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
         """Whole updates."""

@@ -33,6 +33,7 @@ from assay.errors import ConfigError, check_above_zero
 from assay.federated import bits
 from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.layout import Layout, clipped
+from assay.federated.methods import FederatedMethod
 from assay.federated.methods.fedags import gaussian_claim
 from assay.federated.wire import Message, Schema
 from assay.methods import check_variant
@@ -147,8 +148,8 @@ class Published(Plain):
         return total
 
 
-@dataclass(frozen=True)
-class FedSNLC:
+@dataclass(frozen=True, kw_only=True)
+class FedSNLC(FederatedMethod):
     """Parts of the update by their effect on the local loss."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "keep", "warmup", "score_bound", "score_share")
@@ -156,12 +157,10 @@ class FedSNLC:
     name: str = "fedsnlc"
     summary: str = "DP-FedSNLC: parts of the update that lower the local loss most (as described in Zhang et al.)"
     soundness: str = "not sound: insignificant parts leave without noise, and which ones is read from the data, ε = ∞"
-    variant: str = "sound"
     keep: float = 0.5
     warmup: int = 5
     score_bound: float = 1.0
     score_share: float = 0.05
-    units: tuple[str, ...] = ("client",)
 
     def __post_init__(self) -> None:
         check_variant(self.variant)

@@ -134,9 +134,14 @@ def changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) -> 
     for name, t in now:
         old = left.pop(name, None)
         same = old is not None and old.shape == t.shape and old.dtype == t.dtype
-        if not (same and old is not None and torch.equal(old, t.detach())):
+        if not (same and old is not None and _equal(old, t.detach())):
             different.add(name)
     return frozenset(different | left.keys())
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    """Whether nothing was written: what is no number equals itself."""
+    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
 def tensors(value: Any) -> list[Tensor]:

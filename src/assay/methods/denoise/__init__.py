@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Sequence
 
 from assay._util import spec
+from assay._util.registry import Registry
 from assay.mechanisms.types import Denoiser
 from assay.methods.denoise.bayes import Bayes
 from assay.methods.denoise.laplacian import Laplacian
 from assay.methods.denoise.lowpass import LowPass
 
-KINDS: dict[str, type[Denoiser]] = {"laplacian": Laplacian, "bayes": Bayes, "lowpass": LowPass}
+KINDS: Registry[type[Denoiser]] = Registry(
+    "denoise",
+    fits=lambda thing: inspect.isclass(thing) and hasattr(thing, "needs_white"),
+    wanted="a class of denoisers (assay.mechanisms.types.Denoiser)",
+    known=(Laplacian, Bayes, LowPass),
+)
 
 
 def parse(text: str) -> Denoiser:

@@ -55,6 +55,7 @@ class Bayes:
     emit: str = "map"
     priors: str = "equal"
 
+    name: ClassVar[str] = "bayes"
     needs_white: ClassVar[bool] = True
     keeps_white: ClassVar[bool] = False
 

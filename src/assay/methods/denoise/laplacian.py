@@ -32,6 +32,7 @@ class Laplacian:
     sigma: float = 1.0
     over: str = "vector"
 
+    name: ClassVar[str] = "laplacian"
     needs_white: ClassVar[bool] = False
     keeps_white: ClassVar[bool] = False
 

@@ -26,6 +26,7 @@ class LowPass:
 
     rho: float = 0.5
 
+    name: ClassVar[str] = "lowpass"
     needs_white: ClassVar[bool] = False
     keeps_white: ClassVar[bool] = False
 

@@ -5,10 +5,12 @@ An encoding changes what clipping bounds; it never changes the bound. It can be 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from assay._util import spec
+from assay._util.registry import Registry
 from assay.methods.encode.sign import Sign
 from assay.methods.encode.spectral import SpectralDomain
 
@@ -17,14 +19,22 @@ if TYPE_CHECKING:
 
 
 class Encoding(Protocol):
-    """Changes a chain so that gradients are encoded."""
+    """Changes a chain so that gradients are encoded. A frozen dataclass whose fields are its settings."""
+
+    name: ClassVar[str]
+    """What it is chosen by, in `--encode` and in records."""
 
     def applied(self, chain: Chain) -> Chain:
         """The chain with this encoding."""
         ...
 
 
-KINDS: dict[str, type[Encoding]] = {"sign": Sign, "spectral": SpectralDomain}
+KINDS: Registry[type[Encoding]] = Registry(
+    "encode",
+    fits=lambda thing: inspect.isclass(thing) and callable(getattr(thing, "applied", None)),
+    wanted="a class of encodings (assay.methods.encode.Encoding)",
+    known=(Sign, SpectralDomain),
+)
 
 
 def parse(text: str) -> Encoding:

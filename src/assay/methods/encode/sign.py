@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,8 @@ class Sign:
     Clipping afterwards bounds the encoded gradient by C whatever the signs are, so the guarantee is that of the method it is
     used with.
     """
+
+    name: ClassVar[str] = "sign"
 
     tau: float = 0.001
 

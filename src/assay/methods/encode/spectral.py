@@ -14,7 +14,7 @@ noised as it is; nothing is transformed here that need not be. What does change 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from torch import nn
 
@@ -42,6 +42,8 @@ def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
 @dataclass(frozen=True, kw_only=True)
 class SpectralDomain:
     """Clips in the frequency domain and keeps a part ρ of the frequencies."""
+
+    name: ClassVar[str] = "spectral"
 
     domain: str = "kernel"
     rho: float = 1.0

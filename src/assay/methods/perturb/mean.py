@@ -23,7 +23,7 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
-from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
+from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released, Stage
 from assay.models.inputs import check_inputs, shift_inputs
 from assay.randomness.streams import Randomness
 
@@ -47,6 +47,10 @@ class Mean:
         if self.bound is not None and not (math.isfinite(self.bound) and self.bound > 0):
             raise ConfigError("center bound", self.bound, "a finite number above 0")
 
+    def stage(self, records: int) -> Stage:
+        """What is released before the first step, about this many records."""
+        return Centered(self, records)
+
 
 KINDS = {"mean": Mean}
 
@@ -54,6 +58,11 @@ KINDS = {"mean": Mean}
 def parse(text: str) -> Mean:
     """`mean`, `mean:noise=40,bound=8`."""
     return spec.parse("center", text, KINDS)
+
+
+def describe(center: Mean) -> str:
+    """The text that `parse` turns into this release, its settings in full."""
+    return spec.written(center, KINDS)
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,7 @@ class Centered:
         check_inputs(model, "input_shift")
         first = records.gather(torch.tensor([0]))[0]
         if not (isinstance(first, Tensor) and first.is_floating_point()):
-            raise ConfigError(
-                "center", spec.describe(self.how, KINDS), "inputs that are one tensor of floating-point numbers"
-            )
+            raise ConfigError("center", describe(self.how), "inputs that are one tensor of floating-point numbers")
 
     def release(
         self,

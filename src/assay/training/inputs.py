@@ -1,14 +1,14 @@
-"""Data, models and plans as the command line names them."""
+"""Data, models and plans from their names: those that a person gives, and those that a run's `run.json` holds."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from assay import data as data_room
 from assay import features as features_room
@@ -16,11 +16,14 @@ from assay import models as models_room
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
 from assay.errors import ConfigError
-from assay.methods import Method
 from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
+
+UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
+LOG = logging.getLogger("assay")
+"""Tells how long work goes on (INFO) and what a reader should know of it (WARNING); the command line prints both."""
 
 
 def load(
@@ -44,7 +47,7 @@ def load(
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
-        bundle = features_room.of_bundle(wanted, bundle, _tell)
+        bundle = features_room.of_bundle(wanted, bundle, LOG.info)
     if aside is not None:
         bundle = _validated(bundle, aside)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
@@ -91,10 +94,6 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
         )
 
 
-def _tell(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, highlight=False).print(line, markup=False)
-
-
 def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBundle:
     features.check(bundle.input_shape)
     with torch.no_grad():
@@ -123,9 +122,9 @@ def of_run(
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     check_not_chosen(spec)
-    known = names["data_dir"]
+    known = names.get("data_dir")
     whole, rule = names.get("validation_of"), SplitRule.from_json(names.get("split"))
-    used = spec["plan"].get("records") or names["records"]  # a federated plan counts clients
+    used = spec["plan"].get("records") or names.get("records")  # a federated plan counts clients
     directory = data_dir or (None if known is None else Path(known))
     bundle = load(
         names["data"],
@@ -142,11 +141,16 @@ def of_run(
     return bundle, network_of(names, bundle, seed)
 
 
+def is_choice(spec: Mapping[str, Any]) -> bool:
+    """Whether a run's description is of a choice of `assay tune` that was paid for."""
+    return bool((spec["names"].get("tuning") or {}).get("charged"))
+
+
 def check_not_chosen(spec: Mapping[str, Any]) -> None:
     """Refuse a model that `assay tune` chose at a cost: it is the best of several, trained on records that were drawn in secret, and what
     is found out about one training says nothing of it.
     """
-    if (spec["names"].get("tuning") or {}).get("charged"):
+    if is_choice(spec):
         raise ConfigError(
             "run",
             "a model that assay tune chose",
@@ -156,22 +160,24 @@ def check_not_chosen(spec: Mapping[str, Any]) -> None:
 
 def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:
     """A new model of a run by the names it was asked for. A checkpoint it began with must be there as it was then."""
-    network = build(names["model"], names["circulant"], bundle, seed)
+    if "model" not in names:
+        raise ConfigError("run", "a run whose model has no name", "a run started with `assay train`")
+    network = build(names["model"], names.get("circulant"), bundle, seed)
     init = None if names.get("init") is None else Path(names["init"])
     begin(network, init, names.get("train_layers", "all"), names.get("init_sha256"))
     return network
 
 
-def planned(
-    *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None, method: Method, **rest: Any
-) -> Plan:
-    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None) -> Plan:
+    """`start` for so many epochs: with noise found for ε; or with noise given, and ε (if also given) a ceiling that may end the run
+    early.
+    """
+    start = replace(start, steps=steps_for(epochs, start.sampler))
     if noise_multiplier is None:
         assert epsilon is not None
-        return Plan.calibrated(epsilon=epsilon, epochs=epochs, method=method, **rest)
-    check_ceiling(epsilon, method.variant)
-    start = Plan(steps=1, noise_multiplier=noise_multiplier, epsilon_limit=epsilon, method=method, **rest)
-    return replace(start, steps=steps_for(epochs, start.sampler))
+        return start.within(epsilon)
+    check_ceiling(epsilon, start.method.variant)
+    return replace(start, noise_multiplier=noise_multiplier, epsilon_limit=epsilon)
 
 
 def check_ceiling(epsilon: float | None, variant: str) -> None:

@@ -1,0 +1,25 @@
+"""Releases of which only ρ is known: zero-concentrated differential privacy (Bun and Steinke 2016)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
+
+from assay.accounting.accountants import DIVERGENCE, ZERO, Accountant, Adjacency, Parts
+from assay.accounting.losses import Concentrated
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeroConcentrated(Accountant):
+    """ρ-zCDP."""
+
+    def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:  # noqa: ARG002
+        """Divergences of a shift twice as long are at most four times as large."""
+        if event.rho:
+            yield Concentrated(event.rho * (4 if adjacency is Adjacency.REPLACE_ONE else 1)), 1
+
+
+ACCOUNTANTS = (ZeroConcentrated(name="zcdp", event=dp_event.ZCDpEvent, numbers={"rho": DIVERGENCE, "xi": ZERO}),)

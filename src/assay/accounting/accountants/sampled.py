@@ -1,0 +1,142 @@
+"""Releases from a sample of the records: Poisson sampling, and samples of fixed size."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
+
+from assay.accounting import events
+from assay.accounting.accountants import (
+    COUNT,
+    LEAST_RATE,
+    PROBABILITY,
+    SIZE,
+    Accountant,
+    Adjacency,
+    Parts,
+    UnaccountableError,
+)
+from assay.accounting.accountants.noise import noise
+from assay.accounting.losses import Gaussian, Laplace, Poisson, PoissonReplaced, Term, WithoutReplacement
+from assay.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Accountant):
+    """What is released from one sample, amplified."""
+
+    shift: ClassVar[int]
+    """How far a record of the sample itself moves the release, in bounds of one record."""
+
+    @abstractmethod
+    def rate(self, event: DpEvent) -> float:
+        """The chance that a record is in the sample."""
+
+    @abstractmethod
+    def amplified(self, event: DpEvent, base: Gaussian | Laplace, rate: float, adjacency: Adjacency) -> Term:
+        """The term of noise `base` on a sample, drawn with this chance, at least `LEAST_RATE`."""
+
+    def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:
+        """All that is released from one sample is taken together first: its parts are not sampled independently."""
+        rate = self.rate(event)
+        inner = events.joint([event.event])
+        if rate == 0 or isinstance(inner, dp_event.NoOpDpEvent):
+            return
+        if rate == 1:
+            yield from parts(inner)
+        elif isinstance(inner, dp_event.NonPrivateDpEvent):
+            yield None, 1
+        elif isinstance(inner, dp_event.GaussianDpEvent | dp_event.LaplaceDpEvent):
+            base = noise(inner, self.shift)
+            yield None if base is None else self.amplified(event, base, max(rate, LEAST_RATE), adjacency), 1
+        else:
+            raise _unbounded(event, inner)
+
+
+def _unbounded(event: DpEvent, inner: DpEvent) -> UnaccountableError:
+    return UnaccountableError(
+        f"{event} has no bound: what is released from one sample must be Gaussian (any number of "
+        f"releases) or one Laplace release, not {inner}."
+    )
+
+
+def _not_for_laplace(event: DpEvent, adjacency: Adjacency) -> UnaccountableError:
+    return UnaccountableError(
+        f"{event} has no bound under {adjacency}: no dominating pair is known for Laplace noise on a "
+        f"sample when a record is replaced. Use Gaussian noise, or Poisson sampling under "
+        f"{Adjacency.ADD_OR_REMOVE_ONE}."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampled(Sampled):
+    """Each record is in the sample by itself with the same chance."""
+
+    shift: ClassVar[int] = 1
+
+    def rate(self, event: DpEvent) -> float:
+        """q."""
+        found: float = event.sampling_probability
+        return found
+
+    def amplified(self, event: DpEvent, base: Gaussian | Laplace, rate: float, adjacency: Adjacency) -> Term:
+        """Zhu, Dong and Wang 2022; where a record is replaced, for Gaussian noise only."""
+        if adjacency is not Adjacency.REPLACE_ONE:
+            return Poisson(rate, base)
+        if isinstance(base, Gaussian):
+            return PoissonReplaced(rate, base.multiplier)
+        raise _not_for_laplace(event, adjacency)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSize(Sampled):
+    """A uniformly random subset of fixed size. Where a record of it is replaced, the release moves by twice the bound."""
+
+    shift: ClassVar[int] = 2
+
+    def rate(self, event: DpEvent) -> float:
+        """b/N."""
+        found: float = event.sample_size / event.source_dataset_size
+        return found
+
+    def amplified(self, event: DpEvent, base: Gaussian | Laplace, rate: float, adjacency: Adjacency) -> Term:  # noqa: ARG002
+        """Balle, Barthe and Gaboardi 2018, theorem 9."""
+        if isinstance(base, Gaussian):
+            return WithoutReplacement(event.sample_size, event.source_dataset_size, base)
+        raise _not_for_laplace(event, adjacency)
+
+    def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:
+        """Defined where a record is replaced only."""
+        if adjacency is not Adjacency.REPLACE_ONE:
+            raise UnaccountableError(
+                f"{event} has no bound under {adjacency}: adding a record changes the number of records and with "
+                f"it every sample of fixed size. Use {Adjacency.REPLACE_ONE}, or Poisson sampling."
+            )
+        return super().terms(event, adjacency, parts)
+
+    def check(self, data: Mapping[str, object], path: str) -> None:
+        """No more records in the sample than there are."""
+        size, source = data.get("sample_size"), data.get("source_dataset_size")
+        if isinstance(size, int) and isinstance(source, int) and size > source:
+            raise ConfigError(f"{path}.sample_size", size, f"at most source_dataset_size = {source}")
+
+
+ACCOUNTANTS = (
+    PoissonSampled(
+        name="poisson-sampled",
+        event=dp_event.PoissonSampledDpEvent,
+        numbers={"sampling_probability": PROBABILITY},
+        inner="event",
+    ),
+    FixedSize(
+        name="sampled-without-replacement",
+        event=dp_event.SampledWithoutReplacementDpEvent,
+        numbers={"source_dataset_size": SIZE, "sample_size": COUNT},
+        inner="event",
+    ),
+)

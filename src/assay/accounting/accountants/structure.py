@@ -1,0 +1,34 @@
+"""Events that are made of others, and those that need no noise to be accounted for: nothing, and everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dp_accounting import dp_event
+from dp_accounting.dp_event import DpEvent
+
+from assay.accounting.accountants import COUNT, Accountant, Adjacency, Parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure(Accountant):
+    """A release of nothing or of everything, or what happens several times or one after another."""
+
+    def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:  # noqa: ARG002
+        """Those of the inner events."""
+        if isinstance(event, dp_event.NonPrivateDpEvent):
+            yield None, 1
+        elif isinstance(event, dp_event.SelfComposedDpEvent):
+            yield from ((term, count * event.count) for term, count in parts(event.event))
+        elif isinstance(event, dp_event.ComposedDpEvent):
+            for inner in event.events:
+                yield from parts(inner)
+
+
+ACCOUNTANTS = (
+    Structure(name="no-op", event=dp_event.NoOpDpEvent),
+    Structure(name="non-private", event=dp_event.NonPrivateDpEvent),
+    Structure(name="self-composed", event=dp_event.SelfComposedDpEvent, numbers={"count": COUNT}, inner="event"),
+    Structure(name="composed", event=dp_event.ComposedDpEvent, inner="events"),
+)

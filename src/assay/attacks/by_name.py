@@ -1,0 +1,117 @@
+"""Attacks on the model of a finished run: what `assay attack` does, as a call."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from assay import attacks
+from assay.attacks import shadows
+from assay.attacks.evaluation import AttackResult
+from assay.attacks.setting import rounds_of
+from assay.attacks.storage import write_attacks
+from assay.data import DataBundle
+from assay.data.records import Records
+from assay.federated.kinds import kind_of
+from assay.runs.directory import RunDirectory
+from assay.training.inputs import network_of
+from assay.training.inputs import of_run as rebuilt
+from assay.training.stages import kept_release
+
+
+def of_run(
+    run: Path | str,
+    names: Sequence[str] | None = None,
+    *,
+    records: int = 5000,
+    confidence: float = 0.95,
+    seed: int = 0,
+    save: bool = False,
+    data_dir: Path | None = None,
+) -> list[AttackResult]:
+    """Tell training from test records by the model of a finished run.
+
+        for result in assay.attacks.of_run("runs/mnist"):
+            print(result.attack, result.auc.value)
+
+    Half of the records are known to the attacker, the others count. Attacks with shadow models train them as the run was trained, on
+    test records that are not decided on.
+
+    Args:
+        run: The run's directory.
+        names: The attacks; None for all that need the model only.
+        records: Members to decide on, and as many non-members.
+        confidence: The confidence of the intervals.
+        seed: Which records are drawn, and which of them the attacker knows.
+        save: Keep the results beside the run, for the report. No ε covers them.
+        data_dir: Where data sets are, if not where the run found them.
+
+    Returns:
+        One result for each attack.
+
+    Raises:
+        ConfigError: There is no such attack, or the run was not started by names.
+        AssayError: The run is unfinished.
+    """
+    directory = RunDirectory.open(Path(run))
+    directory.read_record()  # refuses an unfinished run, and says how to resume it
+    spec = directory.read_spec()
+    bundle, models = _models(directory, spec, data_dir, seed)
+    draw = torch.Generator().manual_seed(seed)
+    members = _some(bundle.train, records, draw)
+    others = torch.randperm(len(bundle.test), generator=draw).tolist()
+    setting = attacks.Setting(
+        target=models, members=members, nonmembers=Subset(bundle.test, others[:records]), seed=seed
+    )
+    chosen = names or [one for one in attacks.available() if not attacks.lacking(one, setting)]
+    if any("pool" in attacks.get(one).needs for one in chosen):
+        shadow = _with_shadows(spec, bundle, setting, others)
+    found = [
+        attacks.run(one, shadow if "pool" in attacks.get(one).needs else setting, confidence=confidence)
+        for one in chosen
+    ]
+    if save:
+        write_attacks(directory, [result.to_json() for result in found])
+    return found
+
+
+def _models(
+    directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, seed: int
+) -> tuple[DataBundle, list[nn.Module]]:
+    """The data and what training released: the models after some rounds, if they were kept, and the last one."""
+    bundle, model = rebuilt(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
+    before = kind_of(spec).plan(spec["plan"]).stage
+    if before is not None:
+        before.install(model, kept_release(directory))
+    files = [*sorted(directory.kept_models.glob("*.safetensors"))[:-1], directory.model]
+    models, record = [], directory.read_record()
+    for file in files:
+        models.append(copy.deepcopy(model).eval())
+        models[-1].load_state_dict(directory.read_model(record, file))
+    return bundle, models
+
+
+def _with_shadows(
+    spec: dict[str, Any], bundle: DataBundle, setting: attacks.Setting, others: list[int]
+) -> attacks.Setting:
+    """The setting with half of the test records, or what it leaves of them, to train shadow models on."""
+    decided = min(len(others) // 2, len(Records(setting.nonmembers)))
+    make = shadows.MAKERS[kind_of(spec).name]
+    return replace(
+        setting,
+        target=rounds_of(setting.target)[-1],
+        nonmembers=Subset(bundle.test, others[:decided]),
+        pool=Subset(bundle.test, others[decided:]),
+        train=make(spec, lambda seed: network_of(spec["names"], bundle, seed), setting.seed),
+    )
+
+
+def _some(records: TensorDataset, count: int, draw: torch.Generator) -> Dataset[tuple[torch.Tensor, ...]]:
+    return Subset(records, torch.randperm(len(records), generator=draw)[:count].tolist())

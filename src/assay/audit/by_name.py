@@ -1,0 +1,444 @@
+"""Audits by name: of a run, of a method, of every method. What `assay audit` does, as calls."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from assay.accounting.epsilon import Adjacency
+from assay.audit import clients
+from assay.audit.aside import write_aside
+from assay.audit.bounds import check_releases, check_significance
+from assay.audit.plans import PlanAudit, audit_plan
+from assay.audit.result import Audit, Verdict, sentence, verdict
+from assay.audit.rounds import audit_rounds
+from assay.audit.storage import write_audit
+from assay.audit.survey import federation, survey, with_layers
+from assay.audit.training import TrainingAudit, mislabelled, white_box
+from assay.audit.training import black_box as black_box_audit
+from assay.audit.worlds import trained_in_two_worlds
+from assay.data import sampling as samplers
+from assay.errors import ConfigError
+from assay.federated import methods as federated
+from assay.federated.client import open_site
+from assay.federated.kinds import kind_of
+from assay.federated.local import Training
+from assay.federated.plan import FederatedPlan
+from assay.federated.server import site_settings
+from assay.gradients import clipping
+from assay.methods.by_name import given_once, method_of
+from assay.methods.plan import Plan, steps_for
+from assay.randomness.streams import OsSeeded, Randomness, Seeded
+from assay.runs.directory import RunDirectory
+from assay.runs.record import number
+from assay.training.inputs import check_not_chosen, planned
+from assay.training.inputs import of_run as rebuilt
+from assay.training.settings import training_from_json
+
+_TRAINED_AGAIN = (
+    "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"
+)
+_RECORDS_OF_A_CANARY = 20  # of a canary client that is seen by its loss
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audited:
+    """What an audit found, beside the claimed and the verified ε."""
+
+    facts: dict[str, Any]
+    """For programs: `claimed`, `verified`, `audited`, `confidence`, `verdict`, `sentence` and more."""
+    audit: Audit
+    plan: Plan | FederatedPlan
+    again: bool = False
+    """Whether it trained on the records again: then no ε covers it, and it is for the holder of the records."""
+
+    @property
+    def epsilon(self) -> float:
+        """The audited ε: a lower bound, with `audit.confidence`."""
+        return self.audit.epsilon
+
+    @property
+    def verdict(self) -> Verdict:
+        """What claimed, verified and audited ε say together."""
+        return Verdict(self.facts["verdict"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, as JSON."""
+        plan = self.plan
+        return {**self.facts, "delta": plan.delta, "adjacency": plan.adjacency.value, "covered": not self.again}
+
+
+def of_run(
+    run: Path | str,
+    *,
+    canaries: int | None = None,
+    worlds: int | None = None,
+    black_box: bool = False,
+    releases: int | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+    data_dir: Path | None = None,
+) -> Audited:
+    """Audit a run: one of its steps (seconds), or the whole run trained again.
+
+        assay.audit.of_run("runs/mnist").facts["sentence"]
+
+    A finished run's record and statement take up the audit of a step. What training again shows is covered by no ε: it goes into
+    `audits.json`, for the holder of the records.
+
+    Args:
+        run: The run's directory.
+        canaries: Train the run again with this many canaries.
+        worlds: Train the run this often with a mislabelled record (or client), and as often without.
+        black_box: With `canaries`: mislabelled records or clients, seen by the final model's loss only.
+        releases: Releases of one step to count, with and without the canary each; None for enough.
+        confidence: The confidence of the audited ε.
+        seed: Fixes the audit's own randomness.
+        data_dir: Where data sets are, if not where the run found them.
+
+    Returns:
+        The audited ε and what it says about the claimed and the verified one.
+
+    Raises:
+        ConfigError: The run cannot be audited so.
+    """
+    check_releases(releases)
+    check_significance(1 - confidence)
+    how = _again(canaries, worlds, black_box, seed, data_dir)
+    directory = RunDirectory.open(Path(run))
+    audit_it = _AUDITS[kind_of(directory.read_spec()).name]
+    return audit_it(directory, how, releases, confidence, _randomness(seed))
+
+
+def of_method(
+    method: str,
+    *,
+    variant: str | None = None,
+    noise_form: str | None = None,
+    groups: int | None = None,
+    option: Sequence[str] | None = None,
+    epsilon: float | None = None,
+    noise_multiplier: float | None = None,
+    records: int = 60_000,
+    batch_size: float = 500,
+    epochs: float | None = 30,
+    delta: float = 1e-5,
+    clip: str | None = None,
+    micro_batch: int = 1,
+    sampling: str = "poisson",
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    releases: int | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> Audited:
+    """Audit one step of a method without a run.
+
+        assay.audit.of_method("gredp", variant="published").verdict
+
+    Args:
+        method: A method of `assay train` or of `assay federate`. The latter has a federation of its own (`assay.audit.survey`).
+        variant: `sound` or `published`.
+        noise_form: Of methods in the Fourier domain.
+        groups: How many layers are clipped one by one.
+        option: Other options of the method, key=value.
+        epsilon: The target ε; None means 1, unless the noise is given.
+        noise_multiplier: The noise, in place of ε.
+        records: How many training records the plan has.
+        batch_size: The expected batch size.
+        epochs: Passes over the records.
+        delta: δ.
+        clip: The clipping rule; None for the method's own.
+        micro_batch: Records averaged before clipping.
+        sampling: How batches are drawn.
+        adjacency: Which data sets are neighbours.
+        releases: Releases of one step to count; None for enough.
+        confidence: The confidence of the audited ε.
+        seed: Fixes the audit's own randomness.
+
+    Returns:
+        As `of_run`.
+
+    Raises:
+        ConfigError: There is no such method, or a setting is not accepted.
+    """
+    check_releases(releases)
+    check_significance(1 - confidence)
+    randomness = _randomness(seed)
+    if epsilon is not None and noise_multiplier is not None:
+        raise ConfigError("epsilon", epsilon, "--epsilon or --noise-multiplier, not both")
+    target = 1.0 if epsilon is None and noise_multiplier is None else epsilon
+    if method in federated.available():
+        known = federated.get(method, **given_once(option, {"variant": variant}))
+        rounds = federation(known, delta=delta, noise_multiplier=noise_multiplier or 1.0)
+        rounds = rounds if target is None else rounds.calibrated(target)
+        found = audit_rounds(rounds, confidence=confidence, releases=releases, randomness=randomness)
+        return Audited(facts=_facts_of(found, known.name, known.variant), audit=found.audit, plan=rounds)
+    chosen = with_layers(method_of(method, variant, noise_form, groups, option))
+    start = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
+        delta=delta,
+        sampling=samplers.parse(sampling),
+        adjacency=adjacency,
+        method=chosen,
+        clip=clipping.parse(clip or str(chosen.clip)),
+        micro_batch=micro_batch,
+    )
+    plan = planned(start, epsilon=target, noise_multiplier=noise_multiplier, epochs=epochs)
+    found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
+    return Audited(facts=_facts_of(found, chosen.name, chosen.variant), audit=found.audit, plan=plan)
+
+
+def of_every_method(
+    *,
+    epsilon: float = 1.0,
+    records: int = 60_000,
+    batch_size: float = 500,
+    epochs: float | None = 30,
+    delta: float = 1e-5,
+    sampling: str = "poisson",
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    releases: int | None = None,
+    confidence: float = 0.95,
+    seed: int | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Audit every method and variant at one target ε.
+
+    Args:
+        epsilon: The target ε: claimed for published variants, verified for sound ones.
+        records: How many training records the plan of central methods has.
+        batch_size: Its expected batch size.
+        epochs: Its passes over the records.
+        delta: δ.
+        sampling: How its batches are drawn.
+        adjacency: Which data sets are neighbours.
+        releases: Releases of one step to count; None for enough.
+        confidence: The confidence of each audited ε.
+        seed: Fixes the audits' own randomness.
+
+    Yields:
+        The facts of `Audited`, and the `form` of the method, one after another.
+
+    Raises:
+        ConfigError: A setting is not accepted.
+    """
+    check_releases(releases)
+    check_significance(1 - confidence)
+    start = Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
+        delta=delta,
+        sampling=samplers.parse(sampling),
+        adjacency=adjacency,
+    )
+    rows = survey(
+        replace(start, steps=steps_for(epochs, start.sampler)),
+        epsilon=epsilon,
+        confidence=confidence,
+        releases=releases,
+        randomness=_randomness(seed),
+    )
+    for row in rows:
+        yield _facts_of(row.found, row.method, row.variant) | {"form": row.form}
+
+
+def _randomness(seed: int | None) -> Randomness:
+    return OsSeeded() if seed is None else Seeded(seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Again:
+    """How a run is trained again: with so many canaries, or so often in two worlds."""
+
+    canaries: int | None
+    worlds: int | None
+    black_box: bool
+    seed: int | None
+    data_dir: Path | None
+
+    @property
+    def coins(self) -> int:
+        """The seed of coins and coordinates."""
+        return secrets.randbits(62) if self.seed is None else self.seed
+
+
+def _again(
+    canaries: int | None, worlds: int | None, black: bool, seed: int | None, data_dir: Path | None
+) -> _Again | None:
+    if canaries is not None and worlds is not None:
+        raise ConfigError("worlds", worlds, "--canaries or --worlds, not both")
+    if black and canaries is None:
+        raise ConfigError("black_box", black, "--black-box together with --canaries")
+    if canaries is None and worlds is None:
+        return None
+    return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
+
+
+def _audit_central(
+    directory: RunDirectory,
+    how: _Again | None,
+    releases: int | None,
+    confidence: float,
+    randomness: Randomness,
+) -> Audited:
+    spec = directory.read_spec()
+    check_not_chosen(spec)
+    plan = Plan.from_json(spec["plan"])
+    steps = None
+    if directory.finished:  # what was really spent, lost steps included
+        record = directory.read_record()
+        verified, steps = float(record["epsilon"]["verified"]), _taken(record)
+    else:
+        verified = plan.epsilon()
+    if how is None:
+        found = audit_plan(
+            plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified, steps=steps
+        )
+        result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
+    else:
+        claimed = plan.claimed(steps)
+        result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified, claimed)
+        facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
+    if directory.finished:
+        _keep(directory, result, facts, again=how is not None)
+    return Audited(facts=facts, audit=result, plan=plan, again=how is not None)
+
+
+def _audit_federated(
+    directory: RunDirectory,
+    how: _Again | None,
+    releases: int | None,
+    confidence: float,
+    randomness: Randomness,
+) -> Audited:
+    spec = directory.read_spec()
+    plan = FederatedPlan.from_json(spec["plan"])
+    verified = None
+    if directory.finished:
+        record = directory.read_record()
+        verified, plan = float(record["epsilon"]["verified"]), replace(plan, rounds=_taken(record))
+    if how is None:
+        found = audit_rounds(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
+        result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
+    else:
+        verified = plan.epsilon() if verified is None else verified
+        result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified, plan.claimed())
+        facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
+    if directory.finished:
+        _keep(directory, result, facts, again=how is not None)
+    return Audited(facts=facts, audit=result, plan=plan, again=how is not None)
+
+
+_AUDITS = {"central": _audit_central, "federated": _audit_federated}
+"""By the kind of the run."""
+
+
+def _taken(record: Mapping[str, Any]) -> int:
+    """The steps or rounds of a finished run. One whose ceiling allowed none has nothing in its model that an attack could look for."""
+    taken = int(record["steps"])
+    if taken < 1:
+        raise ConfigError(
+            "run",
+            "a run of no steps",
+            "one that took a step: the ceiling ended this one before its first, so training released nothing and there is nothing to audit",
+        )
+    return taken
+
+
+def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, again: bool) -> None:
+    """Into the record and the statement of a finished run; what trained on its records `again` is kept aside."""
+    write = write_aside if again else write_audit
+    write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]})
+
+
+def _trained_again(
+    spec: dict[str, Any], plan: Plan, how: _Again, confidence: float, steps: int | None
+) -> TrainingAudit:
+    """The run of this description once more with canaries, or many times in two worlds: so many of its plan's steps."""
+    bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
+    settings: dict[str, Any] = {
+        "training": training_from_json({**spec["training"], "seed": how.seed}),
+        "confidence": confidence,
+        "steps": steps,
+    }
+    if how.worlds is not None:
+        x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
+        return trained_in_two_worlds(network, bundle.train, plan, (x[0], y[0]), runs=how.worlds, **settings)
+    assert how.canaries is not None
+    if not how.black_box:
+        return white_box(network, bundle.train, plan, canaries=how.canaries, seed=how.coins, **settings)
+    canaries = mislabelled(bundle.test, how.canaries, bundle.classes)
+    return black_box_audit(network, bundle.train, plan, canaries, seed=how.coins, **settings)
+
+
+def _played_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confidence: float) -> TrainingAudit:
+    """The same of a federated run, all its clients in this process whatever ran them before."""
+    bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.clients for others")
+    if how.data_dir is not None:
+        spec["names"] = {**spec["names"], "data_dir": str(how.data_dir)}
+    spec["training"] = {**spec["training"], "seed": how.seed}
+    held = open_site(site_settings(spec, None)).records
+    settings: dict[str, Any] = {"training": Training(**spec["training"]), "confidence": confidence}
+    if how.canaries is not None and not how.black_box:
+        return clients.white_box(network, held, plan, canaries=how.canaries, seed=how.coins, **settings)
+    count = 1 if how.canaries is None else how.canaries
+    each = 1 if plan.unit == "record" else max(1, min(_RECORDS_OF_A_CANARY, len(bundle.test) // count))
+    canaries = clients.mislabelled_clients(bundle.test, count, bundle.classes, each)
+    if how.worlds is not None:
+        return clients.played_in_two_worlds(network, held, plan, canaries[0], runs=how.worlds, **settings)
+    return clients.black_box(network, held, plan, canaries, seed=how.coins, **settings)
+
+
+def _each(confidence: float) -> float:
+    """The confidence of each of two bounds that hold together with this one: the chances of being wrong add up."""
+    return (1 + confidence) / 2
+
+
+def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float, claimed: float) -> tuple[Audit, Verdict]:
+    """The sharper of two bounds, with the confidence that both have together, and what it says.
+
+    Only a bound that assumes nothing is proof of a bug: sampled steps are not exactly Gaussian. What is above the verified ε by the other alone is suspect.
+    """
+    both = round(2 * found.plain.confidence - 1, 12)
+    how = f"the larger of two bounds with {100 * found.plain.confidence:g} % confidence each; {_TRAINED_AGAIN}"
+    plain, gaussian = (
+        replace(bound, confidence=both, how=f"{bound.how}; {how}") for bound in (found.plain, found.gaussian)
+    )
+    claimed = claimed if plan.method.variant == "published" else verified
+    best = max(gaussian, plain, key=lambda audit: audit.epsilon)
+    said, proven = (verdict(claimed, verified, bound.epsilon) for bound in (best, plain))
+    if said is not Verdict.BUG:
+        return best, said
+    return (best, Verdict.SUSPECT) if proven is Verdict.CONSISTENT else (plain, proven)
+
+
+def _facts_of(found: PlanAudit, method: str, variant: str) -> dict[str, Any]:
+    step = {
+        "mu": number(found.step.mu),
+        "epsilon": number(found.step.epsilon),
+        "epsilon_without_assumptions": number(found.step.epsilon_any),
+        "canary": found.step.canary,
+        "releases": found.step.releases,
+    }
+    return _facts(method, variant, found.claimed, found.verified, found.audit, found.verdict) | {"step": step}
+
+
+def _facts(method: str, variant: str, claimed: float, verified: float, found: Audit, said: Verdict) -> dict[str, Any]:
+    return {
+        "method": method,
+        "variant": variant,
+        "claimed": number(claimed),
+        "verified": number(verified),
+        "audited": number(found.epsilon),
+        "confidence": found.confidence,
+        "verdict": said.value,
+        "sentence": sentence(said, found.epsilon, found.confidence),
+        "audit": found.to_json(),
+    }

@@ -1,0 +1,69 @@
+"""Samplers: batches of fixed size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from dp_accounting.dp_event import (
+    DpEvent,
+    GaussianDpEvent,
+    PoissonSampledDpEvent,
+    SampledWithoutReplacementDpEvent,
+    SelfComposedDpEvent,
+)
+from torch import Tensor
+
+from assay.data.samplers import Sampler
+from assay.errors import ConfigError
+from assay.randomness.streams import Randomness
+
+
+@dataclass(frozen=True)
+class WithoutReplacement(Sampler):
+    """Exactly `expected_size` records a step, a uniformly random subset. Defined for replace-one adjacency, where
+    their number is fixed.
+    """
+
+    name: ClassVar[str] = "without-replacement"
+    tight: ClassVar[bool] = True
+    replaces: ClassVar[bool] = True
+    independent: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.expected_size != int(self.expected_size):
+            raise ConfigError("batch_size", self.expected_size, "a whole number for batches of fixed size")
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:
+        """The records with the b smallest of N independent uniform numbers; or, where b is a small part of N, the first b
+        different ones of a sequence of uniformly drawn records, which is as uniform a subset and does not touch all N.
+        """
+        stream, size = randomness.stream("sample", step), int(self.expected_size)
+        if 8 * size > self.records:
+            return stream.uniform(self.records).topk(size, largest=False).indices
+        drawn = stream.integers(self.records, 2 * size).numpy()
+        while True:
+            first = np.unique(drawn, return_index=True)[1]
+            if len(first) >= size:
+                return torch.from_numpy(drawn[np.sort(first)[:size]])
+            drawn = np.concatenate([drawn, stream.integers(self.records, size).numpy()])
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """Sampled without replacement, once a step."""
+        return SelfComposedDpEvent(
+            SampledWithoutReplacementDpEvent(self.records, int(self.expected_size), event), steps
+        )
+
+    def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
+        """A record is in each batch with probability b/N, whatever the other batches are."""
+        return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, event), steps)
+
+    def describe(self) -> str:
+        """For the statement."""
+        return f"sampling without replacement: each step uses {int(self.expected_size)} of {self.records} records, drawn uniformly"
+
+
+SAMPLER = WithoutReplacement

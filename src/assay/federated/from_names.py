@@ -1,0 +1,272 @@
+"""A federated run by names: what `assay federate` takes, and all that such a run needs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from assay import models as models_room
+from assay.data import DataBundle, catalog
+from assay.errors import ConfigError
+from assay.federated import methods, partition
+from assay.federated import transport as carriers
+from assay.federated.layout import Layout
+from assay.federated.local import Training
+from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
+from assay.federated.server import federate as run_rounds
+from assay.federated.server import resume as resume_rounds
+from assay.federated.server import run_spec, site_settings
+from assay.methods.by_name import given_once
+from assay.models.layers import trainable_layers
+from assay.runs.callbacks import Callback
+from assay.runs.directory import RunDirectory
+from assay.runs.result import Result
+from assay.training.from_names import options_of, read_options
+from assay.training.inputs import build, check_ceiling, check_features, load, of_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederatedSettings:
+    """A federated run by names: what `assay federate` takes, with the same defaults.
+
+    settings = FederatedSettings(data="digits", model="linear-head", clients=20, rounds=5)
+    federate(settings, out="runs/federated")
+    """
+
+    method: str = "fedavg"
+    variant: str | None = None
+    option: Sequence[str] | None = None
+    data: str = catalog.DEFAULT
+    records: int | None = None
+    model: str = "lenet5"
+    circulant: int | None = None
+    clients: int = 100
+    per_round: int | None = None
+    rounds: int = 200
+    partition: str = "iid"
+    show_partition: bool = False
+    partition_seed: int = 0
+    unit: str = "client"
+    noise: str | None = None
+    min_answers: int | None = None
+    epsilon: float | None = None
+    delta: float = 1e-3
+    noise_multiplier: float | None = None
+    clip: float = 1.0
+    local_epochs: int = 1
+    local_steps: int | None = None
+    batch_size: int = 128
+    lr: float = 0.1
+    server_lr: float | None = None
+    weight_records: int | None = None
+    keep_models: int = 0
+    engine: str = "serial"
+    superlink: str | None = None
+    certificates: Path | None = None
+    seed: int | None = None
+    secure_rng: bool = False
+    data_dir: Path | None = None
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        """The names that a person may give, and their types."""
+        return options_of(cls)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> FederatedSettings:
+        """Settings from names and values as a command line or a TOML file has them: numbers may be text.
+
+        Raises:
+            ConfigError: A name is not known, or a value is not of its type.
+        """
+        return cls(**read_options(cls.options(), given, "assay federate"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedFederation:
+    """All that a federated run needs, made from its settings."""
+
+    network: torch.nn.Module
+    bundle: DataBundle
+    plan: FederatedPlan
+    training: Training
+    names: dict[str, Any]
+    engine: str
+    reach: carriers.Reach
+    picture: str
+    """What a picture of the partition is called."""
+
+    def run(self, *, out: Path, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
+        """Train across the clients; see `federate`."""
+        spec = run_spec(self.plan, self.training, self.names, self.engine, vars(self.reach))
+        directory = RunDirectory.create(out, spec, force=force)
+        if self.names["counts"] is not None:
+            partition.draw(np.asarray(self.names["counts"]), out / "partition.png", self.picture)
+        carrier = carriers.open_carrier(self.engine, site_settings(spec, directory), out, self.reach)
+        try:
+            return run_rounds(
+                self.network,
+                carrier,
+                plan=self.plan,
+                training=self.training,
+                names=self.names,
+                test=self.bundle.test,
+                directory=directory,
+                callbacks=callbacks,
+            )
+        finally:
+            carrier.close()
+
+
+def federate(
+    settings: FederatedSettings, *, out: Path | str, force: bool = False, callbacks: Iterable[Callback] = ()
+) -> Result:
+    """Train one model across clients that keep their records: `assay federate` as a call.
+
+        federate(FederatedSettings(data="digits", model="linear-head", clients=20, rounds=5), out="runs/federated")
+
+    Args:
+        settings: The run by names.
+        out: A new directory for the run.
+        force: Replace an earlier run in `out`; its ledger stays.
+        callbacks: See the run as it goes on, and may end it.
+
+    Returns:
+        The model, its record and its statement.
+
+    Raises:
+        ConfigError: A setting is not accepted. Nothing was trained or written.
+    """
+    return prepare(settings).run(out=Path(out), force=force, callbacks=callbacks)
+
+
+def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable[Callback] = ()) -> Result:
+    """Resume an unfinished run of `federate`.
+
+    Args:
+        run: The run's directory.
+        data_dir: Where data sets are, if not where the run found them.
+        callbacks: See the run as it goes on, and may end it.
+
+    Returns:
+        As `federate`.
+
+    Raises:
+        ConfigError: The run was started from Python with a model of its own.
+    """
+    directory = RunDirectory.open(Path(run))
+    spec = directory.read_spec()
+    bundle, network = of_run(
+        spec, data_dir, spec["training"]["seed"], instead="continue one from Python with assay.federated.server.resume"
+    )
+    if data_dir is not None:
+        spec["names"] = {**spec["names"], "data_dir": str(data_dir)}
+    reach = carriers.Reach(**spec["reach"])
+    carrier = carriers.open_carrier(spec["engine"], site_settings(spec, directory), directory.path, reach)
+    try:
+        return resume_rounds(network, carrier, directory, test=bundle.test, callbacks=callbacks)
+    finally:
+        carrier.close()
+
+
+def prepare(o: FederatedSettings) -> PreparedFederation:
+    """Load the data, divide them, build the model and find the noise.
+
+    Raises:
+        ConfigError: A setting is not accepted.
+    """
+    chosen = methods.get(o.method, **given_once(o.option, {"variant": o.variant}))
+    for name, value, known in (("unit", o.unit, UNITS), ("noise", o.noise, (*NOISES, None))):
+        if value not in known:
+            raise ConfigError(name, value, "one of " + ", ".join(filter(None, known)))
+    reach = carriers.Reach(
+        superlink=o.superlink, certificates=None if o.certificates is None else str(o.certificates.absolute())
+    )
+    carriers.check(o.engine, reach)
+    training = Training(
+        epochs=o.local_epochs,
+        steps=o.local_steps,
+        batch_size=o.batch_size,
+        lr=o.lr,
+        server_lr=(o.lr if chosen.variant == "published" else 1.0) if o.server_lr is None else o.server_lr,
+        weight_records=o.weight_records,
+        seed=o.seed,
+        secure_rng=o.secure_rng,
+        keep_models=o.keep_models,
+    )
+    divided = partition.parse(o.partition)
+    check_features(None, o.model, None)
+    bundle = load(o.data, o.data_dir, o.records)
+    network = build(o.model, o.circulant, bundle, o.seed)
+    labels = bundle.train_y.numpy()
+    parts = divided.divide(labels, o.clients, o.partition_seed)
+    sizes = [len(part) for part in parts]
+    silo = _silo(network, sizes, training) if o.unit == "record" else None
+    usual = o.clients if o.unit == "record" else max(1, o.clients // 10)
+    plan = _planned(
+        FederatedPlan(
+            clients=o.clients,
+            per_round=usual if o.per_round is None else o.per_round,
+            rounds=o.rounds,
+            size=Layout.of(network, parameters_only=o.unit == "record").size,
+            noise_multiplier=1.0 if o.noise_multiplier is None else o.noise_multiplier,
+            delta=o.delta,
+            clip=o.clip,
+            unit=o.unit,
+            noise=chosen.noises[0] if o.noise is None else o.noise,
+            minimum=o.min_answers,
+            public_seed=secrets.randbits(63) if o.seed is None else o.seed,
+            silo=silo,
+            method=chosen,
+        ),
+        o.epsilon,
+        o.noise_multiplier,
+    )
+    table = partition.counts(labels, parts, bundle.classes) if o.show_partition else None
+    names = {
+        "model": o.model,
+        "circulant": o.circulant,
+        "data": o.data,
+        "data_dir": None if o.data_dir is None else str(o.data_dir),
+        "records": len(labels),
+        "split": bundle.split.to_json(),
+        "unit": bundle.unit,
+        "notes": bundle.notes,
+        "partition": str(divided),
+        "partition_seed": o.partition_seed,
+        "counts": None if table is None else table.tolist(),
+        "sizes": sizes if o.unit == "record" else None,
+    }
+    return PreparedFederation(
+        network=network,
+        bundle=bundle,
+        plan=plan,
+        training=training,
+        names=names,
+        engine=o.engine,
+        reach=reach,
+        picture=f"{o.data}, {divided}, {o.clients} clients",
+    )
+
+
+def _silo(network: torch.nn.Module, sizes: list[int], training: Training) -> Silo:
+    """DP-SGD at the clients: as many steps for each as `epochs` take for a client of average size."""
+    models_room.compat.check(network)
+    trainable_layers(network)
+    held = [size for size in sizes if size]
+    steps = training.steps or max(1, round(training.epochs * float(np.mean(held)) / training.batch_size))
+    return Silo(records=min(held), batch_size=training.batch_size, steps=steps)
+
+
+def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: float | None) -> FederatedPlan:
+    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+    if noise_multiplier is None:
+        return start.calibrated(1.0 if epsilon is None else epsilon)
+    check_ceiling(epsilon, start.method.variant)
+    return replace(start, epsilon_limit=epsilon)

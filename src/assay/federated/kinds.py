@@ -1,0 +1,79 @@
+"""The kinds of runs, by `kind` in run.json. This package is the first that knows all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from assay.errors import AssayError
+from assay.federated import record as federated
+from assay.federated.plan import FederatedPlan
+from assay.methods.plan import Plan
+from assay.runs.directory import RunDirectory
+from assay.runs.record import Sentences
+from assay.training import record as central
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What one must know of a kind of run to read its directory.
+
+    Attributes:
+        name: As run.json and record.json say it.
+        steps: What advances are called: "steps" or "rounds".
+        planned: The key of the plan that says how many there are.
+        plan: Makes the plan of run.json's `plan`.
+        sentences: Makes what the statement says that only the plan knows, from run.json.
+    """
+
+    name: str
+    steps: str
+    planned: str
+    plan: Callable[[dict[str, Any]], Plan | FederatedPlan]
+    sentences: Callable[[Mapping[str, Any]], Sentences]
+
+
+_KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(name=central.KIND, steps="steps", planned="steps", plan=Plan.from_json, sentences=central.sentences),
+        Kind(
+            name=federated.KIND,
+            steps="rounds",
+            planned="rounds",
+            plan=FederatedPlan.from_json,
+            sentences=federated.sentences,
+        ),
+    )
+}
+
+
+def kind_of(spec: Mapping[str, Any]) -> Kind:
+    """The kind of a run.
+
+    Args:
+        spec: What run.json says. Earlier versions did not name the kind of a central run.
+
+    Raises:
+        AssayError: A kind that this version does not know.
+    """
+    name = spec.get("kind", central.KIND)
+    if name not in _KINDS:
+        raise AssayError(f"a run of kind {name!r}: this version of Assay knows {', '.join(_KINDS)}")
+    return _KINDS[name]
+
+
+def complete_record(directory: RunDirectory) -> dict[str, Any]:
+    """The record of a finished run, with all that its statement needs.
+
+    Records of earlier versions did not store the sentences that only the plan knows: these come from run.json.
+
+    Args:
+        directory: A finished run's.
+    """
+    record = directory.read_record()
+    if "sentences" in record:
+        return record
+    spec = directory.read_spec()
+    return {**record, "sentences": asdict(kind_of(spec).sentences(spec))}

@@ -1,0 +1,45 @@
+"""A bound that is taken for granted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from assay.gradients.clip_rules import check_bound
+from assay.mechanisms.types import ClipRule
+
+
+@dataclass(frozen=True)
+class Assumed(ClipRule):
+    """Nothing is clipped: the gradients are said to be within G, and nobody makes sure. No finite ε follows from that.
+
+    For published algorithms that take a Lipschitz constant for granted; noise is relative to G.
+    """
+
+    name: ClassVar[str] = "assumed"
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+
+    @property
+    def l2(self) -> float:
+        """∞: no bound holds."""
+        return math.inf
+
+    @property
+    def assumed(self) -> float:
+        """G."""
+        return self.bound
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """1 for every record."""
+        return torch.ones_like(norms)
+
+
+RULE = Assumed

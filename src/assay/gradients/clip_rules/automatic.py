@@ -1,0 +1,39 @@
+"""Automatic clipping (Bu et al. 2022)."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from assay.errors import check_above_zero
+from assay.gradients.clip_rules import SHRINK, check_bound, exact
+from assay.mechanisms.types import ClipRule
+
+
+@dataclass(frozen=True)
+class Automatic(ClipRule):
+    """C · g/(‖g‖ + γ): every record is normalised, no threshold to choose (Bu et al. 2022, automatic clipping)."""
+
+    name: ClassVar[str] = "auto"
+
+    bound: float = 1.0
+    _: KW_ONLY
+    gamma: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+        check_above_zero("clip gamma", self.gamma)
+
+    @property
+    def l2(self) -> float:
+        """C."""
+        return self.bound
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """C/(‖g‖ + γ)."""
+        return exact((norms + self.gamma).reciprocal_().mul_(self.bound * SHRINK[norms.dtype]))
+
+
+RULE = Automatic

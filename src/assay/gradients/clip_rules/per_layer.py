@@ -1,0 +1,40 @@
+"""Clipping layer by layer."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from assay.gradients.clip_rules import at_most, check_bound
+from assay.mechanisms.types import ClipRule
+
+
+@dataclass(frozen=True)
+class PerLayer(ClipRule):
+    """Each of L layers clipped at C/√L, so that the whole is bounded by C = √(Σ C_l²)."""
+
+    name: ClassVar[str] = "per-layer"
+
+    bound: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
+
+    @property
+    def l2(self) -> float:
+        """C, over all layers together."""
+        return self.bound
+
+    def groups(self, layers: list[str]) -> list[int]:
+        """A group a layer."""
+        return list(range(len(layers)))
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """min(1, C_l/‖g_l‖) for each layer."""
+        return at_most(self.bound / math.sqrt(norms.shape[1]), norms)
+
+
+RULE = PerLayer

@@ -1,0 +1,57 @@
+"""Charts of all runs on one data set and model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from assay.report import curves
+from assay.report.charts import Series, legend, plot
+from assay.report.groups import Group
+from assay.report.html import Html, tag
+from assay.report.parts import figure, section
+from assay.report.sections import Page, Section
+
+
+def _charts(page: Page) -> Html | None:
+    several = len(page.found.finished) > 1  # one run has its curves beside its statement
+    return _panels(page.groups, page.styles) if several else None
+
+
+def _panels(groups: Sequence[Group], styles: Mapping[str, int]) -> Html | None:
+    panels: dict[tuple[str, str, str], list[Group]] = {}
+    for group in groups:
+        panels.setdefault((group.data, group.model, group.scored), []).append(group)
+    made = [_panel(*about, members, styles) for about, members in panels.items()]
+    return section("charts", "Charts", made) if made else None
+
+
+def _panel(data: str, model: str, scored: str, groups: Sequence[Group], styles: Mapping[str, int]) -> Html:
+    name = f"{data}, {model}" + ("" if scored == "test" else f", on {scored} records")
+    accuracies, axis = f"{scored.capitalize()} accuracy while training", curves.accuracy_axis(scored)
+    final = curves.against_epsilon(groups, styles)
+    history = curves.over_time(groups, styles, "test_accuracy")
+    spent = curves.over_time(groups, styles, "epsilon")
+    time = curves.time_axis(run.record.get("history") or [] for group in groups for run in group.runs)
+    unbounded = sum(any(curves.infinite_epsilon(run.record.get("history") or []) for run in g.runs) for g in groups)
+    figures = [
+        figure(
+            plot(f"Accuracy against verified ε: {name}", final, curves.EPSILON, axis),
+            "Accuracy against verified ε; bars are ± one standard deviation over seeds, hollow marks published variants.",
+        ),
+        figure(
+            plot(f"{accuracies}: {name}", history, time, axis),
+            f"{accuracies}, mean over seeds.",
+        ),
+        figure(
+            plot(f"Privacy spent while training: {name}", spent, time, curves.SPENT),
+            "Verified ε spent while training."
+            + (f" {unbounded} setting{'s' if unbounded > 1 else ''} with ε = ∞ cannot be drawn." if unbounded else ""),
+        ),
+    ]
+    shown: list[Series] = [*final, *history]
+    return tag(
+        "div", tag("h3", name), legend(shown), tag("div", figures, class_="figures"), class_="panel", data_data=data
+    )
+
+
+SECTION = Section(name="charts", order=50, render=_charts)

@@ -1,0 +1,98 @@
+"""The table of all settings: claimed, verified and audited ε beside accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from assay.report.groups import Group, verdict
+from assay.report.html import Html, tag
+from assay.report.parts import badge, epsilon, num, section, table
+from assay.report.sections import Section
+
+
+def _headline(groups: Sequence[Group]) -> Html | None:
+    if not groups:
+        return None
+    more = _differing(groups)
+    sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
+    tuned = any(run.record.get("tuning") for group in groups for run in group.runs)
+    validated = all(group.scored == "validation" for group in groups)
+    accuracy_head = "validation accuracy (%)" if validated else "accuracy (%)"
+    heads = [
+        ("method", False),
+        ("ε asked for", True),
+        ("ε claimed", True),
+        ("ε verified", True),
+        ("ε audited", True),
+        (accuracy_head, True),
+        ("verdict", False),
+        ("data", False),
+        ("model", False),
+        *((name, False) for name in more),
+        *((f"MB {way}", True) for way in sent),
+        *([("settings tried", False)] if tuned else []),
+        ("seeds", True),
+    ]
+    rows = [_headline_row(group, more, sent, tuned=tuned) for group in groups]
+    deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
+    caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
+    words = tag(
+        "p",
+        tag("b", "Claimed"),
+        " is what the method's paper would report, ",
+        tag("b", "verified"),
+        " what follows from the noise, clipping and sampling really done (an upper bound, rounded up), ",
+        tag("b", "audited"),
+        " what an attack could show (a lower bound, rounded down).",
+        class_="hint",
+    )
+    return section("headline", "Privacy and accuracy", words, table(caption, heads, rows))
+
+
+def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
+    """Columns that are there only where rows differ in them: an ε for a client is no ε for a record, one at 1e-5 none at 1e-3."""
+    columns: dict[str, Callable[[Group], str]] = {
+        "setting": lambda group: group.setting,
+        "unit of privacy": lambda group: group.unit,
+        "δ": lambda group: f"{group.delta:g}",
+        "accuracy on": lambda group: f"{group.scored} records",
+    }
+    return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
+
+
+def _headline_row(
+    group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str], *, tuned: bool
+) -> Html:
+    said = verdict(group)
+    mean, spread = group.mean, group.deviation
+    text = None if mean is None else f"{100 * mean:.2f}" + ("" if spread is None else f" ± {100 * spread:.2f}")
+    asked = "–" if group.target is None else f"{group.target:g} {group.target_is}"
+    spoken = tag(
+        "td",
+        badge(said.tone, said.words),
+        " ",
+        tag("span", said.detail, class_="detail"),
+        class_="verdict",
+        data_value=said.words,
+    )
+    return tag(
+        "tr",
+        tag("th", group.label, scope="row"),
+        tag("td", asked, class_="num", data_value="" if group.target is None else group.target),
+        epsilon(group.claimed),
+        epsilon(group.verified),
+        epsilon(group.audited, lower_bound=True),
+        num(mean, text),
+        spoken,
+        tag("td", group.data, class_="text"),
+        tag("td", group.model, class_="text"),
+        [tag("td", value(group), class_="setting") for value in more.values()],
+        [num(group.sent(way)) for way in sent],
+        tag("td", group.tried, class_="text") if tuned else None,
+        num(len(group.runs)),
+        data_method=group.method,
+        data_data=group.data,
+    )
+
+
+SECTION = Section(name="headline", order=30, render=lambda page: _headline(page.groups))

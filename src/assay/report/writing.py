@@ -1,0 +1,54 @@
+"""A page written: what `assay report` does, as a call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from assay._util.files import replace_text
+from assay.errors import ConfigError
+from assay.report import papers
+from assay.report.collect import Collected, Collector
+from assay.report.page import render
+from assay.studies import tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A page, and the runs that it is about; of an experiments folder it has none."""
+
+    path: Path
+    found: Collected | None = None
+
+
+def write(directory: Path | str, *, out: Path | str | None = None, uncovered: bool = False) -> Written:
+    """Write one self-contained HTML page about a run, a study, a tree of runs or an experiments folder.
+
+        assay.report.write("runs").path
+
+    Args:
+        directory: What the page is about.
+        out: The page to write; None for `report.html` in the directory.
+        uncovered: Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of the records.
+
+    Returns:
+        Where the page is, and which runs were found.
+
+    Raises:
+        ConfigError: There are no runs below the directory, or `out` is a directory.
+    """
+    root, target = Path(directory), None if out is None else Path(out)
+    if tables.names(root):
+        return Written(path=_written(papers.render(root), root, target))
+    found = Collector(root, uncovered).collect()
+    if not (found.finished or found.unfinished or found.damaged or found.waiting):
+        raise ConfigError("directory", str(directory), "a directory with runs in it; there are none below this one")
+    return Written(path=_written(render(found), root, target), found=found)
+
+
+def _written(page: str, directory: Path, out: Path | None) -> Path:
+    target = out or directory / "report.html"
+    if target.is_dir():
+        raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")
+    replace_text(target, page)
+    return target

@@ -1,0 +1,49 @@
+"""What a finished run says about itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from assay.runs.directory import RunDirectory, read_record
+from assay.runs.statement import statement
+
+
+def record_of(run: Path | str) -> dict[str, Any]:
+    """The record of a finished run, for programs.
+
+    Args:
+        run: The run's directory, or a record.json alone.
+
+    Returns:
+        What `record.json` holds; docs/record.md names the fields.
+
+    Raises:
+        ConfigError: It is not the directory of a run.
+        AssayError: The run is unfinished, or the record is damaged or of another version.
+    """
+    path = Path(run)
+    return read_record(path) if path.is_file() else RunDirectory.open(path).read_record()
+
+
+def statement_of(run: Path | str) -> str:
+    """The privacy statement of a finished run, for people.
+
+    Args:
+        run: The run's directory, or a record.json alone.
+
+    Returns:
+        Markdown.
+
+    Raises:
+        ConfigError: It is not the directory of a run.
+        AssayError: The run is unfinished, or one of its files is damaged.
+    """
+    path = Path(run)
+    if path.is_file():
+        return statement(read_record(path))
+    directory = RunDirectory.open(path)
+    directory.settle_statement()
+    record = directory.read_record()  # refuses an unfinished run, and says how to resume it
+    directory.check_files(record, *(file.name for file in (directory.spec, directory.ledger)))
+    return directory.read_statement(record)

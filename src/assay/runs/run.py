@@ -1,0 +1,331 @@
+"""One run, from its start or its checkpoint to its files: the same for every kind of run.
+
+A run opens its ledger, takes its directory for itself, keeps its history, writes checkpoints, tells callbacks, stops when
+it is asked to, and writes record, statement and model. How it advances by one step or one round is its `Course`.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from assay.accounting.ledger import Ledger
+from assay.data.records import Records
+from assay.distributed.world import ALONE, World
+from assay.methods.stage import Loss
+from assay.runs import checkpoint, schema
+from assay.runs.callbacks import Callback, Callbacks
+from assay.runs.directory import RunDirectory
+from assay.runs.record import Facts, Priced, build_record, number
+from assay.runs.result import InterruptedRunError, Progress, Result, evaluate, write_result
+from assay.runs.stopping import stop_requests
+
+Saved = tuple[dict[str, Tensor], dict[str, Any]]
+"""A checkpoint: tensors by name, and what is plain JSON."""
+
+
+class Course(ABC):
+    """How a run advances. It charges the ledger before it moves; `Run` does everything else.
+
+    Attributes:
+        word: What one advance is called: "step" or "round".
+        saves_always: Whether a checkpoint follows every advance, and not only the end of an epoch.
+        loss: The loss that the test records are measured with.
+    """
+
+    word: ClassVar[str] = "step"
+    saves_always: ClassVar[bool] = False
+    loss: Loss
+
+    @property
+    @abstractmethod
+    def taken(self) -> int:
+        """The advances behind the model."""
+
+    @property
+    @abstractmethod
+    def limit(self) -> int:
+        """How many the plan and the budget allow."""
+
+    @property
+    @abstractmethod
+    def epoch(self) -> float:
+        """Passes over the data, or over the clients, so far."""
+
+    @property
+    @abstractmethod
+    def ends_epoch(self) -> bool:
+        """Whether the last advance ended an epoch: the history gets an entry."""
+
+    @property
+    def train_loss(self) -> float | None:
+        """The training loss that was released last, since the epoch began; None if there is none."""
+        return None
+
+    @abstractmethod
+    def advance(self) -> Iterator[None]:
+        """Go to the limit, and pause after each advance."""
+
+    @abstractmethod
+    def released_model(self) -> AbstractContextManager[nn.Module]:
+        """The model as it would be released now, in eval mode."""
+
+    @abstractmethod
+    def state(self) -> Saved:
+        """What a checkpoint holds of the course, whole on every rank."""
+
+    def settle(self) -> None:  # noqa: B027 - most courses charge exactly as they go
+        """Bring the ledger to what was taken, where it was charged ahead."""
+
+    @abstractmethod
+    def charge_rest(self) -> None:
+        """Charge all advances up to `limit`, for a run that ends here because of what it released."""
+
+    @abstractmethod
+    def epsilon(self) -> float:
+        """The verified ε of all that is charged."""
+
+    @abstractmethod
+    def epsilon_taken(self) -> float:
+        """The verified ε of the advances taken."""
+
+    @abstractmethod
+    def note(self) -> dict[str, Any]:
+        """What an entry of the history has beside the common facts; a new epoch begins."""
+
+    @abstractmethod
+    def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
+        """What the record says of this kind of run.
+
+        Args:
+            names: Describes model and data.
+            stopped: Whether a callback ended the run.
+        """
+
+    @abstractmethod
+    def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
+        """The model to release, its tensors where they are not its own, and how many gradients or answers were left out."""
+
+    def close(self) -> None:  # noqa: B027 - a course may hold nothing
+        """Give back what the course holds."""
+
+
+Begin = Callable[[Ledger, RunDirectory | None, Saved | None], Course]
+"""Makes the course of a run: its ledger, its directory (on the leader), and the checkpoint to continue from."""
+
+
+def steps_covered(state: Mapping[str, Any]) -> int:
+    """How many charged steps or rounds a checkpoint stands for: its ledger must hold as many.
+
+    Args:
+        state: What a checkpoint holds as plain JSON.
+    """
+    return int(state["charged"] if "charged" in state else state["step"])
+
+
+class Run:
+    """One run. `go` takes it to its end."""
+
+    def __init__(
+        self,
+        begin: Begin,
+        *,
+        plan: Priced,
+        training: Mapping[str, Any],
+        names: Mapping[str, Any],
+        test: Records | None = None,
+        directory: RunDirectory | None = None,
+        callbacks: Iterable[Callback] = (),
+        ranks: World = ALONE,
+    ) -> None:
+        """Open the ledger and begin, or continue from the checkpoint in `directory`.
+
+        Args:
+            begin: Makes the course.
+            plan: Everything that decides ε.
+            training: The settings as the record shows them.
+            names: Describes model and data in the record.
+            test: Records to measure accuracy on. They are not protected.
+            directory: Where the run is written, if anywhere.
+            callbacks: See the released progress and may end the run.
+            ranks: The processes that train together.
+        """
+        if not ranks.leader:  # only the leader writes and shows
+            directory, callbacks = None, ()
+        self._world, self._plan, self._directory = ranks, plan, directory
+        self._training, self._names, self._test = training, names, test
+        self._callbacks = Callbacks(callbacks)
+        self._history: list[dict[str, Any]] = []
+        self._seconds, self._stopped = 0.0, False
+        self._digest: str | None = None
+        opened: list[Ledger] = []  # by the leader; an error of its own must reach the others
+        ranks.once(lambda: opened.append(_ledger(plan, directory)))
+        self._ledger = opened[0] if opened else _ledger(plan, None)
+        with ExitStack() as undo:  # what fails here leaves model and ledger to others
+            undo.callback(self._ledger.close)
+            saved = ranks.once(self._claim)
+            if saved is not None:
+                state = saved[1]
+                ranks.once(lambda: self._ledger.check_covers(steps_covered(state)))
+                self._history, self._seconds = state["history"], state["seconds"]
+            self._course = begin(self._ledger, directory, saved)
+            undo.callback(self._course.close)
+            self._close = undo.pop_all().close
+
+    def _claim(self) -> Saved | None:
+        """Take the directory, which is this run's alone from here on; return the checkpoint in it, if there is one."""
+        directory = self._directory
+        if directory is None:
+            self._ledger.claim()
+            return None
+        directory.claim(self._ledger)
+        self._ledger.check_fits(self._plan.fits)
+        self._digest = directory.digest()
+        if not directory.checkpoint.exists():
+            return None
+        tensors, state = checkpoint.load(directory.checkpoint, self._digest)
+        schema.check(directory.checkpoint, state, schema.checkpoint_of(directory.read_spec()), "state")
+        return tensors, state
+
+    def go(self) -> Result:
+        """Run to the end of the plan or of the budget, or until a callback ends it.
+
+        Returns:
+            The model with its record and its statement; the files are written.
+
+        Raises:
+            InterruptedRunError: The process was asked to stop; a checkpoint is written.
+        """
+        try:
+            with stop_requests() as stop:
+                self._advance(stop)
+            result = self._finish()
+        finally:
+            self._close()
+        self._callbacks.end(result)
+        return result
+
+    def _advance(self, stop: Callable[[], bool]) -> None:
+        course = self._course
+        begun = time.monotonic() - self._seconds
+        for _ in course.advance():
+            self._seconds = time.monotonic() - begun
+            at_end = course.ends_epoch or course.taken == course.limit
+            saved = at_end or course.saves_always
+            if at_end:
+                self._note()
+            if saved:
+                self._save()
+            self._tell(at_end)
+            if self._world.any(stop() or self._callbacks.pause) and self._ends(saved):
+                self._end_early(at_end)
+                return
+
+    def _ends(self, saved: bool) -> bool:
+        """Whether a callback ends the run before its last step.
+
+        Writes a checkpoint unless this step is `saved`. Raises what a callback has raised, and `InterruptedRunError`
+        if the process was asked to stop.
+        """
+        course = self._course
+        failed, ended = (self._world.any(flag) for flag in (self._callbacks.error is not None, self._callbacks.stop))
+        if course.taken == course.limit and not failed:
+            return False
+        if not saved:
+            course.settle()
+            self._save()
+        if self._callbacks.error is not None:
+            raise self._callbacks.error
+        if ended and not failed:
+            return True
+        kept = f", checkpoint written; resume with: {self._directory.resume_command}" if self._directory else ""
+        raise InterruptedRunError(f"stopped after {course.word} {course.taken} of {course.limit} as asked{kept}")
+
+    def _end_early(self, at_end: bool) -> None:
+        """End the run here, as a callback asks, with the ε of all steps (`assay.runs.callbacks` says why)."""
+        self._course.charge_rest()
+        self._stopped = True
+        if not at_end:
+            self._note()
+            self._save()
+        self._history[-1]["epsilon"] = number(self._world.once(self._course.epsilon))
+
+    def _note(self) -> None:
+        """Add an entry to the history."""
+        course = self._course
+        course.settle()
+        accuracy, test_loss = self._evaluate()
+        self._history.append(
+            {
+                "epoch": round(course.epoch, 2),
+                "step": course.taken,
+                "epsilon": number(self._world.once(course.epsilon_taken)),
+                "train_loss": course.train_loss,
+                "test_accuracy": accuracy,
+                "test_loss": number(test_loss),  # published noise can make it infinite
+                **course.note(),
+            }
+        )
+
+    def _tell(self, at_end: bool) -> None:
+        last = self._history[-1] if self._history else {}
+        now = Progress(
+            step=self._course.taken,
+            steps=self._course.limit,
+            epoch=self._course.epoch,
+            loss=last.get("train_loss") if at_end else self._course.train_loss,
+            epsilon=float(last["epsilon"]) if last else None,
+            accuracy=last.get("test_accuracy"),
+            epoch_end=at_end,
+        )
+        self._callbacks.tell(now, self._course.released_model)
+
+    def _save(self) -> None:
+        tensors, state = self._course.state()
+        if self._directory is not None:
+            more = {"history": self._history, "seconds": self._seconds}
+            checkpoint.save(self._directory.checkpoint, tensors, {**state, **more}, self._digest)
+
+    def _evaluate(self) -> tuple[float | None, float | None]:
+        if self._test is None:
+            return None, None
+        with self._course.released_model() as model, torch.no_grad():
+            return evaluate(model, self._test, self._course.loss)
+
+    def _last_result(self) -> tuple[float | None, float | None]:
+        if not self._history:
+            return self._evaluate()
+        loss = self._history[-1]["test_loss"]
+        return self._history[-1]["test_accuracy"], None if loss is None else float(loss)
+
+    def _finish(self) -> Result:
+        course = self._course
+        course.settle()
+        accuracy, test_loss = self._last_result()
+        record = self._world.once(
+            lambda: build_record(
+                plan=self._plan,
+                ledger=self._ledger,
+                facts=course.facts(self._names, stopped=self._stopped),
+                names=self._names,
+                training=self._training,
+                steps=course.taken,
+                stopped=self._stopped,
+                history=self._history,
+                result={"test_accuracy": accuracy, "test_loss": test_loss},
+                seconds=self._seconds,
+            )
+        )
+        model, tensors, left_out = course.finish()
+        return write_result(model, record, self._directory, left_out, tensors)
+
+
+def _ledger(plan: Priced, directory: RunDirectory | None) -> Ledger:
+    terms: dict[str, Any] = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": plan.epsilon_limit}
+    return Ledger(None, **terms) if directory is None else directory.open_ledger(**terms)

@@ -1,0 +1,221 @@
+"""What the JSON files of a run hold: one check a file, whose errors name the file and the field.
+
+A shape is a type, a tuple of types (None among them where a value may be missing), a list of one shape, or a mapping of field names to
+shapes. A field whose name ends with "?" may be left out. Fields that a shape does not name are not looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeAlias
+
+from assay._util import seals
+from assay.errors import AssayError
+
+Shape: TypeAlias = "type | tuple[type, ...] | list[Shape] | Mapping[str, Shape]"
+
+_NUMBER = (int, float)
+_AMOUNT = (int, float, str)  # "inf" is a string
+_MAYBE = (int, float, str, NoneType)
+_TEXT = (str, NoneType)
+_WHOLE = (int, NoneType)
+_LIMIT = (int, float, NoneType)
+
+_PLAN: Mapping[str, Shape] = {
+    "records": int,
+    "batch_size": _NUMBER,
+    "steps": int,
+    "noise_multiplier": _NUMBER,
+    "delta": _NUMBER,
+    "noise_schedule?": str,
+    "clip": str,
+    "micro_batch?": int,
+    "center?": _TEXT,
+    "sampling?": str,
+    "adjacency": str,
+    "method": str,
+    "options": dict,
+    "encode": [str],
+    "denoise": [str],
+    "epsilon_limit?": _LIMIT,
+    "epsilon_claimed?": _LIMIT,
+}
+_FEDERATED_PLAN: Mapping[str, Shape] = {
+    "clients": int,
+    "per_round": int,
+    "rounds": int,
+    "size": int,
+    "noise_multiplier": _NUMBER,
+    "delta": _NUMBER,
+    "clip": _NUMBER,
+    "unit": str,
+    "noise": str,
+    "minimum": _WHOLE,
+    "public_seed": int,
+    "silo": (dict, NoneType),
+    "method": str,
+    "options": dict,
+    "epsilon_limit": _LIMIT,
+    "epsilon_claimed": _LIMIT,
+}
+_NAMES: Mapping[str, Shape] = {
+    "data?": str,
+    "model?": str,
+    "data_dir?": _TEXT,
+    "features?": _TEXT,
+    "circulant?": _WHOLE,
+    "validation_of?": _WHOLE,
+    "init?": _TEXT,
+    "init_sha256?": _TEXT,
+    "log?": _TEXT,
+    "tuning?": (dict, NoneType),
+}
+_TRAINING: Mapping[str, Shape] = {"optimizer?": dict, "seed?": _WHOLE, "device?": str}
+SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES}
+"""`run.json` of `assay train`."""
+FEDERATED_SPEC: Mapping[str, Shape] = {
+    "plan": _FEDERATED_PLAN,
+    "training": _TRAINING,
+    "names": _NAMES,
+    "engine": str,
+    "reach": dict,
+}
+"""`run.json` of `assay federate`."""
+RECORD: Mapping[str, Shape] = {
+    "status": str,
+    "method": str,
+    "variant?": str,
+    "options?": dict,
+    "model?": str,
+    "data": str,
+    "unit?": str,
+    "records?": int,
+    "epsilon": {
+        "target?": _MAYBE,
+        "claimed?": _MAYBE,
+        "verified": _AMOUNT,
+        "audited?": _MAYBE,
+        "delta": _NUMBER,
+        "adjacency?": str,
+        "accountant?": str,
+        "curve?": [{"delta": _NUMBER, "epsilon": _AMOUNT}],
+    },
+    "parts?": [{"name": str, "verified": _AMOUNT}],
+    "audit?": (dict, NoneType),
+    "audits?": [{"epsilon": _AMOUNT, "confidence": _NUMBER, "verdict": str, "sentence": str}],
+    "noise_multiplier?": _NUMBER,
+    "steps?": int,
+    "steps_charged?": int,
+    "history?": [dict],
+    "result": {"test_accuracy": _LIMIT},
+    "tuning?": (dict, NoneType),
+    "seed?": _WHOLE,
+    "training?": dict,
+    "environment?": dict,
+    "timing?": dict,
+    "files?": dict,
+}
+"""`record.json`: what every version has written, and the kinds of what some have."""
+CHECKPOINT: Mapping[str, Shape] = {
+    "step": int,
+    "optimizer": {"state": dict, "groups": [dict]},
+    "history": [{"epsilon": _AMOUNT, "test_accuracy": _LIMIT, "test_loss": _MAYBE}],
+    "seconds": _NUMBER,
+}
+"""The state in a checkpoint of `assay train`; what of it belongs to a part of the run is checked there."""
+FEDERATED_CHECKPOINT: Mapping[str, Shape] = {
+    "round": int,
+    "charged": int,
+    "asked": [int],
+    "history": [{"epsilon": _AMOUNT, "test_accuracy": _LIMIT, "test_loss": _LIMIT}],
+    "bytes": {"up": int, "down": int},
+    "refused_rounds": int,
+    "seconds": _NUMBER,
+}
+"""The state in a checkpoint of `assay federate`."""
+ATTACKS: Mapping[str, Shape] = {"attacks": [{"attack": str}]}
+"""`attacks.json`."""
+
+
+def checkpoint_of(spec: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """What the state of a checkpoint of this run looks like."""
+    return FEDERATED_CHECKPOINT if spec.get("kind") == "federated" else CHECKPOINT
+
+
+def read(path: Path, schemas: Mapping[str, bool]) -> dict[str, Any]:
+    """An object of JSON, of one of the schemas that are known, and what its digest was made of.
+
+    Args:
+        path: The file.
+        schemas: The names that are known; True for those whose files have a digest.
+
+    Raises:
+        AssayError: The file is damaged or of another version. Names the file and the field.
+    """
+    try:
+        data = json.loads(path.read_bytes().decode("utf-8"), parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise AssayError(f"{path} is damaged: {error}") from error
+    if not isinstance(data, dict):
+        raise AssayError(f"{path} is damaged: it holds {_said(data)}, not an object")
+    schema = data.get("schema")
+    if not isinstance(schema, str) or schema not in schemas:
+        raise AssayError(f"{path} has schema {schema!r}; this version of Assay reads {', '.join(map(repr, schemas))}")
+    if schemas[schema]:
+        seals.check(path, data)
+    elif seals.FIELD in data:
+        raise AssayError(f"{path} is damaged: it has a field {seals.FIELD}, which files of schema {schema} have not")
+    return data
+
+
+def check(path: Path, value: Any, shape: Shape, field: str = "") -> None:
+    """`AssayError`, with file and field, where a value has not this shape."""
+    if isinstance(shape, Mapping):
+        if not isinstance(value, dict):
+            raise _wrong(path, field, value, "an object")
+        for key, inner in shape.items():
+            name = key.removesuffix("?")
+            where = f"{field}.{name}" if field else name
+            if name in value:
+                check(path, value[name], inner, where)
+            elif name == key:
+                raise AssayError(f"{path} is damaged: its field {where} is missing")
+    elif isinstance(shape, list):
+        if not isinstance(value, list):
+            raise _wrong(path, field, value, "a list")
+        for i, item in enumerate(value):
+            check(path, item, shape[0], f"{field}[{i}]")
+    else:
+        kinds = shape if isinstance(shape, tuple) else (shape,)
+        if type(value) not in kinds:
+            raise _wrong(path, field, value, " or ".join(_WORDS[kind] for kind in kinds))
+        if kinds in (_AMOUNT, _MAYBE) and isinstance(value, str) and value != "inf":
+            raise _wrong(path, field, value, 'a number or "inf"')
+
+
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    dict: "an object",
+    list: "a list",
+    bool: "true or false",
+    NoneType: "null",
+}
+
+
+def _wrong(path: Path, field: str, value: Any, accepted: str) -> AssayError:
+    what = f"its field {field} is" if field else "it holds"
+    return AssayError(f"{path} is damaged: {what} {_said(value)}, not {accepted}")
+
+
+def _said(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:60]}…"
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is no number of JSON")

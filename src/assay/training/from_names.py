@@ -1,0 +1,419 @@
+"""From the settings of a run by name to all that it needs: model, records, plan and how it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import EnumType
+from pathlib import Path
+from types import UnionType
+from typing import Any, get_args, get_origin, get_type_hints
+
+from torch import nn
+
+from assay import features as features_room
+from assay import methods as methods_room
+from assay.accounting import schedules
+from assay.accounting.epsilon import Adjacency
+from assay.data import DataBundle, catalog
+from assay.data import sampling as samplers
+from assay.data.sampling import Sampler
+from assay.errors import BudgetSpentError, ConfigError
+from assay.gradients import clipping
+from assay.integrations import tensorboard as logs
+from assay.methods import denoise as denoise_room
+from assay.methods import encode as encode_room
+from assay.methods.by_name import method_of
+from assay.methods.perturb.mean import parse as parse_center
+from assay.methods.plan import Plan
+from assay.models.transfer import begin, located
+from assay.runs.callbacks import Callback
+from assay.runs.directory import RunDirectory
+from assay.runs.result import Result
+from assay.runs.statement import scored
+from assay.training import augment as augment_room
+from assay.training import limits
+from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run, planned
+from assay.training.loop import fit
+from assay.training.loop import resume as resume_run
+from assay.training.optim import Optimizer
+from assay.training.settings import Training, pick_device
+
+_DEFAULT_BATCH = 1024
+_DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
+_READ: Mapping[str, Callable[[str], object]] = {
+    "clip": clipping.parse,
+    "features": features_room.parse,
+    "center": parse_center,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A run by names: what `assay train` takes, with the same defaults.
+
+        settings = assay.Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
+        result = assay.train(settings, out="runs/digits")
+
+    `assay.presets.settings` fills one with settings that do well. Names are read when the run is prepared: what is not
+    accepted is refused then, before anything is trained or written.
+    """
+
+    method: str = "dpsgd"
+    variant: str | None = None
+    noise_form: str | None = None
+    groups: int | None = None
+    option: Sequence[str] | None = None
+    encode: Sequence[str] | None = None
+    denoise: Sequence[str] | None = None
+    data: str = catalog.DEFAULT
+    records: int | None = None
+    validation: bool = False
+    features: str | None = None
+    model: str = "lenet5"
+    init: Path | None = None
+    train_layers: str = "all"
+    circulant: int | None = None
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    epochs: float = 15
+    batch_size: float | None = None
+    clip: str | None = None
+    micro_batch: int = 1
+    center: str | None = None
+    noise_schedule: str = "constant"
+    sampling: str = "poisson"
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
+    optimizer: str | None = None
+    lr: float | None = None
+    momentum: float | None = None
+    weight_decay: float = 0.0
+    schedule: str = "linear"
+    warmup: float = 0.0
+    ema: float | None = None
+    tail: float | None = None
+    scale_from: float | None = None
+    augment: str | None = None
+    max_physical_batch: int | None = None
+    seed: int | None = None
+    secure_rng: bool = False
+    exact_noise: bool = False
+    device: str = "auto"
+    shard: bool = False
+    precision: str = "float32"
+    data_dir: Path | None = None
+    log: str | None = None
+    origin: Mapping[str, Any] | None = None
+    """How the settings were found, for the record: `Preset.origin`."""
+    preset: Mapping[str, Any] = field(default_factory=dict)
+    """What the preset says that these settings were filled with."""
+    given: frozenset[str] = frozenset()
+    """The settings that a person gave beside the preset, and that go before it."""
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        """The names that a person may give, and their types."""
+        return options_of(cls, without=("origin", "preset", "given"))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Settings:
+        """Settings from names and values as a command line or a TOML file has them: numbers may be text.
+
+        Raises:
+            ConfigError: A name is not known, or a value is not of its type.
+        """
+        return cls(**read_options(cls.options(), given, "assay train"))
+
+    def changed(self, **changes: Any) -> Settings:
+        """These settings with some replaced; the record tells where they differ from a preset."""
+        return replace(self, **changes, given=self.given | changes.keys())
+
+    @property
+    def described(self) -> dict[str, Any] | None:
+        """How the settings were found, and which of a preset were replaced by others; for the record."""
+        if self.origin is None:
+            return None
+        differ = [name for name in self.preset if name in self.given and self._differs(name)]
+        return {**self.origin, "changed": differ}
+
+    def _differs(self, name: str) -> bool:
+        """Whether it is another value than the preset's, and not the same one written differently."""
+        mine, said, read = getattr(self, name), self.preset[name], _READ.get(name)
+        return bool(mine != said if read is None else read(mine) != read(said))
+
+    @property
+    def chosen_method(self) -> methods_room.Method:
+        """The method with its options.
+
+        Raises:
+            ConfigError: There is no such method, or it does not take an option.
+        """
+        return method_of(self.method, self.variant, self.noise_form, self.groups, self.option)
+
+    @property
+    def training(self) -> Training:
+        """How the run trains, apart from what decides ε.
+
+        Raises:
+            ConfigError: A setting is not accepted.
+        """
+        name = self.optimizer or self.chosen_method.optimizer
+        return Training(
+            optimizer=Optimizer(
+                name=name,
+                lr=_DEFAULT_LR.get(name, 0.7) if self.lr is None else self.lr,
+                momentum=(0.9 if name == "sgd" else 0.0) if self.momentum is None else self.momentum,
+                weight_decay=self.weight_decay,
+                schedule=self.schedule,
+                warmup=self.warmup,
+            ),
+            ema=self.ema,
+            tail=self.tail,
+            scale_from=self.scale_from,
+            augment=self.augment,
+            seed=self.seed,
+            secure_rng=self.secure_rng,
+            max_physical_batch=self.max_physical_batch,
+            device=self.device,
+            shard=self.shard,
+            precision=self.precision,
+        )
+
+    def plan(self, records: int) -> Plan:
+        """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
+
+        Args:
+            records: How many training records there are.
+
+        Raises:
+            ConfigError: A part (clipping, an encoding, a method) is not accepted.
+        """
+        chosen, sampling = self.chosen_method, samplers.parse(self.sampling)
+        return Plan(
+            records=records,
+            batch_size=_default_batch(sampling, records) if self.batch_size is None else self.batch_size,
+            steps=1,
+            noise_multiplier=1.0,
+            delta=self.delta,
+            clip=clipping.parse(self.clip or str(chosen.clip)),
+            micro_batch=self.micro_batch,
+            center=None if self.center is None else parse_center(self.center),
+            noise_schedule=schedules.parse(self.noise_schedule),
+            sampling=sampling,
+            adjacency=self.adjacency,
+            method=chosen,
+            encode=encode_room.parse_all(self.encode or ()),
+            denoise=denoise_room.parse_all(self.denoise or ()),
+            exact=self.exact_noise,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """All that a run needs, made from its `Settings`."""
+
+    network: nn.Module
+    bundle: DataBundle
+    plan: Plan
+    training: Training
+    names: dict[str, Any]
+    source: tuple[Any, ...]
+    """What of the settings decides the bundle."""
+
+    def check(self, ranks: int = 1) -> None:
+        """Refuse what a run of so many ranks would be refused for.
+
+        Raises:
+            ConfigError: The device is not there, or the ranks cannot do this together.
+        """
+        pick_device(self.training.device)
+        limits.check(self.plan, ranks, shard=self.training.shard)
+        self.training.at_batch(self.plan.batch_size)
+
+    def fit(self, *, out: Path | None = None, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
+        """Train, with the log that the settings ask for; see `assay.fit`."""
+        log = self.names["log"]
+        with logs.logging(None if out is None else log, out or Path(), scored(self.names)) as logged:
+            return fit(
+                self.network,
+                self.bundle.train,
+                plan=self.plan,
+                test=self.bundle.test,
+                training=self.training,
+                out=out,
+                force=force,
+                names=self.names,
+                callbacks=[*callbacks, logged],
+            )
+
+
+def train(
+    settings: Settings, *, out: Path | str | None = None, force: bool = False, callbacks: Iterable[Callback] = ()
+) -> Result:
+    """Train a model privately: `assay train` as a call.
+
+        assay.train(assay.Settings(data="digits", model="linear-head", epsilon=3), out="runs/digits")
+
+    Args:
+        settings: The run by names; `assay.presets.settings` has some that do well.
+        out: A new directory for the run; None writes nothing.
+        force: Replace an earlier run in `out`; its ledger stays.
+        callbacks: See the run as it goes on, and may end it.
+
+    Returns:
+        The model, its record and its statement.
+
+    Raises:
+        ConfigError: A setting is not accepted. Nothing was trained or written.
+        AssayError: The data or the model cannot be used.
+    """
+    return prepare(settings).fit(out=None if out is None else Path(out), force=force, callbacks=callbacks)
+
+
+def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable[Callback] = ()) -> Result:
+    """Resume an unfinished run of `train`: its data and model are those that its `run.json` names.
+
+    Args:
+        run: The run's directory.
+        data_dir: Where data sets are, if not where the run found them.
+        callbacks: See the run as it goes on, and may end it.
+
+    Returns:
+        As `train`.
+
+    Raises:
+        ConfigError: The run was started from Python with a model of its own; `assay.resume` resumes it.
+        BudgetSpentError: It is a choice of `assay tune`, which cannot be resumed.
+    """
+    path = Path(run)
+    spec = RunDirectory.open(path).read_spec()
+    if is_choice(spec):
+        raise BudgetSpentError(f"{path}: {UNFINISHED_CHOICE}")
+    bundle, network = of_run(
+        spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
+    )
+    names = spec["names"]
+    with logs.logging(names.get("log"), path, scored(names)) as logged:
+        return resume_run(network, bundle.train, path, test=bundle.test, callbacks=[*callbacks, logged])
+
+
+def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool = False) -> Prepared:
+    """Load the data, build the model and find the noise.
+
+    Args:
+        settings: The run by names.
+        like: Records that it has are not loaded again.
+        rehearsal: Nothing will be trained: features are those of one record, repeated.
+
+    Returns:
+        Everything that `assay.fit` takes.
+
+    Raises:
+        ConfigError: A setting is not accepted. For a value that a preset gave, the message says so.
+    """
+    try:
+        return _prepared(settings, like, rehearsal)
+    except ConfigError as error:
+        if settings.origin is None or error.field not in settings.preset.keys() - settings.given:
+            raise
+        option = f"--{error.field.replace('_', '-')}"
+        said = f"{error.accepted}; the value is that of {settings.origin['from']}, and {option} typed beside it goes before it"
+        raise ConfigError(error.field, error.value, said) from error
+
+
+def options_of(settings: type, *, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The fields of a class of settings, by name, with the type of a value that is there."""
+    hints = get_type_hints(settings)
+    return {name: _kind(hint) for name, hint in hints.items() if name not in without}
+
+
+def _kind(hint: Any) -> Any:
+    """The type of a value: of `float | None` float."""
+    if isinstance(hint, UnionType):
+        return _kind(next(one for one in get_args(hint) if one is not type(None)))
+    return get_origin(hint) or hint
+
+
+def read_options(known: Mapping[str, Any], given: Mapping[str, Any], command: str) -> dict[str, Any]:
+    """Values of the types of `known`.
+
+    Raises:
+        ConfigError: A name is not known, or a value is not of its type.
+    """
+    return {name: read_option(known, name, value, command) for name, value in given.items()}
+
+
+def read_option(known: Mapping[str, Any], name: str, value: Any, command: str) -> Any:
+    """One value, of the type that its name has in `known`; text is read.
+
+    Raises:
+        ConfigError: The name is not known, or the value is not of its type.
+    """
+    if name not in known:
+        raise ConfigError(name, value, f"an option of {command}: {', '.join(known)}")
+    kind = known[name]
+    if kind is Sequence:
+        return [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+    if value is None or (isinstance(value, kind) and not (kind is not bool and isinstance(value, bool))):
+        return value
+    if kind is bool or isinstance(value, bool) or (kind is int and isinstance(value, float) and value != int(value)):
+        raise ConfigError(name, value, "true or false" if kind is bool else _WORDS.get(kind, "a value"))
+    try:
+        return kind(value)
+    except (TypeError, ValueError):
+        accepted = ", ".join(kind) if isinstance(kind, EnumType) else _WORDS.get(kind, "a value")
+        raise ConfigError(name, value, accepted) from None
+
+
+_WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
+
+
+def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
+    chosen = o.chosen_method
+    training = o.training
+    if o.exact_noise and o.seed is not None:
+        raise ConfigError(
+            "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
+        )
+    logs.check(o.log)
+    check_features(o.features, o.model, o.augment)
+    samplers.parse(o.sampling)  # these are refused before data are loaded
+    clipping.parse(o.clip or str(chosen.clip))
+    encode_room.parse_all(o.encode or ())
+    denoise_room.parse_all(o.denoise or ())
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal)
+    if like is not None and like.source == source:
+        bundle = like.bundle
+    else:
+        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal)
+    if o.augment is not None:
+        augment_room.check(o.augment, bundle.input_shape)
+    init = None if o.init is None else located(o.init, o.data_dir)
+    network = build(o.model, o.circulant, bundle, o.seed)
+    start = begin(network, init, o.train_layers)
+    plan = planned(
+        replace(o.plan(len(bundle.train_x)), method=chosen.for_model(network)),
+        epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
+        noise_multiplier=o.noise_multiplier,
+        epochs=o.epochs,
+    )
+    names = {
+        "model": o.model,
+        "circulant": o.circulant,
+        **start,
+        "data": o.data,
+        "features": o.features,
+        "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
+        "data_dir": None if o.data_dir is None else str(o.data_dir),
+        "split": bundle.split.to_json(),
+        "unit": bundle.unit,
+        "notes": bundle.notes,
+        "log": o.log,
+        "tuning": o.described,
+    }
+    return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
+
+
+def _default_batch(sampling: type[Sampler], records: int) -> int:
+    return records if sampling.whole else min(_DEFAULT_BATCH, max(1, records // 8))

@@ -1,0 +1,200 @@
+"""What the record and the statement of a central run say that its plan alone knows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
+
+from assay import methods
+from assay.accounting import schedules
+from assay.accounting.epsilon import Adjacency, epsilon
+from assay.methods import denoise, encode
+from assay.methods.plan import Plan
+from assay.methods.stage import rows
+from assay.randomness.streams import Randomness
+from assay.runs.record import Facts, Sentences, number
+from assay.training.settings import training_from_json
+
+KIND = "central"
+_UNIT = "one record"
+
+_ADJACENCY = {
+    Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
+    Adjacency.REPLACE_ONE: "two data sets are neighbours if they have equally many records and differ in exactly one",
+}
+_OTHERWISE = {
+    Adjacency.ADD_OR_REMOVE_ONE: "without {}",
+    Adjacency.REPLACE_ONE: "with another in place of {}",
+}
+
+
+def facts(
+    plan: Plan, names: Mapping[str, Any], augment: str | None, randomness: Randomness, steps: int, *, stopped: bool
+) -> Facts:
+    """What `assay.runs.record.build_record` needs to know of a central run.
+
+    Args:
+        plan: What was promised.
+        names: Describes model and data.
+        augment: The views that were asked for, if any.
+        randomness: Where the run's random numbers come from.
+        steps: How many were taken.
+        stopped: Whether a callback ended the run.
+    """
+    described = plan.to_json()
+    return Facts(
+        kind=KIND,
+        method=plan.method.name,
+        variant=plan.method.variant,
+        options=methods.options(plan.method),
+        encode=[encode.describe(part) for part in plan.encode],
+        denoise=[denoise.describe(part) for part in plan.denoise],
+        unit=names.get("unit", _UNIT),
+        records=plan.records,
+        planned=plan.steps,
+        claimed=plan.claimed(plan.steps if stopped else min(steps, plan.steps)),
+        parts=[]
+        if plan.stage is None
+        else rows(plan.stage.parts(), lambda event: epsilon(event, plan.delta, plan.adjacency), number),
+        noise_multiplier=plan.noise_multiplier,
+        noise_schedule=described["noise_schedule"],
+        clip=str(plan.clip),
+        micro_batch=plan.micro_batch,
+        center=described["center"],
+        exact=plan.exact,
+        sampling={"kind": plan.sampling.name, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
+        sentences=_sentences(plan, names, augment, randomness),
+    )
+
+
+def sentences(spec: Mapping[str, Any]) -> Sentences:
+    """What the statement of a run says that only its plan knows, for records of versions that did not store it.
+
+    Args:
+        spec: What run.json says.
+    """
+    training = training_from_json(spec["training"])
+    return _sentences(Plan.from_json(spec["plan"]), spec["names"], training.augment, training.randomness())
+
+
+def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, randomness: Randomness) -> Sentences:
+    unit = names.get("unit", _UNIT)
+    before = [] if plan.stage is None else plan.stage.describe()
+    encoded = ", ".join(encode.describe(part) for part in plan.encode)
+    denoised = ", ".join(denoise.describe(part) for part in plan.denoise)
+    return Sentences(
+        randomness=randomness.describe(),
+        method=f"{plan.method.summary}. As published it is: {plan.method.soundness}",
+        protected=[
+            f"Adjacency: {plan.adjacency.value}: {_ADJACENCY[plan.adjacency]}.",
+            "In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they"
+            f" would be {_OTHERWISE[plan.adjacency].format(unit)}.",
+        ],
+        mechanism=[
+            *(f"Before training: {line}." for line in before),
+            *([f"Encoded before clipping: {encoded}."] if encoded else []),
+            *([_views(augment)] if augment is not None else []),
+            _bound(plan),
+            f"Noise of a step: {_noise(plan)}.",
+            *_schedule(plan),
+            *([f"After the noise, at no cost: {denoised}."] if denoised else []),
+            f"Batches: {plan.sampler.describe()}; sums are divided by the constant {plan.batch_size:g}.",
+        ],
+        caveat="; batches drawn so cost no more than that, and how much exactly is not known"
+        if not plan.sampler.tight
+        else "",
+        covered=("what was released before training, " if plan.stage is not None else "")
+        + "the parameters after every step. That includes the model, every checkpoint, "
+        + (_EXACT if plan.exact else _LOSSES),
+        public="the number of training records, the batch size, the model's architecture and initial weights,"
+        " every setting in the record",
+        assumed=[
+            "Only the model and the files of this run leave. Batches, gradients before noise and the memory of the"
+            " process do not. The files attacks.json and audits.json, if there are any, stay with the holder of the"
+            " records: no ε covers their figures.",
+            _arithmetic(plan),
+            "How many records had a gradient that was not a number is shown to the operator only.",
+        ],
+    )
+
+
+_LOSSES = (
+    "the optimizer's state, and the training losses in the record (they have noise of their own, which is part of ε)"
+)
+_EXACT = (
+    "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered as"
+    " well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact; the"
+    " noise is a normal number rounded to those multiples and drawn exactly. What leaves is therefore a function of what"
+    " the Gaussian mechanism releases over the real numbers, and its lowest bits tell nothing more"
+)
+
+
+def _arithmetic(plan: Plan) -> str:
+    """What is assumed about floating-point numbers."""
+    if plan.exact:
+        return (
+            "A record's gradient has the same bits wherever in its batch it stands and whatever stands beside it. This"
+            " was tested on the first batch."
+        )
+    return "Noise is drawn in floating point. Attacks on its lowest bits are known; ε does not cover them."
+
+
+def _views(augment: str) -> str:
+    return f"Views: a record's gradient is the mean over random views of it ({augment}), taken before it is bounded."
+
+
+def _bound(plan: Plan) -> str:
+    if math.isinf(plan.clip.l2) and plan.stage is not None:
+        return "Gradients are not clipped."
+    if math.isinf(plan.clip.l2):
+        return (
+            f"Gradients are assumed to have norm at most {plan.clip.bound:g}. Nothing is clipped, so nothing bounds how"
+            " far one record moves a step."
+        )
+    if plan.clip.queries:
+        return (
+            f"Each record's gradient is bounded ({plan.clip}); one record moves a step's sum by at most the bound in"
+            f" force at that step, which begins at {plan.chain().l2:g} and follows a quantile of the gradients' norms,"
+            " by counts released with noise."
+        )
+    averaged = f", averaged over micro-batches of {plan.micro_batch}" if plan.micro_batch > 1 else ""
+    return (
+        f"Each record's gradient is bounded ({plan.clip}{averaged}); one record moves a step's sum by at most"
+        f" {plan.chain().l2:g}."
+    )
+
+
+def _noise(plan: Plan) -> str:
+    event = plan.step_event
+    if isinstance(event, GaussianDpEvent):
+        if plan.exact:
+            said = "times that bound, drawn exactly, once a step"
+            return f"Gaussian, standard deviation {event.noise_multiplier:.5g} {said}"
+        return (
+            f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, drawn once for all that the"
+            " step releases"
+        )
+    if isinstance(event, NoOpDpEvent):
+        return "none: the records were released before training, and what is made of them costs nothing more"
+    if isinstance(event, NonPrivateDpEvent):
+        return "not enough for any ε: something of the gradient leaves without noise"
+    return f"{event}, drawn once a step"
+
+
+def _schedule(plan: Plan) -> list[str]:
+    bands, name = len(plan.noise_schedule.strategy), schedules.describe(plan.noise_schedule)
+    if bands > 1:
+        return [
+            f"The noise is correlated ({name}): a step takes back some of the noise of the {bands - 1} steps before it."
+            " The standard deviation above is for a strategy matrix of norm 1. Each batch that a record may be in is"
+            " charged once (Choquette-Choo et al. 2023)."
+        ]
+    if len(plan.stretches) == 1:
+        return []
+    said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
+    return [
+        f"The noise falls over the run ({name}): {said} times that bound. Each stretch is charged for its own noise."
+    ]
