@@ -728,3 +728,15 @@ def test_a_loss_that_mixes_by_values_alone_is_refused_where_the_loss_is_known() 
         assert separate(
             lambda o, t: F.binary_cross_entropy(o, t, reduction="none"), probabilities, (targets > 0).float(), coins
         )
+
+
+def test_an_optimizer_may_step_between_a_call_for_another_purpose_and_the_next() -> None:
+    """A look at the test records without `no_grad`, before and after the engine is proven, marks nothing for good."""
+    model = nn.Sequential(nn.Linear(6, 3))
+    engine = Engine(model)
+    for _ in range(3):
+        model(torch.randn(9, 6))
+        with torch.no_grad():
+            model[0].weight.add_(0.1)
+        step(model, torch.randn(4, 6), engine)
+    assert engine.proven
