@@ -659,16 +659,31 @@ class Never(Always):
 
 @pytest.mark.parametrize("kind", [*KINDS, "centre, statistics detached", "scale by the largest"])
 def test_mixing_that_begins_later_is_found_on_a_batch_that_is_looked_at(kind: str) -> None:
-    model = nn.Sequential(Mix("none"), nn.Linear(6, 6), Mix("none"), nn.Linear(6, 3))
-    for place in (0, 2):
+    now = ["none"]
+
+    class Hidden(Mix):
+        def forward(self, x: Tensor) -> Tensor:
+            return Mix(now[0]).forward(x)
+
+    for layers in ([Hidden(""), nn.Linear(6, 3)], [nn.Linear(6, 6), Hidden(""), nn.Linear(6, 3)]):
+        model, now[0] = nn.Sequential(*layers), "none"
         engine = Engine(model, coins=Always())
         for _ in range(3):
             step(model, torch.randn(5, 6), engine)
-        model[place].kind = kind
+        now[0] = kind
         with pytest.raises(UnsupportedModelError, match="mixes records"):
-            [step(model, torch.randn(5, 6), engine) for _ in range(8)]  # a half at a time
-        model[place].kind = "none"
-        engine.detach()
+            [step(model, torch.randn(5, 6), engine) for _ in range(60)]  # one misses with probability 0.6 at most
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "centre, statistics detached", "scale by the largest"])
+def test_mixing_that_an_attribute_switches_on_is_found_at_once(kind: str) -> None:
+    model = nn.Sequential(Mix("none"), nn.Linear(6, 3))
+    engine = Engine(model, coins=Never())
+    for _ in range(3):
+        step(model, torch.randn(5, 6), engine)
+    model[0].kind = kind
+    with pytest.raises(UnsupportedModelError, match="mixes records"):
+        step(model, torch.randn(5, 6), engine)
 
 
 def test_looking_again_changes_no_bit_and_draws_no_number() -> None:
@@ -728,3 +743,15 @@ def test_a_loss_that_mixes_by_values_alone_is_refused_where_the_loss_is_known() 
         assert separate(
             lambda o, t: F.binary_cross_entropy(o, t, reduction="none"), probabilities, (targets > 0).float(), coins
         )
+
+
+def test_an_optimizer_may_step_between_a_call_for_another_purpose_and_the_next() -> None:
+    """A look at the test records without `no_grad`, before and after the engine is proven, marks nothing for good."""
+    model = nn.Sequential(nn.Linear(6, 3))
+    engine = Engine(model)
+    for _ in range(3):
+        model(torch.randn(9, 6))
+        with torch.no_grad():
+            model[0].weight.add_(0.1)
+        step(model, torch.randn(4, 6), engine)
+    assert engine.proven

@@ -128,6 +128,7 @@ class Engine:
         self._left = self._gap()
         self._calls: deque[_Made] = deque(maxlen=_CALLS)
         self._written: set[str] = set()
+        self._moved: set[str] = set()  # what was changed between steps; each is a reason to look again once
         self._batches, self._turn = 0, -1
         self._within = False
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
@@ -184,8 +185,15 @@ class Engine:
         if self._watch.reformed() and self._proven:
             compat.check(self.model)
             self._due = True
+        changed = self._watch.state()
         if self._calls:  # an earlier call, of this step or for a purpose of the user's own
-            self._written |= self._watch.state()
+            self._written |= changed
+        elif self._proven:
+            # between two steps: a buffer or an attribute may switch on what was not there on the first batch
+            new = (changed | self._watch.attributes()) - self._independent - self._moved
+            if new:
+                self._moved |= new
+                self._due = True
         self._watch.mark()
         if self._proof is None and self._proven and not self._split and (self._due or self._left <= 0):
             self._proof = proof.Proof(self.model, self._as_it_is, self.coins, full=self._due)
