@@ -104,7 +104,8 @@ def test_a_run_of_the_best_preset_is_audited_whole(assay, tmp_path):
         code, out, err = assay("audit", run, *way, "--seed", 3, "--json")
         assert code == 0, err
         assert json.loads(out)["verdict"] == "consistent"
-    assert len(json.loads((run / "record.json").read_text())["audits"]) == 3
+    aside = json.loads((run / "audits.json").read_text())["audits"]
+    assert len(aside) == 3
 
 
 def test_a_run_of_falling_noise_that_its_budget_ended_is_played_with_the_noise_it_had(assay, tmp_path, noises):
@@ -215,14 +216,14 @@ def test_attacks_on_a_federated_run(assay, federated):
 
 
 def test_an_unfinished_run_is_audited_and_left_alone(assay, tmp_path, monkeypatch):
-    from assay.training import loop as train
+    from assay.runs.run import Run
 
     def crash(self, at_end):
         raise RuntimeError("the machine went down")
 
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(train._Run, "_tell", crash)
+        patch.setattr(Run, "_tell", crash)
         with pytest.raises(RuntimeError):
             assay("train", "--data", "digits", "--model", "logistic", "--epochs", 4, "--epsilon", 6, "--out", run)
     before = sorted((p.name, p.read_bytes()) for p in run.iterdir())

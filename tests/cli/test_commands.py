@@ -281,7 +281,7 @@ def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_written(as
 
 def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch):
     """Restored from an old copy, or cut: ε would be that of fewer steps than were taken."""
-    from assay.training.loop import _Run
+    from assay.runs.run import Run
 
     out = tmp_path / "run"
 
@@ -293,7 +293,7 @@ def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch)
             raise CutOffError
 
     with monkeypatch.context() as cut:
-        cut.setattr(_Run, "_tell", tell)
+        cut.setattr(Run, "_tell", tell)
         with pytest.raises(CutOffError):
             assay(*TRAIN, "--out", out)
     ledger = out / "ledger.jsonl"
@@ -365,7 +365,7 @@ def test_a_value_that_is_no_number_is_named_with_its_option(assay, tmp_path):
         (("--center", "mean:noise=0.3", "--epsilon", 3), "center = 'mean:noise=0.3' is not accepted: more noise"),
         (("--epochs", 1e18), "epochs = 1e+18 is not accepted: at most"),
         (("--epochs", 1e308), "epochs = 1e+308 is not accepted: at most"),
-        (("--clip", "automatic"), "flat, per-layer, auto, adaptive"),
+        (("--clip", "automatic"), "one of adaptive:bound=1.0,quantile=0.5"),
     ],
 )
 def test_what_is_refused_is_what_was_typed(assay, tmp_path, words, told):

@@ -77,7 +77,7 @@ def test_methods_and_parts_train_from_the_command_line(assay, tmp_path, argument
 
 
 def test_a_killed_run_of_a_method_with_options_is_resumed_with_them(assay, tmp_path, monkeypatch):
-    from assay.training import loop as train
+    from assay.runs.run import Run
 
     def crash(self, at_end):
         if self.step.taken == 15:
@@ -100,7 +100,7 @@ def test_a_killed_run_of_a_method_with_options_is_resumed_with_them(assay, tmp_p
         "1000",
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(train._Run, "_tell", crash)
+        patch.setattr(Run, "_tell", crash)
         with pytest.raises(RuntimeError):
             assay(*arguments, "--out", tmp_path / "cut")
     assert assay("resume", tmp_path / "cut")[0] == 0
