@@ -388,7 +388,16 @@ class Plan:
             epochs: the length of the run in epochs, or give `steps`; both left out, the longest is found.
             steps: the length of the run in steps.
             noise_multiplier: the noise; left out, the least is found.
-            noise_schedule, clip, micro_batch, center, sampling, adjacency, method, encode, denoise, exact: as of `Plan`.
+            noise_schedule: how the noise changes over the run.
+            clip: the clipping rule.
+            micro_batch: how many records are averaged before clipping.
+            center: what is released first, to centre the inputs.
+            sampling: how batches are drawn.
+            adjacency: what neighbouring data sets are.
+            method: how one step works.
+            encode: what is done to a record's gradient before clipping.
+            denoise: what is done to a released gradient.
+            exact: whether the noise's proof covers the arithmetic.
 
         Returns:
             The plan, with `epsilon` as its `epsilon_limit` (`epsilon_claimed` for a published variant).

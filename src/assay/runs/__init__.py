@@ -1,6 +1,6 @@
 """A run on disk: its directory, its checkpoint, its record and its privacy statement.
 
-assay.runs.record_of("runs/mnist")["epsilon"]["verified"]
+record = assay.runs.record_of("runs/mnist")
 print(assay.runs.statement_of("runs/mnist"))
 """
 
