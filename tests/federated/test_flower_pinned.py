@@ -277,8 +277,8 @@ def test_a_run_that_is_resumed_is_answered_to_its_end(folder, tmp_path):
 
     # In words: the server is trusted with a first plan at most.
     text = directory.statement.read_text()
-    assert "Nobody who gets it is trusted, the server included" in text
-    assert "refuses any plan but the one in its own settings or, without that, the first that the server sent" in text
+    assert "No recipient is trusted, not even the server" in text
+    assert "refuses any plan but the one in its own settings" in text
 
 
 def test_in_a_simulation_plan_and_ledgers_are_those_of_the_run(folder, tmp_path):
