@@ -80,7 +80,7 @@ class Bars:
         with self.lock:
             self.done += 1
             self.bars.update(self.whole, completed=self.done, facts=self._count())
-        self.bars.console.print(_taken(self.study, run, study))
+        self.bars.console.print(_taken(self.study, run, study), markup=False, highlight=False)
 
     def said(self, run: Run, line: str) -> None:
         words = line.split()
@@ -96,7 +96,7 @@ class Bars:
             self.done += failure is None
             self.bars.update(self.whole, completed=self.done, facts=self._count())
         told = _told(self.study, run) if failure is None else f"failed: {failure}"
-        self.bars.console.print(f"{run.name}: {told} ({seconds:.0f} s)")
+        self.bars.console.print(f"{run.name}: {told} ({seconds:.0f} s)", markup=False, highlight=False)
 
 
 def _taken(study: Study, run: Run, source: str) -> str:

@@ -100,7 +100,7 @@ def _rehearse(
 
 def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Training, device: torch.device) -> None:
     inputs, targets = batch
-    engine = Engine(model, {**RULES, **plan.chain().rules})
+    engine = Engine(model, {**RULES, **plan.chain().rules}, coins=training.randomness().stream("rehearsal", 0))
     try:
         with torch.random.fork_rng(devices=[]):
             outputs = training.outputs(model, inputs, device)
