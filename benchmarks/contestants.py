@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 import assay
 from assay import methods, models
 from assay.data.sampling import FullBatch
-from assay.gradients.clipping import Flat, Rule
+from assay.gradients.clipping import ClipRule, Flat
 from assay.methods import denoise, encode
 from assay.randomness.adding import add_normal
 from assay.randomness.rounded import Words
@@ -179,7 +179,7 @@ class Private:
     """Assay, through its public step, with a method and what is added to it."""
 
     method: methods.Method = field(default_factory=lambda: methods.get("dpsgd"))
-    clip: Rule = field(default_factory=lambda: Flat(bound=CLIP))
+    clip: ClipRule = field(default_factory=lambda: Flat(bound=CLIP))
     encode: tuple[str, ...] = ()
     denoise: tuple[str, ...] = ()
     exact: bool = False

@@ -32,6 +32,6 @@ def test_infinity_stays_what_it_is():
 
 
 def test_a_verdict_claims_no_more_than_was_shown():
-    assert "at least ε = 12.9 with" in sentence(Verdict.CLAIM_REFUTED, 12.96, 0.95)
+    assert "at least ε = 12.96 with" in sentence(Verdict.CLAIM_REFUTED, 12.969, 0.95)
     assert shown(12.3456, lower_bound=True) == "12.34"
     assert shown(12.3451) == "12.35"

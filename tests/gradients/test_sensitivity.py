@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from assay.gradients.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer, Rule
+from assay.gradients.clipping import AdaptiveQuantile, Automatic, ClipRule, Flat, PerLayer
 from assay.gradients.engine import Engine
 
 SLACK = 1 + 1e-6
-RULES: dict[str, Callable[[float], Rule]] = {
+RULES: dict[str, Callable[[float], ClipRule]] = {
     "flat": lambda bound: Flat(bound=bound),
     "per-layer": lambda bound: PerLayer(bound=bound),
     "auto": lambda bound: Automatic(bound=bound),
@@ -25,7 +25,7 @@ RULES: dict[str, Callable[[float], Rule]] = {
 class Clipped:
     """Clipped sums of a model under a rule, as one vector in float64. The model was proved on an ordinary batch."""
 
-    def __init__(self, model: nn.Module, rule: Rule, record: tuple[int, ...] | None) -> None:
+    def __init__(self, model: nn.Module, rule: ClipRule, record: tuple[int, ...] | None) -> None:
         self.model, self.rule = model, rule
         self.engine = Engine(model)
         self.groups = rule.groups(self.engine.layers)

@@ -117,7 +117,7 @@ RECORD: Mapping[str, Shape] = {
     "seed?": _WHOLE,
     "training?": dict,
     "environment?": dict,
-    "timing?": dict,
+    "timing?": (dict, NoneType),
     "files?": dict,
 }
 """`record.json`: what every version has written, and the kinds of what some have."""
