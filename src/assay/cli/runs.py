@@ -189,11 +189,11 @@ def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     from assay import presets
     from assay.training.from_names import Settings
 
-    if asked["preset"] is None:
-        return Settings(**options.given(Settings, asked))
     source = context.get_parameter_source
     typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
     given = options.given(Settings, {name: asked[name] for name in typed})
+    if asked["preset"] is None and presets.default_of(given) is None:
+        return Settings(**options.given(Settings, asked))
     return presets.of_options({**given, "preset": asked["preset"]})
 
 

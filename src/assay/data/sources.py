@@ -24,7 +24,7 @@ from assay.data.formats.npz import Arrays, read_npz
 from assay.data.locate import require
 from assay.data.split import CONTENT, POSITION, TEST_SHARE, SplitRule, drawn, drawn_units, one_of_five, unit_keys
 from assay.data.tables.loading import Numbered, numbered
-from assay.data.tables.loading import takes as is_table
+from assay.data.tables.names import is_table
 from assay.errors import ConfigError, DataError
 
 _LOG = logging.getLogger("assay")

@@ -40,6 +40,7 @@ from assay.training.optim import Optimizer
 from assay.training.settings import Training, pick_device
 
 _DEFAULT_BATCH = 1024
+_TABLE_BATCH = 4096
 _DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
 _READ: Mapping[str, Callable[[str], object]] = {
     "clip": clipping.parse,
@@ -395,7 +396,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     network = build(o.model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
     plan = planned(
-        replace(o.plan(len(bundle.train_x)), method=chosen.for_model(network)),
+        replace(_sized(o, bundle).plan(len(bundle.train_x)), method=chosen.for_model(network)),
         epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
@@ -419,6 +420,13 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "tuning": o.described,
     }
     return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
+
+
+def _sized(o: Settings, bundle: DataBundle) -> Settings:
+    """The settings with a batch size for a table, where linear models gain from large batches."""
+    if bundle.schema is None or o.batch_size is not None or samplers.parse(o.sampling).whole:
+        return o
+    return replace(o, batch_size=min(_TABLE_BATCH, max(1, len(bundle.train_x) // 8)))
 
 
 def _default_batch(sampling: type[Sampler], records: int) -> int:

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.data.tables.names import PARQUET, SUFFIXES
 from assay.data.tables.schema import listed
 from assay.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
-SUFFIXES = (*CSV, *PARQUET)
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
 _INSTALL = "pip install 'assay-dp[tables]'"
 _MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
