@@ -17,8 +17,8 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
-from assay.randomness.bits import Hashed
 from assay.randomness.blocks import Blocks
+from assay.randomness.generators import Hashed
 from assay.randomness.streams import OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
 from assay.training.step import PrivateStep

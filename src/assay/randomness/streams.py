@@ -25,8 +25,9 @@ from torch import Tensor
 
 from assay._util.process import here
 from assay.errors import AssayError, ConfigError
-from assay.randomness import pieces, tails
-from assay.randomness.bits import KEY_BYTES, Encrypted, Hashed, Shake, aes_counter
+from assay.randomness import normal as pieces
+from assay.randomness import tails
+from assay.randomness.generators import KEY_BYTES, Encrypted, Hashed, Shake, aes_counter
 
 
 class Stream(Protocol):
@@ -102,7 +103,7 @@ class OsSeeded(_OsKey):
     """AES-256 in counter mode with a key of the operating system: to tell its numbers from random ones is to break AES.
 
     Every stream has a key and a first counter of its own, derived from that key by SHAKE-256: what one stream gives away says nothing of
-    another. float32 normal numbers are made of 32 bits each (`assay.randomness.bits.Encrypted`), all others of 64 as those of `Secure`. Normal numbers on
+    another. float32 normal numbers are made of 32 bits each (`assay.randomness.generators.Encrypted`), all others of 64 as those of `Secure`. Normal numbers on
     CUDA are the exception: those of torch's generator there (Philox, which is not made to withstand an attack), seeded from the same key.
     """
 

@@ -12,7 +12,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from assay.audit.replay import Frozen
 from assay.distributed.noise import Silent
-from assay.randomness import pieces, tails
+from assay.randomness import normal as pieces
+from assay.randomness import tails
 from assay.randomness.adding import Adding, add_drawn, add_normal
 from assay.randomness.blocks import Blocks
 from assay.randomness.streams import OsSeeded, Randomness, Secure, Seeded, Stream

@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from assay._util.process import Unique
-from assay.randomness import pieces, tails
-from assay.randomness.pieces import PIECE
+from assay.randomness import normal as pieces
+from assay.randomness import tails
+from assay.randomness.normal import PIECE
 
 if TYPE_CHECKING:
     from assay.randomness.streams import Stream

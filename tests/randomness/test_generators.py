@@ -13,9 +13,10 @@ import pytest
 import torch
 from scipy import stats
 
-from assay.randomness import bits, tails
-from assay.randomness.bits import Encrypted
-from assay.randomness.pieces import PIECE
+from assay.randomness import generators as bits
+from assay.randomness import tails
+from assay.randomness.generators import Encrypted
+from assay.randomness.normal import PIECE
 from assay.randomness.streams import Seeded
 
 FALSE_ALARM = 1e-7

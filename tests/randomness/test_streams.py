@@ -17,8 +17,9 @@ import torch
 from scipy import stats
 
 from assay.errors import ConfigError
-from assay.randomness import bits, tails
+from assay.randomness import generators as bits
 from assay.randomness import streams as rng
+from assay.randomness import tails
 from assay.randomness.streams import OsSeeded, Randomness, Secure, Seeded, Stream
 
 N = 200_000
