@@ -9,10 +9,9 @@ import hashlib
 import pytest
 import torch
 
-from assay.randomness.blocks import Blocks
 from assay.randomness.generators import Encrypted, Hashed
 from assay.randomness.rounded import rounded_normal
-from assay.randomness.streams import Seeded
+from assay.randomness.streams import Blocks, Seeded
 
 STREAMS = {
     "seeded": lambda: Seeded(3).stream("noise", 5),
