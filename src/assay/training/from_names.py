@@ -424,7 +424,12 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
 
 def _sized(o: Settings, bundle: DataBundle) -> Settings:
     """The settings with a batch size for a table, where linear models gain from large batches."""
-    if bundle.schema is None or o.batch_size is not None or samplers.parse(o.sampling).whole:
+    if (
+        bundle.schema is None
+        or len(bundle.input_shape) > 1
+        or o.batch_size is not None
+        or samplers.parse(o.sampling).whole
+    ):
         return o
     return replace(o, batch_size=min(_TABLE_BATCH, max(1, len(bundle.train_x) // 8)))
 
