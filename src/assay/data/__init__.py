@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from assay.data.fetch import get
     from assay.data.folders import folder, pictures
     from assay.data.hub import of_dataset
+    from assay.data.loading import Loading
     from assay.data.sources import load
     from assay.data.tables.loading import table
     from assay.data.tables.schema import Schema
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DataBundle",
     "DatasetInfo",
+    "Loading",
     "Schema",
     "Task",
     "available",
@@ -40,6 +42,7 @@ __getattr__ = lazy.exports(
     {
         "DataBundle": "bundle",
         "DatasetInfo": "catalog",
+        "Loading": "loading",
         "Schema": "tables.schema",
         "Task": "task",
         "available": "catalog",

@@ -79,14 +79,13 @@ def load(
         ConfigError: There is no such data set, file or split.
     """
     rule = SplitRule(by=split)
-    asked = {"target": target, "schema": schema, "unit": unit}
+    asked: dict[str, Any] = {"target": target, "schema": schema, "unit": unit}
     if is_table(name_or_path):
         return tables.table(name_or_path, target=target, schema=schema, unit=unit)
     if str(name_or_path).startswith(hub.PREFIX):
-        how = {} if schema is None else folders.how_prepared(schema)
-        if how is None:
-            return hub.from_hub(str(name_or_path).removeprefix(hub.PREFIX), **asked)
-        return hub.from_hub(str(name_or_path).removeprefix(hub.PREFIX), target=target, unit=unit, **how)
+        how = folders.how_prepared(schema)
+        asked = asked if how is None else {**how, "target": target, "unit": unit}
+        return hub.from_hub(str(name_or_path).removeprefix(hub.PREFIX), **asked)
     if _is_folder(name_or_path):
         return _folder(Path(name_or_path), **asked)
     for field, value in (("target", target), ("schema", schema)):

@@ -8,14 +8,17 @@ Which records, micro-batches and views a step has follows from its number and th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from assay.data.loading import Key
 from assay.data.records import Records
 from assay.distributed.world import World
+from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness, Stream
 from assay.training.augment import Augmentation
@@ -52,10 +55,15 @@ class Batch:
         augment: Augmentation | None,
         stream: Stream | None,
         fixed: bool = False,
+        seeds: Stream | None = None,
     ) -> None:
         self._records, self._index, self._slots, self._augment, self._stream = records, index, slots, augment, stream
         self._size = largest if fixed else None
         self._cuts = _cuts(len(index), largest, slots) if len(index) else []
+        # for what the data set itself draws: one seed for each part
+        self._seeds = None if seeds is None or not self._cuts else seeds.integers(2**62, len(self._cuts)).tolist()
+        self._at = 0
+        self._source: Callable[[], Iterator[Any] | None] | None = None
 
     def __len__(self) -> int:
         """How many passes through the model it needs."""
@@ -70,6 +78,12 @@ class Batch:
         for _ in range(len(self._cuts), passes):
             yield BatchPart(None, None if slots is None else slots.new_zeros(1), self._size or 1)
 
+    def keys(self, fetched: Callable[[], Iterator[Any] | None]) -> Iterator[Key]:
+        """What worker processes are told to fetch for it; `fetched` gives what they have fetched."""
+        self._source = fetched
+        for at, (start, stop) in enumerate(self._cuts):
+            yield self._index[start:stop].tolist(), None if self._seeds is None else self._seeds[at]
+
     def gather(self, part: BatchPart) -> Any:
         """The records of a part, each as its views; in the order of the parts, which draw from one stream."""
         if part.index is None:
@@ -77,8 +91,18 @@ class Batch:
         elif part.fill:
             batch = self._records.filled(part.index, part.fill)
         else:
-            batch = self._records.gather(part.index)
+            batch = self._fetch(part.index)
         return batch if self._augment is None or self._stream is None else self._augment(batch, self._stream)
+
+    def _fetch(self, index: Tensor) -> Any:
+        """The records of the next part."""
+        at, self._at = self._at, self._at + 1
+        ahead = None if self._source is None else self._source()
+        if ahead is not None:
+            return next(ahead)
+        return (
+            self._records.gather(index) if self._seeds is None else self._records.gather_seeded(index, self._seeds[at])
+        )
 
 
 class Batches:
@@ -95,6 +119,12 @@ class Batches:
     ) -> None:
         if plan.exact and largest is None:
             raise AssertionError("exact noise needs parts of a fixed size")
+        if plan.exact and records.loading.collate_fn is not None:
+            raise ConfigError(
+                "collate_fn",
+                records.loading.collate_fn,
+                "none with exact noise: a record must not depend on how others are padded",
+            )
         self._records, self._plan, self._randomness, self._world = records, plan, randomness, world
         self._largest, self._augment = largest, augment
         self._part = world.part(len(records), plan.records)
@@ -109,7 +139,34 @@ class Batches:
             index = index[order]
         # one stream for all parts of a batch; secret like the noise: who knew it could tell a record's place in the batch
         stream = None if self._augment is None else self._randomness.stream("augment", step)
-        return Batch(self._records, index, slots, self._largest, self._augment, stream, self._plan.exact)
+        seeds = self._randomness.stream("loading", step) if self._records.draws else None
+        return Batch(self._records, index, slots, self._largest, self._augment, stream, self._plan.exact, seeds)
+
+    def ahead(self, first: int, last: int) -> Iterator[Batch]:
+        """The batches of these steps; where there are worker processes, they fetch records of later ones meanwhile.
+
+        Which records those are is drawn in this process, a few batches ahead, and is the same as without workers.
+        """
+        drawn: deque[Batch] = deque()
+        found: list[Iterator[Any]] = []
+
+        def keys() -> Iterator[Key]:
+            for step in range(first, last):
+                batch = self.draw(step)
+                drawn.append(batch)
+                yield from batch.keys(lambda: found[0])
+
+        # with exact noise parts are filled up, which this process does
+        fetched = None if self._plan.exact else self._records.ahead(keys())
+        if fetched is None:
+            for step in range(first, last):
+                yield self.draw(step)
+            return
+        found.append(fetched)
+        # The loader is ahead of what was taken from it by at least one key, so the next batch is drawn by now, and with it
+        # every empty one before it, for which nothing is fetched.
+        for _ in range(first, last):
+            yield drawn.popleft()
 
     def _drawn(self, step: int) -> Tensor:
         """This rank's part of the batch.

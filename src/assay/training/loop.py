@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.accounting.ledger import Ledger
-from assay.data.records import Records
+from assay.data.loading import PLAIN, Loading
+from assay.data.records import Records, call, pair
 from assay.data.task import Task
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
@@ -64,6 +65,7 @@ def fit(
     force: bool = False,
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    loading: Loading = PLAIN,
 ) -> Result:
     """Train `model` in place on `train` under `plan`.
 
@@ -82,6 +84,8 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+        loading: How records are fetched and put together, for training and testing: `assay.data.Loading(collate_fn=...,
+            num_workers=2)`. Batches may be dicts with `labels`, of which the model gets the rest by name.
 
     Returns:
         The model with its record and its privacy statement.
@@ -95,15 +99,15 @@ def fit(
         names = {**(names or {}), "task": task.to_json()}
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
-        Records(test).check_pairs("test")
-    plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
+        Records(test, loading=loading).check_pairs("test")
+    plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading)
     directory = None
     if out is not None:
         spec = {"kind": KIND, "plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks, loading)
 
 
 def _run(
@@ -117,19 +121,22 @@ def _run(
     names: Mapping[str, Any],
     callbacks: Iterable[Callback],
     ranks: World,
+    loading: Loading,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
 
     def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
-        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved)
+        return Loop(
+            model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved, loading=loading
+        )
 
     return Run(
         begin,
         plan=plan,
         training=recorded(training, used),
         names=names,
-        test=None if test is None else Records(test, pick_device(training.device)),
+        test=None if test is None else Records(test, pick_device(training.device), loading),
         directory=directory,
         callbacks=callbacks,
         ranks=ranks,
@@ -166,6 +173,7 @@ def resume(
     test: Dataset[Any] | None = None,
     loss: Loss | None = None,
     callbacks: Iterable[Callback] = (),
+    loading: Loading = PLAIN,
 ) -> Result:
     """Continue the run in directory `out`, under the plan and settings it was started with.
 
@@ -176,6 +184,7 @@ def resume(
         test: As for `fit`.
         loss: As for `fit`.
         callbacks: As for `fit`.
+        loading: As for `fit`.
 
     Returns:
         What `fit` would have returned.
@@ -188,7 +197,7 @@ def resume(
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
     loss = loss_of(_task(spec["names"])) if loss is None else loss
-    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
+    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks, loading)
 
 
 def _task(names: Mapping[str, Any]) -> Task | None:
@@ -285,13 +294,14 @@ class Loop(Course):
         ranks: World = ALONE,
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
+        loading: Loading = PLAIN,
     ) -> None:
         """Run the stage, if there is one, and take up `saved`.
 
         `training` is at the run's batch size; `directory` is where a stage keeps its release.
         """
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
-        self.insertion = insertion or Insertion()
+        self.insertion, self.loading = insertion or Insertion(), loading
         self.device = pick_device(training.device)
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
@@ -342,7 +352,7 @@ class Loop(Course):
                 lambda: release_stage(
                     first,
                     model=self.model,
-                    records=Records(train, self.device),
+                    records=Records(train, self.device, self.loading),
                     ledger=ledger,
                     randomness=randomness,
                     device=self.device,
@@ -352,15 +362,17 @@ class Loop(Course):
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
         self.train, self.loss = self.insertion.records(train, self.device), self.insertion.loss(self.loss)
+        if type(self.train) is Records:
+            self.train = Records(self.train.dataset, self.device, self.loading)
 
     def _shard(self) -> None:
-        records = Records(self.train.dataset)
+        records = Records(self.train.dataset, loading=self.loading)
         if len(records) < 2:
             raise ConfigError(
                 "shard", True, "two records or more on every rank: the engine proves itself on them first"
             )
-        inputs, targets = records.gather(torch.arange(2))
-        self.step.shard(self.loss(self.model(inputs), targets), self.device)
+        inputs, targets = pair(records.gather(torch.arange(2)))
+        self.step.shard(self.loss(call(self.model, inputs), targets), self.device)
 
     def _new_average(self) -> Average | None:
         if self.training.ema is not None:
@@ -373,7 +385,7 @@ class Loop(Course):
         """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
         prepared, unseen = -1, True
-        for inputs, targets in step.batches(self.train, steps):
+        for inputs, targets in map(pair, step.batches(self.train, steps)):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
