@@ -363,7 +363,7 @@ class Loop(Course):
                 prepared = step.taken
                 self._prepare(prepared)
             outputs = self.training.outputs(self.model, inputs, self.device)
-            if unseen or step.engine.asking:
+            if unseen or step.engine.proving:
                 unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
                 if self.plan.exact:
                     check_loss(self.loss, outputs, targets)

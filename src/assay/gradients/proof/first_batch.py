@@ -29,8 +29,9 @@ from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.arithmetic import constant
-from assay.gradients.proof import isolation
-from assay.gradients.proof.isolation import Call, mixes, writes
+from assay.gradients.proof import calls, isolation
+from assay.gradients.proof.calls import Call
+from assay.gradients.proof.isolation import mixes, writes
 from assay.gradients.proof.replacements import SPLITS, Coins, splits
 from assay.gradients.record_grads import RecordGrads
 
@@ -180,7 +181,7 @@ class Proof:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._calls: list[Call] = []
-        self._begun: list[tuple[Any, Any, isolation.RandomState, dict[str, Tensor], nn.Module | None]] = []
+        self._begun: list[tuple[Any, Any, calls.RandomState, dict[str, Tensor], nn.Module | None]] = []
         self._parameters: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._used: list[Call] = []
@@ -206,9 +207,9 @@ class Proof:
     def begin(self, args: Any, kwargs: Any) -> None:
         """The whole model is about to be called: remember what is needed to call it again."""
         model = self._model
-        self._parameters = isolation.copied(model.named_parameters())
-        buffers, before = isolation.copied(model.named_buffers()), self._copied()
-        self._begun = [(args, kwargs, isolation.random_state(), buffers, before)]
+        self._parameters = calls.copied(model.named_parameters())
+        buffers, before = calls.copied(model.named_buffers()), self._copied()
+        self._begun = [(args, kwargs, calls.random_state(), buffers, before)]
 
     def check_buffers(self) -> None:
         """Refuse buffers that were filled in a pass record by record."""
@@ -231,21 +232,21 @@ class Proof:
                 buffers=buffers,
                 output=output,
                 before=before,
-                values=[t.detach().clone() for t in isolation.tensors(output)],
-                drew=isolation.drawn_since(state),
-                wrote=isolation.changed(buffers, self._model.named_buffers()),
+                values=[t.detach().clone() for t in calls.tensors(output)],
+                drew=calls.drawn_since(state),
+                wrote=calls.changed(buffers, self._model.named_buffers()),
             )
         )
 
     def _check_parameters(self, during: str) -> None:
         if not self._parameters:  # the model was not called
             return
-        for name in sorted(isolation.changed(self._parameters, self._model.named_parameters())):
+        for name in sorted(calls.changed(self._parameters, self._model.named_parameters())):
             raise UnsupportedModelError(writes(f"parameter {name}", during))
 
     def before(self, losses: Tensor, graph: Graph) -> None:
         """Check separation and isolation, which need the graph but not the engine's own backward pass."""
-        self._buffers = isolation.copied(self._model.named_buffers())
+        self._buffers = calls.copied(self._model.named_buffers())
         self._separation(losses, graph)
         self._check_still()
         if len(losses) > 1 or not self._single:
@@ -264,17 +265,17 @@ class Proof:
         """No backward pass has written into a parameter, or into a buffer that the forward pass leaves alone."""
         self._check_parameters("backward")
         wrote = {name for call in self._calls for name in call.wrote}
-        for name in sorted(isolation.changed(self._buffers, self._model.named_buffers()) - wrote):
+        for name in sorted(calls.changed(self._buffers, self._model.named_buffers()) - wrote):
             raise UnsupportedModelError(writes(f"buffer {name}", "backward"))
 
     def _isolation(self, records: int, graph: Graph) -> None:
-        self._used = [call for call in self._calls if any(map(graph.holds, isolation.tensors(call.output)))]
+        self._used = [call for call in self._calls if any(map(graph.holds, calls.tensors(call.output)))]
         if not self._used and any(graph.holds(output) for _, output in self._seen):
             raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
         for call in self._used:
             isolation.check(call, self._model, records, self._coins, full=self.full)
             # a record of zeros, which stands for an empty batch, cannot tell
-            self._single |= any(bool((t != 0).any()) for t in isolation.tensors((call.args, call.kwargs)))
+            self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
 
     def lowest_precision(self) -> torch.dtype:
         """The coarsest arithmetic met: completeness cannot hold more closely than that."""
@@ -309,7 +310,7 @@ class Proof:
         together = gradients(weights)
         for mine, own in apart:
             for (path, _), by_themselves, of_all in zip(seen, own, together, strict=True):
-                if by_themselves is not None and (of_all is None or not isolation.close(by_themselves, of_all[mine])):
+                if by_themselves is not None and (of_all is None or not calls.close(by_themselves, of_all[mine])):
                     raise UnsupportedModelError(
                         f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses depends on the losses of the "
                         "others (a hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound that"

@@ -12,9 +12,7 @@ Whatever fails on rows that no data set holds (zeros, large or missing values) i
 from __future__ import annotations
 
 import functools
-import pickle
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +20,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
+from assay.gradients.proof.calls import (
+    Answer,
+    Call,
+    close,
+    drawn_since,
+    extra_states,
+    random_state,
+    set_random_state,
+    tensors,
+)
 from assay.gradients.proof.replacements import Coins, Replacement, a_few, by_record, only, picked, rounds
 from assay.models import copies
 
@@ -53,109 +61,6 @@ LOSS_MIXES = (
     "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, a "
     "contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known beforehand"
 )
-
-RandomState = list[Tensor]
-
-
-def random_state() -> RandomState:
-    """The state of torch's generators that are in use."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
-
-
-def set_random_state(state: RandomState) -> None:
-    """Put torch's generators back."""
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state_all(state[1:])
-
-
-def drawn_since(state: RandomState) -> bool:
-    """Whether random numbers were drawn since then."""
-    return not all(torch.equal(a, b) for a, b in zip(state, random_state(), strict=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of the whole model, and what is needed to repeat it: randomness and buffers as they were before."""
-
-    args: Any
-    kwargs: Any
-    random_state: RandomState
-    buffers: Mapping[str, Tensor]
-    output: Any
-    before: nn.Module | None
-    """The model as it was, sharing its parameters; None where it cannot be copied."""
-    values: list[Tensor]
-    """The output as it was: what follows may change it in place."""
-    drew: bool
-    """Whether it drew random numbers."""
-    wrote: frozenset[str]
-    """The buffers that it changed."""
-
-    def again(self, model: nn.Module, change: Callable[[Any], Any] = lambda t: t) -> _Answer:
-        """The same call of such a model, with the randomness and the buffers of this one and its arguments changed; leaves all as it was."""
-        args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
-        kept = copied(model.named_buffers())
-        now = random_state()
-        try:
-            set_random_state(self.random_state)
-            put_back(model, self.buffers)
-            with torch.no_grad():
-                outputs = tensors(model(*args, **kwargs))
-                return _Answer(outputs, copied(model.named_buffers()), self.has_drawn())
-        finally:
-            set_random_state(now)
-            put_back(model, kept)
-
-    def has_drawn(self) -> bool:
-        """Whether random numbers were drawn since the state of this call."""
-        return drawn_since(self.random_state)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a call gives."""
-
-    outputs: list[Tensor]
-    buffers: Mapping[str, Tensor]
-    drew: bool
-
-
-def copied(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The values of tensors, by name."""
-    return {name: t.detach().clone() for name, t in named}
-
-
-def changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) -> frozenset[str]:
-    """The names whose tensors are not what they were, those that came or went included."""
-    left = dict(before)
-    different = set()
-    for name, t in now:
-        old = left.pop(name, None)
-        same = old is not None and old.shape == t.shape and old.dtype == t.dtype
-        if not (same and old is not None and _equal(old, t.detach())):
-            different.add(name)
-    return frozenset(different | left.keys())
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether nothing was written: what is no number equals itself."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """All tensors in tuples, lists and dicts."""
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are the same but for rounding."""
-    if not a.is_floating_point():
-        return bool((a == b).all())
-    tolerance = 1e3 * torch.finfo(a.dtype).eps
-    scale = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: bool = True) -> None:
@@ -213,7 +118,7 @@ def check_unmoved(call: Call, now: nn.Module) -> None:
 
 
 def _check_replaced(
-    call: Call, other: nn.Module, plain: _Answer, replacement: Replacement, records: int, *, must: bool
+    call: Call, other: nn.Module, plain: Answer, replacement: Replacement, records: int, *, must: bool
 ) -> None:
     """What the model makes of the records that are kept, and what it writes, is the same when the others are replaced."""
     try:
@@ -266,7 +171,7 @@ def _check_left(call: Call, mine: nn.Module, other: nn.Module) -> None:
         raise UnsupportedModelError(writes("the model (an attribute that it uses in eval mode)"))
 
 
-def _in_eval(call: Call, copy: nn.Module) -> _Answer:
+def _in_eval(call: Call, copy: nn.Module) -> Answer:
     modes = [(m, m.training) for m in copy.modules()]
     copy.eval()
     try:
@@ -276,29 +181,7 @@ def _in_eval(call: Call, copy: nn.Module) -> _Answer:
             m.training = training
 
 
-def has_extra_state(module: nn.Module) -> bool:
-    """Whether a module saves more than parameters and buffers."""
-    return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-def extra_states(model: nn.Module) -> list[tuple[str, bytes]]:
-    """What modules save besides parameters and buffers, as bytes; nothing where it cannot be written down."""
-    return [(name, extra_state(m)) for name, m in model.named_modules() if has_extra_state(m)]
-
-
-def extra_state(module: nn.Module) -> bytes:
-    """What a module saves besides parameters and buffers."""
-    try:
-        return pickle.dumps(pytree.tree_map(_plain, module.get_extra_state()))
-    except Exception:  # anything may be in there
-        return b""
-
-
-def _plain(value: Any) -> Any:
-    return value.detach().cpu().tolist() if isinstance(value, Tensor) else value
-
-
-def _alike(once: _Answer, again: _Answer) -> bool:
+def _alike(once: Answer, again: Answer) -> bool:
     return all(a.shape == b.shape and close(a, b) for a, b in zip(once.outputs, again.outputs, strict=True))
 
 
@@ -307,7 +190,7 @@ def _one_more(model: nn.Module | None) -> nn.Module | None:
     return None if model is None else copies.of_model(model, sharing=model.parameters())
 
 
-def _check_same(once: _Answer, again: _Answer) -> None:
+def _check_same(once: Answer, again: Answer) -> None:
     if not _alike(once, again):
         raise UnsupportedModelError(
             "the same batch gives another output the second time: the model remembers what it has seen outside its buffers, "
@@ -402,11 +285,3 @@ def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], rep
     except Exception:
         return False
     return True
-
-
-@torch.no_grad()
-def put_back(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Buffers as they were, those that still have their form."""
-    for name, b in model.named_buffers():
-        if name in values and values[name].shape == b.shape and not torch.equal(b, values[name]):
-            b.copy_(values[name])

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.proof.isolation import extra_state, has_extra_state, writes
+from assay.gradients.proof.calls import extra_state, has_extra_state
+from assay.gradients.proof.isolation import writes
 
 _MODES = 16  # a model that has a mode of its own for every batch is asked on random ones
 

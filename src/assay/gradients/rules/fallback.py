@@ -18,7 +18,7 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.proof import isolation
+from assay.gradients.proof import calls
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
@@ -74,10 +74,10 @@ class PerRecordCall:
             copies = {name: value.unbind(0) for name, value in own.items()}
             parts = [None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)]
             # an iteration that a call takes one step of (spectral normalisation) goes no further for a record that stands later
-            start = isolation.copied(module.named_buffers())
+            start = calls.copied(module.named_buffers())
             rows = []
             for i in range(records):
-                isolation.put_back(module, start)
+                calls.put_back(module, start)
                 rows.append(
                     one(
                         {name: copy[i] for name, copy in copies.items()},
