@@ -175,7 +175,7 @@ class Engine:
         """The modules that run with a copy of their parameters for every record."""
         return [unit.module for unit in self._expanded]
 
-    def placed(self, reduce: Reduce, ready: Callable[[nn.Module], object]) -> None:
+    def use_shards(self, reduce: Reduce, ready: Callable[[nn.Module], object]) -> None:
         """Use the parameters that replaced the model's own and are split over ranks.
 
         Args:

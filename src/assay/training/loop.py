@@ -412,8 +412,8 @@ class Loop(Course):
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if self.average is not None:
             kept = _below("average.", tensors)
-            self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
-        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.own)
+            self.average.load({n: self.step.placement.local(p, kept[n]) for n, p in self.model.named_parameters()})
+        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.local)
         self.meter.restore(state["meter"])
         self.step.chain.restore(state["chain"])
 
