@@ -88,8 +88,8 @@ class Engine:
         self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False, coins: Coins | None = None
     ) -> None:
         compat.check(model)
-        # glibc returns large blocks to the system at every step until a process has freed one of this size; from then on
-        # it keeps them. The page faults cost up to a fifth of a step.
+        # glibc returns large blocks to the system at every step until a process has freed one of this size; from then
+        # on it keeps them. The page faults cost up to a fifth of a step.
         torch.empty(2**25 - 2**16, dtype=torch.uint8)
         self.model = model
         self._measured = measured
@@ -114,7 +114,7 @@ class Engine:
         self.coins: Coins = OsSeeded().stream("proof", 0) if coins is None else coins
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._stand_ins: dict[int, Tensor] = {}
-        # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
+        # Outputs that nothing changes in place (the first batch shows it) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
         self._forwards = Forwards(model)
         self._inspector = Inspector(model, self._as_it_is, self.coins)
@@ -140,7 +140,7 @@ class Engine:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
 
     def _stand_in(self, parameter: nn.Parameter) -> Tensor:
-        """What replaces a parameter until the engine is proven, so that hooks on the parameter's gradient do not run."""
+        """What replaces a parameter until the engine is proven: hooks on the parameter's gradient then do not run."""
         if not parameter.requires_grad:
             return parameter
         found = self._stand_ins.get(id(parameter))
@@ -224,7 +224,7 @@ class Engine:
         if self._inspector.conclude(look, grads, expected):
             self._left_alone = look.left_alone
             if self._indices is not None:
-                self._indices.settled()
+                self._indices.settle()
         return grads
 
     def _check_attached(self) -> None:
@@ -232,8 +232,8 @@ class Engine:
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise UnsupportedModelError(
-                    f"parameter {name} was frozen when the engine was attached and is not now: its gradient would carry "
-                    "the records without noise. Unfreeze before attaching, or attach again"
+                    f"parameter {name} was frozen when the engine was attached and is not now: its gradient would "
+                    "carry the records without noise. Unfreeze before attaching, or attach again"
                 )
         if any(module.training for module in self._constant):
             compat.check(self.model)
@@ -262,8 +262,8 @@ class Engine:
             # a leaf keeps its gradient until the step ends, which only a small output is worth
             if not on_base and unit.path in self._left_alone and out.numel() <= _SMALL_OUTPUT:
                 out.requires_grad_()
-                # `register_hook` without the handle to remove the hook, which costs more than the hook. Later hooks find
-                # their place by the number of their handle, which is never below 0.
+                # `register_hook` without the handle to remove the hook, which costs more than the hook. Later hooks
+                # find their place by the number of their handle, which is never below 0.
                 out._backward_hooks = OrderedDict({-1: record})
                 if self._inspector.proof is not None:
                     self._inspector.proof.saw(unit.path, out)
@@ -284,7 +284,7 @@ class Engine:
         if x.requires_grad:
             detached = {n: None if p is None else p.detach() for n, p in module._parameters.items()}
             return rule.forward(module, detached, x)
-        # Nothing before this layer is trained. This is torch.no_grad() without its cost, which is that of a small layer.
+        # Nothing before this layer is trained. torch.no_grad() does the same, but costs as much as a small layer.
         torch._C._set_grad_enabled(False)
         try:
             return rule.forward(module, module._parameters, x)

@@ -15,13 +15,13 @@ RandomState = list[Tensor]
 
 
 def random_state() -> RandomState:
-    """The state of torch's generators that are in use."""
+    """The states of torch's generators in use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *cuda]
 
 
 def set_random_state(state: RandomState) -> None:
-    """Put torch's generators back."""
+    """Restore torch's generators."""
     torch.set_rng_state(state[0])
     if len(state) > 1:
         torch.cuda.set_rng_state_all(state[1:])
@@ -34,7 +34,7 @@ def drawn_since(state: RandomState) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of the whole model, and what is needed to repeat it: randomness and buffers as they were before."""
+    """A call of the whole model, and what is needed to repeat it: the randomness and the buffers before the call."""
 
     args: Any
     kwargs: Any
@@ -42,16 +42,21 @@ class Call:
     buffers: Mapping[str, Tensor]
     output: Any
     before: nn.Module | None
-    """The model as it was, sharing its parameters; None where it cannot be copied."""
+    """A copy of the model before the call, sharing its parameters; None if it cannot be copied."""
     values: list[Tensor]
-    """The output as it was: what follows may change it in place."""
+    """A copy of the output, which may be changed in place afterwards."""
     drew: bool
     """Whether it drew random numbers."""
     wrote: frozenset[str]
     """The buffers that it changed."""
 
     def again(self, model: nn.Module, change: Callable[[Any], Any] = lambda t: t) -> Answer:
-        """The same call of such a model, with the randomness and the buffers of this one and its arguments changed; leaves all as it was."""
+        """Repeat this call, with its randomness and its buffers. Afterwards both are restored.
+
+        Args:
+            model: The model, or a copy of it.
+            change: What is done to each argument.
+        """
         args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
         kept = copied(model.named_buffers())
         now = random_state()
@@ -72,7 +77,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a call gives."""
+    """The result of a call."""
 
     outputs: list[Tensor]
     buffers: Mapping[str, Tensor]
@@ -80,12 +85,12 @@ class Answer:
 
 
 def copied(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The values of tensors, by name."""
+    """Copies of tensors, by name."""
     return {name: t.detach().clone() for name, t in named}
 
 
 def changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) -> frozenset[str]:
-    """The names whose tensors are not what they were, those that came or went included."""
+    """The names whose tensors changed, appeared or disappeared."""
     left = dict(before)
     different = set()
     for name, t in now:
@@ -97,7 +102,7 @@ def changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) -> 
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether nothing was written: what is no number equals itself."""
+    """Whether all values are equal; NaN equals itself."""
     return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
 
 
@@ -107,7 +112,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are the same but for rounding."""
+    """Whether two tensors of one shape are equal up to rounding."""
     if not a.is_floating_point():
         return bool((a == b).all())
     tolerance = 1e3 * torch.finfo(a.dtype).eps
@@ -117,7 +122,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def put_back(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Buffers as they were, those that still have their form."""
+    """Restore the buffers that still have their shape."""
     for name, b in model.named_buffers():
         if name in values and values[name].shape == b.shape and not torch.equal(b, values[name]):
             b.copy_(values[name])
@@ -129,12 +134,12 @@ def has_extra_state(module: nn.Module) -> bool:
 
 
 def extra_states(model: nn.Module) -> list[tuple[str, bytes]]:
-    """What modules save besides parameters and buffers, as bytes; nothing where it cannot be written down."""
+    """What modules save besides parameters and buffers, as bytes; empty if it cannot be pickled."""
     return [(name, extra_state(m)) for name, m in model.named_modules() if has_extra_state(m)]
 
 
 def extra_state(module: nn.Module) -> bytes:
-    """What a module saves besides parameters and buffers."""
+    """What a module saves besides parameters and buffers, as bytes; empty if it cannot be pickled."""
     try:
         return pickle.dumps(pytree.tree_map(_plain, module.get_extra_state()))
     except Exception:  # anything may be in there

@@ -1,8 +1,8 @@
-"""When the engine checks the user's model: in full on the first batch, in part on random later ones, and at once after a change.
+"""When the engine checks the user's model: in full on the first batch, in part on random later ones and after changes.
 
-Every batch is checked for what costs little: what the losses reach, what versions show of writes into the model, modules
-that came or changed their mode. A batch in about 2000 gets a `Proof` again, and so does one that brings something new.
-Its coins are secret, or those of the run's seed.
+Every batch gets the cheap checks: what the losses reach, writes into the model that versions show, and modules that
+were added or changed their mode. About one batch in 2000 gets a `Proof` again, and so does a batch that brings
+something new. The choices are secret, or follow from the run's seed.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Inspector:
         return 1 + int(math.log1p(-float(self._coins.uniform(1))) / math.log1p(-_AGAIN))
 
     def _hooked(self) -> list[Any]:
-        """Hooks around the calls of the whole model. A copy of the model keeps functions as they are, unlike methods."""
+        """Hooks around the calls of the whole model: functions, because copying the model would copy bound methods."""
         model = self._model
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -161,7 +161,7 @@ class Inspector:
             reached: Whether the losses depend on trainable parameters.
 
         Raises:
-            UnsupportedModelError: The losses come from no call of the model, or the passes write what depends on records.
+            UnsupportedModelError: The losses come from no call of the model, or a pass writes what depends on records.
         """
         if reached and not look.calls:
             raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
@@ -172,7 +172,7 @@ class Inspector:
         self._check_independent(look)
 
     def conclude(self, look: Look, grads: RecordGrads, expected: Mapping[str, Tensor]) -> bool:
-        """Plan the next proof. True on the batch that proves the engine: its per-record gradients add up to autograd's."""
+        """Plan the next proof. True for the batch that proves the engine: its gradients add up to autograd's own."""
         proof = look.proof
         if self.proven:
             self.proof = None
