@@ -1,16 +1,20 @@
-"""DP-LSSGD and DP-LSAdam: the private gradient smoothed before the optimizer sees it (dp-lssgd.txt, Algorithm 1).
+"""DP-LSSGD and DP-LSAdam: the private gradient is smoothed before the optimizer sees it.
 
-After the noise, g ← A_σ⁻¹ g with A_σ = I - σL, L the periodic 1-D Laplacian (`assay.methods.denoise.laplacian`). Post-processing:
-the guarantee is that of the gradient before smoothing.
+Wang, Gu, Boedihardjo, Wang, Barekat and Osher: "DP-LSSGD: A Stochastic Optimization Method to Lift the Utility in
+Privacy-Preserving ERM", MSML 2020, arXiv:1906.12056. We follow the version submitted anonymously under the title
+"DP-LSSGD: An Optimization Method to Lift the Utility in Privacy-Preserving ERM".
 
-Claimed ε (`claim=theorem`, Theorem 1): noise of variance ν² = 8TαG²/(n²ε) on the averaged gradient, with α = 2 log(1/δ)/ε + 1,
-gives (ε, δ) for ε² ≤ 5T log(1/δ) b²/n², batches of b out of n drawn without replacement, gradients bounded by G. Solved for
-ε with ν = zG/b: K = z²n²/(8Tb²), ε = (1 + √(1 + 8K log(1/δ)))/(2K). Beyond its condition the theorem claims nothing (∞).
-For networks the paper uses the moments accountant (`claim=moments`).
+After the noise, g ← A_σ⁻¹ g with A_σ = I - σL, where L is the periodic 1-D Laplacian (Algorithm 1,
+`assay.methods.denoise.laplacian`). This is post-processing: the guarantee is that of the gradient before smoothing.
 
-What is true: the theorem is sound and loose (the verified ε of the same noise is smaller), if gradients are bounded. For
-logistic regression the paper assumes G and enforces nothing; `published` with `--clip assumed:G` does the same and is
-verified as ∞. With a rule that clips, `published` and `sound` differ only in which ε a target is about.
+Claimed ε (`claim=theorem`, Theorem 1): noise of variance ν² = 8TαG²/(n²ε) on the averaged gradient, with
+α = 2 log(1/δ)/ε + 1, gives (ε, δ) for ε² ≤ 5T log(1/δ) b²/n², if batches of b out of n are drawn without replacement
+and gradients are bounded by G. Solved for ε with ν = zG/b: K = z²n²/(8Tb²), ε = (1 + √(1 + 8K log(1/δ)))/(2K). Beyond
+its condition the theorem claims nothing (∞). For networks the paper uses the moments accountant (`claim=moments`).
+
+What is true: the theorem is sound if gradients are bounded, and loose: the verified ε of the same noise is smaller. For
+logistic regression the paper assumes G and enforces nothing. `published` with `--clip assumed:G` does the same and is
+verified as ∞. With a rule that clips, `published` and `sound` differ only in which ε a target refers to.
 """
 
 from __future__ import annotations

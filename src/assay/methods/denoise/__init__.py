@@ -1,4 +1,4 @@
-"""Post-processing of released gradients. Whatever is done here costs no privacy: it sees released values only."""
+"""Post-processing of released gradients. It costs no privacy, because it sees released values only."""
 
 from __future__ import annotations
 
@@ -22,17 +22,24 @@ KINDS: Registry[type[Denoiser]] = Registry(
 
 
 def parse(text: str) -> Denoiser:
-    """The denoiser that `text` names, e.g. `laplacian:sigma=1`."""
+    """The denoiser that `text` names.
+
+    Raises:
+        ConfigError: there is no such denoiser, or it does not take these settings.
+
+    >>> parse("laplacian:sigma=2")
+    Laplacian(sigma=2.0, over='vector')
+    """
     return spec.parse("denoise", text, KINDS)
 
 
 def parse_all(texts: Sequence[str]) -> tuple[Denoiser, ...]:
-    """Several, in the order in which they are applied."""
+    """Several denoisers, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
 
 
 def fresh(denoisers: Sequence[Denoiser]) -> tuple[Denoiser, ...]:
-    """The same denoisers in their initial state (some learn as they run)."""
+    """The same denoisers in their initial state; some learn as they run."""
     return tuple(copy.copy(denoiser) for denoiser in denoisers)
 
 

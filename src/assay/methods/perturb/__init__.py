@@ -1,11 +1,11 @@
-"""Perturbation of data and objective instead of gradients (AFRRS, afrrs.txt): which features matter (`relevance`), regions of
-similar ones (`regions`), noise on the inputs (`inputs`) and on the objective's coefficients (`objective`).
+"""AFRRS: noise on data and objective instead of gradients (`assay.methods.afrrs` cites the paper).
 
-Everything that draws noise states its event from the scale really drawn.
+`relevance` says which features matter, `regions` groups similar ones, `inputs` adds noise to the features and
+`objective` to the labels. Whatever draws noise states its event from the scale that it draws with.
 """
 
 from assay.methods.perturb.inputs import InputNoise, local_event
-from assay.methods.perturb.objective import LabelNoise, NoisyObjective, StepNoise, quadratic_loss, split_last
+from assay.methods.perturb.objective import LabelNoise, quadratic_loss, split_last
 from assay.methods.perturb.regions import Regions, segment
 from assay.methods.perturb.relevance import PUBLIC_MODEL, Propagation, Relevance, private_relevance, published_relevance
 
@@ -13,11 +13,9 @@ __all__ = [
     "PUBLIC_MODEL",
     "InputNoise",
     "LabelNoise",
-    "NoisyObjective",
     "Propagation",
     "Regions",
     "Relevance",
-    "StepNoise",
     "local_event",
     "private_relevance",
     "published_relevance",
