@@ -80,14 +80,19 @@ class DatasetInfo:
     """The Python package whose folder has it, for a data set without files of its own."""
 
 
-def idx_file(name: str, content: Fingerprint, gz: Fingerprint) -> KnownFile:
-    """A file in the idx format."""
-    return KnownFile(name=name, content=content, gz=gz)
+def known_files(sums: str) -> tuple[KnownFile, ...]:
+    """The files of a data set, from lines of SHA-256, size and name. A name that ends in .gz is a file's wrapper.
 
-
-def plain_file(name: str, sha256: str, size: int) -> KnownFile:
-    """A file that is stored as it is read."""
-    return KnownFile(name=name, content=Fingerprint(sha256, size))
+    >>> known_files("0a1b 10 images\\n2c3d 4 images.gz")[0].forms
+    ('images', 'images.gz')
+    """
+    rows = (line.split() for line in sums.split("\n") if line.strip())
+    prints = {name: Fingerprint(sha256, int(size)) for sha256, size, name in rows}
+    return tuple(
+        KnownFile(name=name, content=content, gz=prints.get(f"{name}.gz"))
+        for name, content in prints.items()
+        if not name.endswith(".gz")
+    )
 
 
 DATASETS: Registry[DatasetInfo] = Registry(
