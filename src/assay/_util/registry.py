@@ -1,7 +1,7 @@
 """Things that are chosen by name: methods, samplers, clipping rules, accountants, data sets, attacks, report sections.
 
 Each kind has a home: a package whose files define one such thing each (`METHOD = ...`, `SAMPLER = ...`). A new file there is found by
-itself. A thing from outside comes in by `register`, or by an entry point of an installed package in the group `assay.<kind>`:
+itself. A thing that has the name of its file (`fashion-mnist` in `fashion_mnist.py`) is found without importing the other files. A thing from outside comes in by `register`, or by an entry point of an installed package in the group `assay.<kind>`:
 
     registry.register("clip", MyRule)
 
@@ -98,8 +98,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._package, self._attribute = package, attribute
         self._things: dict[str, T] = {}
         self._searched = False
-        for thing in known:
-            self._add(thing)
+        self._known = [self._add(thing) for thing in known]
 
     def register(self, thing: T) -> None:
         """Add a thing; a name that is taken is refused."""
@@ -112,12 +111,16 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             ConfigError: there is none; `field` is what the error calls the setting.
         """
-        if name not in self:
+        found = self.get(name)
+        if found is None:
             raise ConfigError(field, name, "one of " + ", ".join(self))
-        return self[name]
+        return found
 
     def __getitem__(self, name: str) -> T:
-        self._search()
+        if name not in self._things:
+            self._look_in_file(name)
+        if name not in self._things:
+            self._search()
         return self._things[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -128,13 +131,21 @@ class Registry(Mapping[str, T], Generic[T]):
         self._search()
         return len(self._things)
 
-    def _add(self, thing: T) -> None:
+    def _add(self, thing: T) -> str:
         name = getattr(thing, "name", None)
         if not (isinstance(name, str) and name and self._fits(thing)):
             raise ConfigError(self._kind, thing, f"{self._wanted}, with a name")
         if self._things.get(name, thing) is not thing:
             raise ConfigError(f"{self._kind} name", name, "a name that is not taken: " + ", ".join(self._things))
         self._things[name] = thing
+        return name
+
+    def _look_in_file(self, name: str) -> None:
+        """Import the file that this name suggests, if there is one."""
+        if isinstance(name, str) and self._package is not None and not self._searched:
+            module = f"{self._package}.{name.replace('-', '_')}"
+            if module in _modules(self._package):
+                self._add_from(module)
 
     def _search(self) -> None:
         """Import the files of the package and the entry points, once."""
@@ -142,19 +153,22 @@ class Registry(Mapping[str, T], Generic[T]):
             return
         self._searched = True
         try:
+            names = list(self._known)
             for module in () if self._package is None else _modules(self._package):
-                found = getattr(importlib.import_module(module), self._attribute, ())
-                for thing in found if isinstance(found, tuple) else (found,):
-                    self._add(thing)
-            for point in _entry_points().select(group=f"assay.{self._kind}"):
-                self._add(point.load())
+                names += self._add_from(module)
+            names += [self._add(point.load()) for point in _entry_points().select(group=f"assay.{self._kind}")]
+            self._things = {name: self._things[name] for name in names}  # in one order, whatever was asked for first
         except BaseException:
-            self._searched = (
-                False  # a file that cannot be imported is an error each time, and not an empty list the second
-            )
+            # a file that cannot be imported is an error each time, and not an empty list the second
+            self._searched = False
             raise
 
+    def _add_from(self, module: str) -> list[str]:
+        found = getattr(importlib.import_module(module), self._attribute, ())
+        return [self._add(thing) for thing in (found if isinstance(found, tuple) else (found,))]
 
+
+@functools.cache
 def _modules(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
     return sorted(f"{package}.{info.name}" for info in pkgutil.iter_modules(path))

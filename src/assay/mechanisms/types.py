@@ -11,14 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor
 
-from assay.randomness.streams import Stream
+if TYPE_CHECKING:
+    from torch import Tensor
 
-Grads = Mapping[str, Tensor]
+    from assay.randomness.streams import Stream
+
+Grads: TypeAlias = "Mapping[str, Tensor]"
 """One tensor for each parameter name."""
 
 

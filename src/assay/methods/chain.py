@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor, nn
 
+from assay._util.lazy import torch
 from assay.errors import ConfigError
-from assay.gradients import on_grid
-from assay.gradients.arithmetic import constant, squares, zeros_for
-from assay.gradients.record_grads import RecordGrads
-from assay.gradients.rules.correlation import Basis, restored
-from assay.gradients.rules.layers import Rules
 from assay.mechanisms.exact import ExactGaussian
 from assay.mechanisms.types import (
     Bounded,
@@ -32,12 +26,19 @@ from assay.mechanisms.types import (
     Private,
     Stateful,
 )
-from assay.randomness.streams import Stream
 
-Form = torch.Size | Basis
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from assay.gradients.record_grads import RecordGrads
+    from assay.gradients.rules.correlation import Basis
+    from assay.gradients.rules.layers import Rules
+    from assay.randomness.streams import Stream
+
+Form: TypeAlias = "torch.Size | Basis"
 """What a released gradient is: the parameter's shape (a map has it in its leading corner), or coordinates in a basis."""
 
-PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+PerRecordMap: TypeAlias = "Callable[[dict[str, Tensor]], dict[str, Tensor]]"
 """A map of one record's gradient (or one micro-batch's), applied to all at once: {name: [B, *shape]} in and out."""
 
 
@@ -119,6 +120,9 @@ class Chain:
 
         `groups` is what the clipping rule said for the engine's layers, `slots` [B] which micro-batch each record is in.
         """
+        from assay.gradients import on_grid
+        from assay.gradients.arithmetic import squares
+
         if isinstance(self.noise, ExactGaussian):
             return on_grid.clipped_sum(grads, self.clip, groups, self.noise.grid)
         if self.micro == 1 and not self.each:
@@ -140,6 +144,8 @@ class Chain:
 
     def sum_of_nothing(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """What `clipped_sum` gives for a batch without records."""
+        from assay.gradients.arithmetic import zeros_for
+
         if isinstance(self.noise, ExactGaussian):
             return {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
         return {name: zeros_for(p) for name, p in parameters.items()}
@@ -152,6 +158,9 @@ class Chain:
 
     def finish(self, released: Private, expected_size: float, forms: Mapping[str, Form] | None = None) -> Grads:
         """The average gradient, after post-processing; `forms` say what each parameter's gradient is made of."""
+        from assay.gradients.arithmetic import constant
+        from assay.gradients.rules.correlation import restored
+
         grads: Grads = released.value
         for value in grads.values():
             value.mul_(constant(1.0 / expected_size, value.dtype, value.device))

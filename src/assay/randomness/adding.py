@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+from assay._util.lazy import torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from assay.randomness.streams import Stream
 
 _AT_ONCE = 1 << 20  # numbers: what a core's cache holds while they are drawn and added

@@ -15,14 +15,17 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent
-from torch import Tensor
 
 from assay._util.registry import Registry
 from assay.errors import ConfigError
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from assay.errors import check_above_zero
-from assay.gradients.clip_rules import SHRINK, check_bound, exact
+from assay.gradients.clip_rules import check_bound
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Automatic(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """C/(‖g‖ + γ)."""
+        from assay.gradients.arithmetic import SHRINK, exact
+
         return exact((norms + self.gamma).reciprocal_().mul_(self.bound * SHRINK[norms.dtype]))
 
 

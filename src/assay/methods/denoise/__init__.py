@@ -1,4 +1,7 @@
-"""Post-processing of released gradients. Whatever is done here costs no privacy: it sees released values only."""
+"""Post-processing of released gradients. Whatever is done here costs no privacy: it sees released values only.
+
+A file that defines `DENOISER` is found by itself.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,13 @@ from collections.abc import Sequence
 from assay._util import spec
 from assay._util.registry import Registry
 from assay.mechanisms.types import Denoiser
-from assay.methods.denoise.bayes import Bayes
-from assay.methods.denoise.laplacian import Laplacian
-from assay.methods.denoise.lowpass import LowPass
 
 KINDS: Registry[type[Denoiser]] = Registry(
     "denoise",
     fits=lambda thing: inspect.isclass(thing) and hasattr(thing, "needs_white"),
     wanted="a class of denoisers (assay.mechanisms.types.Denoiser)",
-    known=(Laplacian, Bayes, LowPass),
+    package=__name__,
+    attribute="DENOISER",
 )
 
 

@@ -1,6 +1,7 @@
 """Encodings: what is done to a record's gradient before it is clipped, and undone (as far as it can be) after the noise.
 
 An encoding changes what clipping bounds; it never changes the bound. It can be given to any method.
+A file that defines `ENCODING` is found by itself.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from assay._util import spec
 from assay._util.registry import Registry
-from assay.methods.encode.sign import Sign
-from assay.methods.encode.spectral import SpectralDomain
 
 if TYPE_CHECKING:
     from assay.methods.chain import Chain
@@ -33,7 +32,8 @@ KINDS: Registry[type[Encoding]] = Registry(
     "encode",
     fits=lambda thing: inspect.isclass(thing) and callable(getattr(thing, "applied", None)),
     wanted="a class of encodings (assay.methods.encode.Encoding)",
-    known=(Sign, SpectralDomain),
+    package=__name__,
+    attribute="ENCODING",
 )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from assay._util.files import replace_file
 from assay.methods.perturb.regions import Regions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draw(relevance: Tensor, regions: Regions, path: Path) -> None:

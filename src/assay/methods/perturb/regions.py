@@ -8,11 +8,13 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +58,12 @@ class Regions:
         return self.alpha * epsilon
 
 
+def check_gamma(gamma: float) -> None:
+    """Refuse a distance that is no finite number, 0 or above."""
+    if not (math.isfinite(gamma) and gamma >= 0):
+        raise ConfigError("gamma", gamma, "a finite number, 0 or above")
+
+
 def segment(relevance: Tensor, gamma: float) -> Regions:
     """Agglomerative clustering with average linkage and distance |R_i - R_j|, merging while the least distance is below γ.
 
@@ -63,8 +71,7 @@ def segment(relevance: Tensor, gamma: float) -> Regions:
     overlap is that of their means, and the nearest two are neighbours. The same regions as scikit-learn's
     `AgglomerativeClustering(linkage="average", distance_threshold=γ)` wherever no two distances tie.
     """
-    if not (math.isfinite(gamma) and gamma >= 0):
-        raise ConfigError("gamma", gamma, "a finite number, 0 or above")
+    check_gamma(gamma)
     if relevance.numel() == 0 or not bool(relevance.isfinite().all()):
         raise ConfigError("relevance", relevance, "finite numbers, at least one")
     ordered, order = relevance.detach().cpu().double().flatten().sort()
