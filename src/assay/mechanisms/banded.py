@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Private
-from assay.randomness.adding import add_vector
+from assay.randomness.normal import add_vector
 
 if TYPE_CHECKING:
     import torch
