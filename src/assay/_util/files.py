@@ -58,14 +58,17 @@ def writing(path: Path) -> Iterator[None]:
         raise NoRoomError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """`write` a temporary sibling, flush it to disk and rename it to `path`. A crash leaves the old file or the new
-    one.
+@contextlib.contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Give a temporary sibling to write to, flush it to disk and rename it to `path`. A crash, or an error while it is
+    written, leaves the old file; otherwise the new one is there.
 
     Args:
         path: The file.
-        write: Is given the path to write to.
         private: Whether only the owner may read the file.
+
+    Yields:
+        The path to write to.
 
     Raises:
         NoRoomError: The disk is full; what was there is unchanged.
@@ -75,7 +78,7 @@ def replace_file(path: Path, write: Callable[[Path], object], *, private: bool =
         with writing(path):
             if private:
                 part.touch(mode=0o600)
-            write(part)
+            yield part
             with part.open("rb+") as handle:
                 os.fsync(handle.fileno())
         part.replace(path)
@@ -84,9 +87,16 @@ def replace_file(path: Path, write: Callable[[Path], object], *, private: bool =
     sync_folder(path.parent)
 
 
+def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """`write` a file whole: it is given the path that `replacing` gives."""
+    with replacing(path, private=private) as part:
+        write(part)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a text file whole."""
-    replace_file(path, lambda part: part.write_bytes(as_bytes(text)))
+    with replacing(path) as part:
+        part.write_bytes(as_bytes(text))
 
 
 def as_bytes(text: str) -> bytes:
@@ -99,7 +109,8 @@ def replace_json(path: Path, data: dict[str, Any], *, private: bool = False) -> 
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if not _encodes(text):  # the name of a file that is no text
         text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"), private=private)
+    with replacing(path, private=private) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def _encodes(text: str) -> bool:

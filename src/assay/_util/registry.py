@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
 from typing import Any, Generic, TypeVar
@@ -77,8 +78,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         kind: one of `HOMES`.
-        fits: whether an object is of the kind.
-        wanted: what `fits` asks for, in words.
+        of: the type of the things; with `classes`, what they derive from. A text is a member that they have.
+        wanted: what that asks for, in words.
+        classes: whether the things are classes, and not objects.
+        distinct: a field that holds a class, another one for each thing.
         package: where the files are; None where there are none.
         attribute: what a file calls its thing, or a tuple of things.
         known: things that need no looking for.
@@ -88,13 +91,16 @@ class Registry(Mapping[str, T], Generic[T]):
         self,
         kind: str,
         *,
-        fits: Callable[[object], bool],
+        of: type[Any] | str,
         wanted: str,
+        classes: bool = False,
+        distinct: str = "",
         package: str | None = None,
         attribute: str = "",
         known: tuple[T, ...] = (),
     ) -> None:
-        self._kind, self._fits, self._wanted = kind, fits, wanted
+        self._kind, self._of, self._wanted = kind, of, wanted
+        self._classes, self._distinct = classes, distinct
         self._package, self._attribute = package, attribute
         self._things: dict[str, T] = {}
         self._searched = False
@@ -135,10 +141,24 @@ class Registry(Mapping[str, T], Generic[T]):
         name = getattr(thing, "name", None)
         if not (isinstance(name, str) and name and self._fits(thing)):
             raise ConfigError(self._kind, thing, f"{self._wanted}, with a name")
+        self._check_distinct(thing)
         if self._things.get(name, thing) is not thing:
             raise ConfigError(f"{self._kind} name", name, "a name that is not taken: " + ", ".join(self._things))
         self._things[name] = thing
         return name
+
+    def _fits(self, thing: object) -> bool:
+        if inspect.isclass(thing) != self._classes:
+            return False
+        if isinstance(self._of, str):
+            return hasattr(thing, self._of)
+        return issubclass(thing, self._of) if inspect.isclass(thing) else isinstance(thing, self._of)
+
+    def _check_distinct(self, thing: T) -> None:
+        own = getattr(thing, self._distinct) if self._distinct else None
+        for name, other in self._things.items() if self._distinct else ():
+            if getattr(other, self._distinct) is own and other is not thing:
+                raise ConfigError(f"{self._kind} {self._distinct}", own.__name__, f"a class of its own: {name} has it")
 
     def _look_in_file(self, name: str) -> None:
         """Import the file that this name suggests, if there is one."""

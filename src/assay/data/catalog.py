@@ -92,7 +92,7 @@ def plain_file(name: str, sha256: str, size: int) -> KnownFile:
 
 DATASETS: Registry[DatasetInfo] = Registry(
     "data",
-    fits=lambda thing: isinstance(thing, DatasetInfo),
+    of=DatasetInfo,
     wanted="an assay.data.catalog.DatasetInfo",
     package="assay.data.sets",
     attribute="DATASET",

@@ -13,7 +13,7 @@ import zlib
 from gzip import GzipFile
 from pathlib import Path
 
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.data.catalog import KnownFile
 from assay.errors import DataError
 
@@ -56,7 +56,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Put `data`, already verified, under its final name: all of it or nothing, also when killed half-way."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda part: part.write_bytes(data))
+        with replacing(path) as part:
+            part.write_bytes(data)
     except OSError as error:
         reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
         raise DataError(f"{path} cannot be written: {reason.strerror or reason}") from error

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_ch
 
 from dp_accounting.dp_event import DpEvent
 
+from assay.errors import ConfigError, check_above_zero
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 Grads: TypeAlias = "Mapping[str, Tensor]"
 """One tensor for each parameter name."""
+
+_LARGEST_BOUND = 1e30  # its noise is a float32 number still
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,13 @@ class Private:
     noise_std: float
 
 
+def check_bound(bound: float) -> None:
+    """Refuse a bound that is no number above 0, or too large for its noise to be one."""
+    check_above_zero("clip", bound)
+    if bound > _LARGEST_BOUND:
+        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
+
+
 class ClipRule(ABC):
     """Bounds what one record contributes. Sees norms only, so that fast clipping can serve every rule.
 
@@ -52,6 +63,9 @@ class ClipRule(ABC):
 
     name: ClassVar[str]
     bound: float
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
 
     @property
     @abstractmethod

@@ -91,7 +91,7 @@ class Method(ABC):
 
 METHODS: registry.Registry[Method] = registry.Registry(
     "method",
-    fits=lambda thing: isinstance(thing, Method),
+    of=Method,
     wanted="an object of a class derived from assay.methods.Method",
     package=__name__,
     attribute="METHOD",

@@ -11,7 +11,6 @@ A file that defines `SAMPLER` is found by itself; `assay._util.registry` tells h
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -89,7 +88,8 @@ class Sampler(ABC):
 
 SAMPLERS: Registry[type[Sampler]] = Registry(
     "sampler",
-    fits=lambda thing: inspect.isclass(thing) and issubclass(thing, Sampler),
+    of=Sampler,
+    classes=True,
     wanted="a class of samplers, derived from assay.data.samplers.Sampler",
     package=__name__,
     attribute="SAMPLER",

@@ -60,7 +60,7 @@ class FederatedMethod(ABC):
 
 METHODS: registry.Registry[FederatedMethod] = registry.Registry(
     "federated_method",
-    fits=lambda thing: isinstance(thing, FederatedMethod),
+    of=FederatedMethod,
     wanted="an object of a class derived from assay.federated.methods.FederatedMethod",
     package=__name__,
     attribute="METHOD",

@@ -8,26 +8,14 @@ A file that defines `RULE` is found by itself; `assay._util.registry` tells how 
 
 from __future__ import annotations
 
-import inspect
-
 from assay._util import spec
 from assay._util.registry import Registry
-from assay.errors import ConfigError, check_above_zero
 from assay.mechanisms.types import ClipRule
-
-_LARGEST_BOUND = 1e30  # its noise is a float32 number still
-
-
-def check_bound(bound: float) -> None:
-    """Refuse a bound that is no number above 0, or too large for its noise to be one."""
-    check_above_zero("clip", bound)
-    if bound > _LARGEST_BOUND:
-        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
-
 
 RULES: Registry[type[ClipRule]] = Registry(
     "clip",
-    fits=lambda thing: inspect.isclass(thing) and issubclass(thing, ClipRule),
+    of=ClipRule,
+    classes=True,
     wanted="a class of clipping rules, derived from assay.mechanisms.types.ClipRule",
     package=__name__,
     attribute="RULE",

@@ -7,8 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.errors import ConfigError, check_above_zero
-from assay.gradients.clip_rules import check_bound
-from assay.mechanisms.types import ClipRule, SideQuery
+from assay.mechanisms.types import ClipRule, SideQuery, check_bound
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +34,7 @@ class AdaptiveQuantile(ClipRule):
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        super().__post_init__()
         check_above_zero("clip rate", self.rate)
         for name in ("quantile", "share"):
             value = getattr(self, name)

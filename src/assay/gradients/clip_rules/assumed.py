@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.lazy import torch
-from assay.gradients.clip_rules import check_bound
 from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
@@ -24,9 +23,6 @@ class Assumed(ClipRule):
     name: ClassVar[str] = "assumed"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:

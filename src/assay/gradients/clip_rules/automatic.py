@@ -6,7 +6,6 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from assay.errors import check_above_zero
-from assay.gradients.clip_rules import check_bound
 from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
@@ -24,7 +23,7 @@ class Automatic(ClipRule):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        super().__post_init__()
         check_above_zero("clip gamma", self.gamma)
 
     @property

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from assay.gradients.clip_rules import check_bound
 from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ class Flat(ClipRule):
     name: ClassVar[str] = "flat"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from assay.gradients.clip_rules import check_bound
 from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
@@ -20,9 +19,6 @@ class PerLayer(ClipRule):
     name: ClassVar[str] = "per-layer"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:

@@ -6,7 +6,6 @@ A file that defines `DENOISER` is found by itself.
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
 
 from assay._util import spec
@@ -15,7 +14,8 @@ from assay.mechanisms.types import Denoiser
 
 KINDS: Registry[type[Denoiser]] = Registry(
     "denoise",
-    fits=lambda thing: inspect.isclass(thing) and hasattr(thing, "needs_white"),
+    of="needs_white",
+    classes=True,
     wanted="a class of denoisers (assay.mechanisms.types.Denoiser)",
     package=__name__,
     attribute="DENOISER",

@@ -6,7 +6,6 @@ A file that defines `ENCODING` is found by itself.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -30,7 +29,8 @@ class Encoding(Protocol):
 
 KINDS: Registry[type[Encoding]] = Registry(
     "encode",
-    fits=lambda thing: inspect.isclass(thing) and callable(getattr(thing, "applied", None)),
+    of="applied",
+    classes=True,
     wanted="a class of encodings (assay.methods.encode.Encoding)",
     package=__name__,
     attribute="ENCODING",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.methods.perturb.regions import Regions
 
 if TYPE_CHECKING:
@@ -28,7 +28,8 @@ def draw(relevance: Tensor, regions: Regions, path: Path) -> None:
         shown = axes.imshow(_flat(values), cmap="Reds")
         axes.set_title(title)
         figure.colorbar(shown, ax=axes)
-    replace_file(path, lambda part: canvas.print_png(str(part)))  # type: ignore[no-untyped-call]
+    with replacing(path) as part:
+        canvas.print_png(str(part))  # type: ignore[no-untyped-call]
 
 
 def _flat(values: Tensor) -> list[list[float]]:
