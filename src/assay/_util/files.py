@@ -58,13 +58,18 @@ def writing(path: Path) -> Iterator[None]:
         raise NoRoomError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """Write a temporary file beside `path`, flush it to disk and rename it. A crash leaves the old file or the new one.
+@contextlib.contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Give a temporary file beside `path` to write to, flush it to disk and rename it.
+
+    A crash, or an error while it is written, leaves the old file; otherwise the new one is there.
 
     Args:
         path: the file.
-        write: writes the content to the path that it is given.
         private: whether only the owner may read the file.
+
+    Yields:
+        The path to write to.
 
     Raises:
         NoRoomError: the disk is full; the old file is unchanged.
@@ -74,7 +79,7 @@ def replace_file(path: Path, write: Callable[[Path], object], *, private: bool =
         with writing(path):
             if private:
                 temporary.touch(mode=0o600)
-            write(temporary)
+            yield temporary
             with temporary.open("rb+") as handle:
                 os.fsync(handle.fileno())
         temporary.replace(path)
@@ -83,9 +88,16 @@ def replace_file(path: Path, write: Callable[[Path], object], *, private: bool =
     sync_folder(path.parent)
 
 
+def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """As `replacing`, where `write` writes to the path that it is given."""
+    with replacing(path, private=private) as temporary:
+        write(temporary)
+
+
 def replace_text(path: Path, text: str) -> None:
     """Write a text file, whole or not at all."""
-    replace_file(path, lambda temporary: temporary.write_bytes(as_bytes(text)))
+    with replacing(path) as temporary:
+        temporary.write_bytes(as_bytes(text))
 
 
 def as_bytes(text: str) -> bytes:
@@ -98,7 +110,8 @@ def replace_json(path: Path, data: dict[str, Any], *, private: bool = False) -> 
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if not _encodes(text):  # it holds a file name that is not valid text
         text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    replace_file(path, lambda temporary: temporary.write_text(text, encoding="utf-8"), private=private)
+    with replacing(path, private=private) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _encodes(text: str) -> bool:

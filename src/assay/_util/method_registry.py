@@ -20,9 +20,7 @@ class MethodRegistry(Registry[T]):
 
     def __init__(self, kind: str, base: type[T], package: str) -> None:
         wanted = f"an object of a class derived from {base.__module__}.{base.__qualname__}"
-        super().__init__(
-            kind, fits=lambda thing: isinstance(thing, base), wanted=wanted, package=package, attribute="METHOD"
-        )
+        super().__init__(kind, of=base, wanted=wanted, package=package, attribute="METHOD")
 
     def available(self) -> dict[str, T]:
         """Every method by name."""

@@ -114,7 +114,7 @@ def known_files(sums: str) -> tuple[KnownFile, ...]:
 
 DATASETS: Registry[DatasetInfo] = Registry(
     "data",
-    fits=lambda thing: isinstance(thing, DatasetInfo),
+    of=DatasetInfo,
     wanted="an assay.data.catalog.DatasetInfo",
     package="assay.data.sets",
     attribute="DATASET",

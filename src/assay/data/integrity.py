@@ -12,7 +12,7 @@ import zlib
 from gzip import GzipFile
 from pathlib import Path
 
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.data.catalog import KnownFile
 from assay.errors import DataError
 
@@ -69,7 +69,8 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda temporary: temporary.write_bytes(data))
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
         raise DataError(f"{path} cannot be written: {reason.strerror or reason}") from error

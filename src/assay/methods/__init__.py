@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.method_registry import MethodRegistry
 from assay.errors import ConfigError
-from assay.gradients.clipping import ClipRule, Flat
-from assay.models.layers import trainable_layers
+from assay.gradients.clip_rules.flat import Flat
+from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,6 +84,8 @@ class Method(ABC):
 
     def for_model(self, model: nn.Module) -> Method:
         """The method with all that it must know of the model."""
+        from assay.models.layers import trainable_layers
+
         return self.for_layers(trainable_layers(model))
 
 

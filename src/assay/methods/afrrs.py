@@ -31,14 +31,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
-
 from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Assumed, ClipRule, Flat
+from assay.gradients.clip_rules.assumed import Assumed
+from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
-from assay.mechanisms.types import Mechanism
+from assay.mechanisms.types import ClipRule, Mechanism
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
 from assay.methods.dpsgd import DPSGD
@@ -48,6 +47,8 @@ from assay.methods.perturb.objective import objective_sensitivity
 from assay.methods.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from assay.methods.plan import Plan
     from assay.methods.stage import Stage
 

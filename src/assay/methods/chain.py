@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor, nn
 
+from assay._util.lazy import torch
 from assay.errors import ConfigError
-from assay.gradients import on_grid
-from assay.gradients.arithmetic import constant, squares, zeros_for
-from assay.gradients.record_grads import RecordGrads
-from assay.gradients.rules.correlation import Basis, restored
-from assay.gradients.rules.layers import Rules
 from assay.mechanisms.exact import ExactGaussian
 from assay.mechanisms.types import (
     Bounded,
@@ -32,12 +26,19 @@ from assay.mechanisms.types import (
     Private,
     Stateful,
 )
-from assay.randomness.streams import Stream
 
-Form = torch.Size | Basis
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from assay.gradients.record_grads import RecordGrads
+    from assay.gradients.rules.correlation import Basis
+    from assay.gradients.rules.layers import Rules
+    from assay.randomness.streams import Stream
+
+Form: TypeAlias = "torch.Size | Basis"
 """The form of a released gradient: the parameter's shape (the leading corner of a map), or coordinates in a basis."""
 
-PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+PerRecordMap: TypeAlias = "Callable[[dict[str, Tensor]], dict[str, Tensor]]"
 """A function of one record's (or micro-batch's) gradient, applied to all at once: {name: [B, *shape]} in and out."""
 
 
@@ -134,6 +135,9 @@ class Chain:
             groups: the clipping rule's group of each of the engine's layers.
             slots: [B], the micro-batch of each record; None without micro-batches.
         """
+        from assay.gradients import on_grid
+        from assay.gradients.arithmetic import squares
+
         if isinstance(self.noise, ExactGaussian):
             return on_grid.clipped_sum(grads, self.clip, groups, self.noise.grid)
         if self.micro == 1 and not self.each:
@@ -155,6 +159,8 @@ class Chain:
 
     def sum_of_nothing(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
         """What `clipped_sum` returns for a batch without records."""
+        from assay.gradients.arithmetic import zeros_for
+
         if isinstance(self.noise, ExactGaussian):
             return {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
         return {name: zeros_for(p) for name, p in parameters.items()}
@@ -176,6 +182,9 @@ class Chain:
         Returns:
             The average gradient, one tensor per parameter.
         """
+        from assay.gradients.arithmetic import constant
+        from assay.gradients.rules.correlation import restored
+
         grads: Grads = released.value
         for value in grads.values():
             value.mul_(constant(1.0 / expected_size, value.dtype, value.device))

@@ -26,7 +26,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import moments_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Flat
+from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain

@@ -40,7 +40,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import PerLayer
+from assay.gradients.clip_rules.per_layer import PerLayer
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
 from assay.methods import Method, check_variant

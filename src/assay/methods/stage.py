@@ -14,25 +14,25 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-
-from assay.data.records import Records
-from assay.randomness.streams import Randomness
 
 if TYPE_CHECKING:
-    from assay.methods.plan import Plan
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
-Released = dict[str, Tensor]
+    from assay.data.records import Records
+    from assay.methods.plan import Plan
+    from assay.randomness.streams import Randomness
+
+Released: TypeAlias = "dict[str, Tensor]"
 """The answers of a stage, by name."""
 WHOLE = "one whole record"
 """The unit of a part that protects a whole record: its presence or its content, as the run's adjacency says."""
-Loss = Callable[[Any, Any], Tensor]
-PrivateTraining = Callable[[nn.Module, Records, "Plan", torch.optim.Optimizer, Randomness], None]
+Loss: TypeAlias = "Callable[[Any, Any], Tensor]"
+PrivateTraining: TypeAlias = "Callable[[nn.Module, Records, Plan, torch.optim.Optimizer, Randomness], None]"
 """Trains a network on the records under the given plan, with this optimizer and randomness."""
 
 

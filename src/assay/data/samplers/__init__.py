@@ -11,19 +11,21 @@ The registry finds a file that defines `SAMPLER`. `assay._util.registry` says ho
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent
-from torch import Tensor
 
 from assay._util.registry import Registry
 from assay.accounting.adjacency import Adjacency
 from assay.errors import ConfigError
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Sampler(ABC):
 
 SAMPLERS: Registry[type[Sampler]] = Registry(
     "sampler",
-    fits=lambda thing: inspect.isclass(thing) and issubclass(thing, Sampler),
+    of=Sampler,
+    classes=True,
     wanted="a class of samplers, derived from assay.data.samplers.Sampler",
     package=__name__,
     attribute="SAMPLER",

@@ -1,23 +1,24 @@
-"""Post-processing of released gradients. It costs no privacy, because it sees released values only."""
+"""Post-processing of released gradients. It costs no privacy, because it sees released values only.
+
+The registry finds a file that defines `DENOISER`.
+"""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
 
 from assay._util import spec
 from assay._util.registry import Registry
 from assay.mechanisms.types import Denoiser
-from assay.methods.denoise.bayes import Bayes
-from assay.methods.denoise.laplacian import Laplacian
-from assay.methods.denoise.lowpass import LowPass
 
 KINDS: Registry[type[Denoiser]] = Registry(
     "denoise",
-    fits=lambda thing: inspect.isclass(thing) and hasattr(thing, "needs_white"),
+    of="needs_white",
+    classes=True,
     wanted="a class of denoisers (assay.mechanisms.types.Denoiser)",
-    known=(Laplacian, Bayes, LowPass),
+    package=__name__,
+    attribute="DENOISER",
 )
 
 

@@ -15,16 +15,18 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.types import Grads
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Priors = tuple[float, float, float]
 """Probabilities of down, stop and up."""
@@ -236,3 +238,6 @@ def _responsibilities(y: Tensor, nu: float, noise_std: float, priors: Priors) ->
     )
     total = (down + up).add_(1.0)
     return down.div_(total).sum(), up.div_(total).sum()
+
+
+DENOISER = Bayes

@@ -12,16 +12,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.types import Grads
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _BLOCK = 1024  # smaller blocks overlap too much, larger ones do not fit into the cache
-_TRANSFORMED = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def smooth(g: Tensor, sigma: float) -> Tensor:
     """
     if sigma == 0 or len(g) < 2:
         return g
-    values = g if g.dtype in _TRANSFORMED else g.float()
+    values = g if g.dtype in (torch.float32, torch.float64) else g.float()
     d = len(values)
     margin = math.ceil(math.log(16 / torch.finfo(values.dtype).eps) / _decay(sigma))
     size = max(_BLOCK, 1 << (16 * margin - 1).bit_length())
@@ -129,3 +129,6 @@ def _response(sigma: float, n: int, dtype: torch.dtype, device: torch.device) ->
     """1/λ_k for k = 0..n/2."""
     angle = torch.arange(n // 2 + 1, dtype=torch.float64) * (math.pi / n)
     return (1 / (1 + 4 * sigma * torch.sin(angle).square())).to(device=device, dtype=dtype)
+
+
+DENOISER = Laplacian

@@ -10,14 +10,15 @@ is post-processing, so it cannot lower ε.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.frequencies import low_frequencies, spectral_axes
 from assay.mechanisms.types import Grads
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +54,6 @@ class LowPass:
         spectrum = torch.fft.rfftn(value, dim=axes).mul_(low_frequencies(sizes, self.rho).to(value.device))
         filtered: Tensor = torch.fft.irfftn(spectrum, s=sizes, dim=axes)
         return filtered
+
+
+DENOISER = LowPass

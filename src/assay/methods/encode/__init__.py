@@ -1,18 +1,16 @@
 """Encodings of a record's gradient, applied before clipping and undone, as far as possible, after the noise.
 
 An encoding changes what is clipped, never the bound. Every method accepts one.
+The registry finds a file that defines `ENCODING`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from assay._util import spec
 from assay._util.registry import Registry
-from assay.methods.encode.sign import Sign
-from assay.methods.encode.spectral import SpectralDomain
 
 if TYPE_CHECKING:
     from assay.methods.chain import Chain
@@ -31,9 +29,11 @@ class Encoding(Protocol):
 
 KINDS: Registry[type[Encoding]] = Registry(
     "encode",
-    fits=lambda thing: inspect.isclass(thing) and callable(getattr(thing, "applied", None)),
+    of="applied",
+    classes=True,
     wanted="a class of encodings (assay.methods.encode.Encoding)",
-    known=(Sign, SpectralDomain),
+    package=__name__,
+    attribute="ENCODING",
 )
 
 

@@ -10,12 +10,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from assay.methods.chain import Chain
 
 
@@ -52,3 +52,6 @@ class Sign:
         if chain.each:
             raise ConfigError("encode", "sign", "once: the gradients of this method are signs already")
         return replace(chain, each=(self,))
+
+
+ENCODING = Sign

@@ -14,17 +14,20 @@ without a transform give. Therefore we transform nothing here that need not be. 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import nn
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
-from assay.gradients.rules.correlation import FullCorrelationRule
-from assay.gradients.rules.layers import Rules
 from assay.methods.denoise.lowpass import LowPass
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from assay.gradients.rules.correlation import FullCorrelationRule
+    from assay.gradients.rules.layers import ExpandRule, Rules, TapeRule
     from assay.methods.chain import Chain
 
 DOMAINS = ("kernel", "full")
@@ -45,8 +48,35 @@ def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
         raise ConfigError("domain", domain, "one of " + ", ".join(DOMAINS))
     if domain == "kernel":
         return {}
-    rule = FullCorrelationRule(maps=maps, rho=rho if rho < 1 and not maps else None)
-    return {nn.Conv1d: rule, nn.Conv2d: rule, nn.Conv3d: rule}
+    return WholeCorrelations(maps, rho if rho < 1 and not maps else None)
+
+
+@dataclass(frozen=True)
+class WholeCorrelations(Mapping[Any, Any]):
+    """The same rule for every convolution, made when the first model asks for it: a plan's ε needs none."""
+
+    maps: bool
+    rho: float | None
+
+    @cached_property
+    def _rule(self) -> FullCorrelationRule:
+        from assay.gradients.rules.correlation import FullCorrelationRule
+
+        return FullCorrelationRule(maps=self.maps, rho=self.rho)
+
+    def _layers(self) -> tuple[type[nn.Module], ...]:
+        return torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d
+
+    def __getitem__(self, layer: type[nn.Module]) -> TapeRule | ExpandRule:
+        if layer not in self._layers():
+            raise KeyError(layer)
+        return self._rule
+
+    def __iter__(self) -> Iterator[type[nn.Module]]:
+        return iter(self._layers())
+
+    def __len__(self) -> int:
+        return 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,3 +110,6 @@ class SpectralDomain:
             rules=rules(self.domain, maps=chain.micro > 1 or not chain.noise.white, rho=self.rho),
             decode=(LowPass(rho=self.rho),) if filtered else (),
         )
+
+
+ENCODING = SpectralDomain

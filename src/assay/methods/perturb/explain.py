@@ -20,23 +20,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
-from assay import data as data_sets
-from assay import models
-from assay.data.records import Records
+from assay._util.lazy import torch
+from assay.data.catalog import DATASETS
 from assay.errors import ConfigError
-from assay.methods.perturb.relevance import PUBLIC_MODEL
 from assay.methods.stage import PrivateTraining
-from assay.randomness.streams import Randomness
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from assay.data.records import Records
     from assay.methods.plan import Plan
+    from assay.randomness.streams import Randomness
+
+PUBLIC_MODEL: DpEvent = NoOpDpEvent()
+"""The cost of a network that never saw the private records."""
+
+PUBLISHED_IS_NOT_PRIVATE = (
+    "the model that explains was trained on the private records without noise, a record's relevance map is not "
+    "bounded, and the averages are standardised by the data's own extremes before the noise: no finite ε holds for the "
+    "relevance as published"
+)
 
 FORMS = "private, data:NAME (a public data set), file:PATH (a public checkpoint), or with variant published records"
 
@@ -96,7 +101,7 @@ class Explainer:
         kind, _, name = self.source.partition(":")
         if kind == "data" and name == private_data:
             raise ConfigError("explain", self.source, f"another data set: {name} is the private one ({FORMS})")
-        if kind == "data" and name not in {info.name for info in data_sets.available()}:
+        if kind == "data" and name not in DATASETS:
             raise ConfigError("explain", self.source, "data:NAME with a name that `assay data` lists")
         if kind == "file" and not Path(name).is_file():
             raise ConfigError("explain", self.source, "file:PATH of a safetensors file that exists")
@@ -117,12 +122,17 @@ class Explainer:
         shape = tuple(records.zeros()[0].shape[1:])
         kind, _, name = self.source.partition(":")
         if kind == "data":
-            bundle = data_sets.load(name)
+            from assay.data.sources import load
+
+            bundle = load(name)
             x = _of_shape(bundle.train_x, shape, self.source)
             network = _new(shape, bundle.classes, randomness, device)
             return _trained(network, _tensor_batches(x, bundle.train_y, randomness, device))
         network = _new(shape, classes, randomness, device)
         if kind == "file":
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file
+
             try:
                 network.load_state_dict(load_file(name))
             except (SafetensorError, RuntimeError) as error:
@@ -144,6 +154,8 @@ def _name(shape: tuple[int, ...]) -> str:
 
 def _new(shape: tuple[int, ...], classes: int, randomness: Randomness, device: torch.device) -> nn.Module:
     """A new network. torch's generator stays as it was."""
+    from assay import models
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(randomness.stream("explain init", 0).integers(2**62, 1)))
         return models.build(_name(shape), input_shape=shape, classes=classes).to(device)
@@ -155,7 +167,9 @@ def _of_shape(x: Tensor, shape: tuple[int, ...], source: str) -> Tensor:
         return x
     if x.dim() != 4 or len(shape) != 3:
         raise ConfigError("explain", source, f"public data of shape {shape}, or images for images")
-    x = F.interpolate(x.mean(1, keepdim=True) if x.shape[1] != shape[0] else x, size=shape[1:], mode="bilinear")
+    x = torch.nn.functional.interpolate(
+        x.mean(1, keepdim=True) if x.shape[1] != shape[0] else x, size=shape[1:], mode="bilinear"
+    )
     return x.expand(-1, shape[0], -1, -1) if x.shape[1] != shape[0] else x
 
 
@@ -182,6 +196,6 @@ def _trained(network: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> nn
     optimizer = torch.optim.Adam(network.parameters(), lr=_LR)
     for x, y in batches:
         optimizer.zero_grad()
-        F.cross_entropy(network(x), y).backward()
+        torch.nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
     return network

@@ -13,16 +13,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent, NoOpDpEvent
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency
 from assay.errors import ConfigError, DataError, check_above_zero
 from assay.methods.perturb.regions import Regions
-from assay.randomness.streams import Randomness, Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness, Stream
 
 OUTSIDE = ("refuse", "clamp")
 _BLOCK = 1024  # records per stream: this bounds memory, and fixes which numbers a record gets
@@ -48,6 +51,20 @@ def input_sensitivity(first_units: int, features: int) -> float:
     return 2.0 * first_units * features
 
 
+def check_outside(outside: str) -> None:
+    """Refuse another treatment of features outside [0, 1] than there is."""
+    if outside not in OUTSIDE:
+        raise ConfigError("outside", outside, "one of " + ", ".join(OUTSIDE))
+
+
+def check_published(*, epsilon: float, batch_size: float, first_units: int) -> None:
+    """Refuse settings for which the published scales are not defined."""
+    check_above_zero("epsilon2", epsilon)
+    check_above_zero("batch_size", batch_size)
+    if first_units < 1:
+        raise ConfigError("first_units", first_units, "the number of neurons of the first layer, 1 or above")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InputNoise:
     """Laplace noise on the features of every record.
@@ -67,8 +84,7 @@ class InputNoise:
     bias_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if self.outside not in OUTSIDE:
-            raise ConfigError("outside", self.outside, "one of " + ", ".join(OUTSIDE))
+        check_outside(self.outside)
         if not bool((self.scales > 0).all()):
             raise ConfigError("scales", self.scales, "numbers above 0, infinity allowed")
 
@@ -81,10 +97,7 @@ class InputNoise:
         Raises:
             ConfigError: a number is out of range.
         """
-        check_above_zero("epsilon2", epsilon)
-        check_above_zero("batch_size", batch_size)
-        if first_units < 1:
-            raise ConfigError("first_units", first_units, "the number of neurons of the first layer, 1 or above")
+        check_published(epsilon=epsilon, batch_size=batch_size, first_units=first_units)
         unit = input_sensitivity(first_units, regions.features) / batch_size
         scales = unit / regions.of_features(regions.epsilons(epsilon))
         return cls(scales=scales, outside=outside, bias_scale=unit / epsilon)

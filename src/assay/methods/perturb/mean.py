@@ -13,21 +13,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from assay._util import spec
-from assay.data.records import Records
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
 from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released, Stage
-from assay.models.inputs import check_inputs, shift_inputs
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from assay.data.records import Records
+    from assay.randomness.streams import Randomness
 
 _BLOCK = 1000  # records in memory at once
 
@@ -115,9 +117,11 @@ class Centered:
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:  # noqa: ARG002
         """Refuse inputs that have no mean, and models that scale their inputs."""
+        from assay.models.inputs import check_inputs
+
         check_inputs(model, "input_shift")
         first = records.gather(torch.tensor([0]))[0]
-        if not (isinstance(first, Tensor) and first.is_floating_point()):
+        if not (isinstance(first, torch.Tensor) and first.is_floating_point()):
             raise ConfigError("center", describe(self.how), "inputs that are one tensor of floating-point numbers")
 
     def release(
@@ -146,6 +150,8 @@ class Centered:
 
     def install(self, model: nn.Module, released: Released) -> None:
         """Let the model subtract the mean."""
+        from assay.models.inputs import shift_inputs
+
         shift_inputs(model, released["mean"])
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002

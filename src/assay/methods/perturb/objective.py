@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-import torch
-import torch.nn.functional as F
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor, nn
 
+from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency
 from assay.errors import UnsupportedModelError, check_above_zero
 from assay.methods.perturb.inputs import local_event
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from assay.randomness.streams import Stream
 
 LAMBDA0, LAMBDA2 = math.log(2), 1 / 8
 
@@ -41,7 +43,7 @@ BELOW_IS_NOT_PRIVATE = (
 
 def label_coefficients(labels: Tensor, classes: int) -> Tensor:
     """λ¹ = ½ - y for each record and output unit, [B, m] in float64."""
-    return 0.5 - F.one_hot(labels, classes).double()
+    return 0.5 - torch.nn.functional.one_hot(labels, classes).double()
 
 
 def quadratic_loss(scores: Tensor, first: Tensor) -> Tensor:
@@ -108,15 +110,15 @@ def split_last(model: nn.Module) -> tuple[nn.Sequential, nn.Linear]:
     """
     layers = _flat(model)
     last = layers[-1]
-    if not isinstance(last, nn.Linear) or last.bias is not None:
+    if not isinstance(last, torch.nn.Linear) or last.bias is not None:
         raise UnsupportedModelError(
             f"{type(model).__name__} does not end in a Linear layer without bias, as the expanded objective needs: "
             "a chain of layers (nn.Sequential) such as afrrs-mnist does"
         )
-    return nn.Sequential(*layers[:-1]), last
+    return torch.nn.Sequential(*layers[:-1]), last
 
 
 def _flat(module: nn.Module) -> list[nn.Module]:
-    if not isinstance(module, nn.Sequential):
+    if not isinstance(module, torch.nn.Sequential):
         return [module]
     return [layer for child in module for layer in _flat(child)]

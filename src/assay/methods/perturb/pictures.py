@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.methods.perturb.regions import Regions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draw(relevance: Tensor, regions: Regions, path: Path) -> None:
@@ -29,7 +31,8 @@ def draw(relevance: Tensor, regions: Regions, path: Path) -> None:
         shown = axes.imshow(_flat(values), cmap="Reds")
         axes.set_title(title)
         figure.colorbar(shown, ax=axes)
-    replace_file(path, lambda file: canvas.print_png(str(file)))  # type: ignore[no-untyped-call]
+    with replacing(path) as temporary:
+        canvas.print_png(str(temporary))  # type: ignore[no-untyped-call]
 
 
 def _flat(values: Tensor) -> list[list[float]]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,6 +60,12 @@ class Regions:
         return self.alpha * epsilon
 
 
+def check_gamma(gamma: float) -> None:
+    """Refuse a distance that is no finite number, 0 or above."""
+    if not (math.isfinite(gamma) and gamma >= 0):
+        raise ConfigError("gamma", gamma, "a finite number, 0 or above")
+
+
 def segment(relevance: Tensor, gamma: float) -> Regions:
     """Cluster features by average linkage with distance |R_i - R_j|, merging while the least distance is below γ.
 
@@ -75,8 +83,7 @@ def segment(relevance: Tensor, gamma: float) -> Regions:
     >>> segment(torch.tensor([0.0, 0.9, 0.1, 1.0]), gamma=0.2).index
     tensor([0, 1, 0, 1])
     """
-    if not (math.isfinite(gamma) and gamma >= 0):
-        raise ConfigError("gamma", gamma, "a finite number, 0 or above")
+    check_gamma(gamma)
     if relevance.numel() == 0 or not bool(relevance.isfinite().all()):
         raise ConfigError("relevance", relevance, "finite numbers, at least one")
     ordered, order = relevance.detach().cpu().double().flatten().sort()

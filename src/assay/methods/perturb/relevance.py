@@ -8,7 +8,8 @@ Laplace noise of scale 1/ε1 on each feature of the sum then costs ε1, whatever
 takes 2d for that 1.) Division by the number of records, which is public, and standardisation to [0, 1] come after the
 noise and cost nothing.
 
-`published_relevance` is the paper to the letter (Eq. 9-11). No ε holds for it: see `PUBLISHED_IS_NOT_PRIVATE`.
+`published_relevance` is the paper to the letter (Eq. 9-11). No ε holds for it: see `PUBLISHED_IS_NOT_PRIVATE` in
+`assay.methods.perturb.explain`.
 """
 
 from __future__ import annotations
@@ -17,26 +18,21 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent, NoOpDpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from assay.accounting import events
 from assay.data.records import Records
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
-from assay.randomness.streams import Stream
+from assay.methods.perturb.explain import PUBLISHED_IS_NOT_PRIVATE
 
-PUBLIC_MODEL: DpEvent = NoOpDpEvent()
-"""The `model_cost` of a relevance model that never saw the private records."""
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
-PUBLISHED_IS_NOT_PRIVATE = (
-    "the model that explains was trained on the private records without noise, a record's relevance map is not "
-    "bounded, and the averages are standardised by the data's own extremes before the noise: no finite ε holds for the "
-    "relevance as published"
-)
+    from assay.randomness.streams import Stream
 
 RULES = ("epsilon", "gamma", "alpha1-beta0")
 

@@ -15,19 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
 
+from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency
-from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.methods.perturb import pictures
-from assay.methods.perturb.explain import Explainer
-from assay.methods.perturb.inputs import InputNoise, local_event
+from assay.methods.perturb.explain import PUBLISHED_IS_NOT_PRIVATE, Explainer
+from assay.methods.perturb.inputs import InputNoise, check_outside, check_published, local_event
 from assay.methods.perturb.objective import (
     BELOW_IS_NOT_PRIVATE,
     LabelNoise,
@@ -35,11 +32,15 @@ from assay.methods.perturb.objective import (
     quadratic_loss,
     split_last,
 )
-from assay.methods.perturb.regions import Regions, segment
-from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE, private_relevance, published_relevance
+from assay.methods.perturb.regions import Regions, check_gamma, segment
 from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
-from assay.models.inputs import check_inputs, scale_inputs
-from assay.randomness.streams import Randomness, Within
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from assay.data.records import Records
+    from assay.randomness.streams import Randomness
 
 OBJECTIVES = ("step", "record")
 _PICTURE = "relevance.png"
@@ -62,7 +63,7 @@ class Segmentation:
     gamma: float
 
     def __post_init__(self) -> None:
-        segment(torch.zeros(1), self.gamma)
+        check_gamma(self.gamma)
 
     def event(self) -> DpEvent:
         """The cost of the explaining network and of the noisy maps."""
@@ -98,6 +99,8 @@ class Segmentation:
         train_privately: PrivateTraining,
     ) -> Tensor:
         """Release the relevance of every feature, in the shape of a record."""
+        from assay.methods.perturb.relevance import private_relevance, published_relevance
+
         network = self.explainer.network(records, _outputs(model, records), randomness, device, train_privately)
         stream = randomness.stream("relevance", 0)
         if isinstance(self.event(), NonPrivateDpEvent):
@@ -157,6 +160,8 @@ class ScaledByRelevance:
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
         """Refuse models that shift their inputs, records without features, and public data that is the private data."""
+        from assay.models.inputs import check_inputs
+
         check_inputs(model, "input_scale")
         self.segmentation.check(records, data)
 
@@ -173,6 +178,8 @@ class ScaledByRelevance:
 
     def install(self, model: nn.Module, released: Released) -> None:
         """Let the model multiply its inputs by α_k."""
+        from assay.models.inputs import scale_inputs
+
         regions = self.segmentation.regions(released)
         scale_inputs(model, regions.of_features(regions.alpha))
 
@@ -230,7 +237,8 @@ class NoisyRecords:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
-        self.input_noise(segment(torch.zeros(1), 0.0))
+        check_outside(self.outside)
+        check_published(epsilon=self.epsilon2, batch_size=self.batch_size, first_units=self.units)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -296,7 +304,7 @@ class NoisyRecords:
         """Refuse models whose last hidden layer may leave [0, 1] or whose last layer has a bias, and such features."""
         self.segmentation.check(records, data)
         below, _ = split_last(model)
-        if not isinstance(below[-1], nn.Sigmoid | nn.Hardsigmoid):
+        if not isinstance(below[-1], torch.nn.Sigmoid | torch.nn.Hardsigmoid):
             raise ConfigError(
                 "model",
                 type(below[-1]).__name__ + " as the last activation",
@@ -338,6 +346,10 @@ class NoisyRecords:
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
         """Noisy features with noisy label coefficients, or (not private) with the labels."""
+        from torch.utils.data import TensorDataset
+
+        from assay.data.records import Records
+
         targets = released["targets"] if "targets" in released else Records(data).all()[1]
         return TensorDataset(released["inputs"], targets)
 
@@ -350,6 +362,8 @@ class NoisyRecords:
 
         One feature of two has all the relevance, hence all of Σ 1/b_j.
         """
+        from assay.randomness.streams import Within
+
         noise = self.input_noise(segment(torch.tensor([0.0, 1.0]), 0.0))
         zeros, ones = (
             noise.perturbed(torch.full((releases, 2), value), Within(randomness, f"audit {value}"))[:, 1]
@@ -387,7 +401,7 @@ def _outputs(model: nn.Module, records: Records) -> int:
     with torch.no_grad():
         scores = model.eval()(records.zeros()[0])
     model.train(was)
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
+    if not isinstance(scores, torch.Tensor) or scores.dim() != 2:
         raise ConfigError(
             "model", type(model).__name__, "a model with one score per class: relevance explains decisions"
         )
@@ -396,7 +410,7 @@ def _outputs(model: nn.Module, records: Records) -> int:
 
 def _first(model: nn.Module) -> nn.Linear | nn.Conv2d:
     for layer in model.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
             return layer
     raise ConfigError("model", type(model).__name__, "a model that begins with a Linear or Conv2d layer")
 
@@ -417,5 +431,5 @@ def sizes(model: nn.Module) -> Sizes:
         UnsupportedModelError: it does not end with a Linear layer without bias.
     """
     first, (_, last) = _first(model), split_last(model)
-    units = first.out_features if isinstance(first, nn.Linear) else first.out_channels
+    units = first.out_features if isinstance(first, torch.nn.Linear) else first.out_channels
     return Sizes(units, last.in_features, last.out_features)
