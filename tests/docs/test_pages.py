@@ -31,7 +31,7 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "src/assay/methods")])
-    found = Registry("method", fits=bool, wanted="a method", package="assay.methods", attribute="METHOD")
+    found = Registry("method", of=object, wanted="a method", package="assay.methods", attribute="METHOD")
     monkeypatch.setattr(methods, "METHODS", found)  # looks for its files again, on the page's path too
     before = set(sys.modules)
     yield tmp_path
