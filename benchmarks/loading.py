@@ -1,8 +1,8 @@
 """What private training costs where pictures must be decoded. `python -m benchmarks.loading`
 
-An epoch over 5,000 JPEG files of 640 × 480 pixels, prepared to 64 × 64, with two worker processes: once in a plain loop over a
-torch DataLoader, once by `PrivateStep.batches`. Both train the same small network. The two take turns, and the fastest
-epoch of each counts.
+An epoch over 5,000 JPEG files of 640 × 480 pixels, prepared to 64 × 64, with two worker processes: once in a plain
+loop over a torch DataLoader, once by `PrivateStep.batches`. Both train the same small network. The two take turns, and
+the fastest epoch of each counts.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def run(files: int = FILES, workers: int = WORKERS, turns: int = TURNS) -> Epoch
 def rendered(found: Epochs) -> str:
     """For people."""
     return (
-        f"{found.files:,} JPEG files, {found.workers} workers: plain {found.plain:.2f} s, private {found.private:.2f} s, "
+        f"{found.files:,} JPEG files, {found.workers} workers: plain {found.plain:.2f} s, private "
+        f"{found.private:.2f} s, "
         f"ratio {found.ratio:.3f} (at most {TARGET})"
     )
 

@@ -22,6 +22,7 @@ from assay.data.records import Records
 from assay.federated.kinds import kind_of
 from assay.runs.directory import RunDirectory
 from assay.training.inputs import network_of
+from assay.training.inputs import check_classes
 from assay.training.inputs import of_run as rebuilt
 from assay.training.stages import kept_release
 
@@ -86,6 +87,7 @@ def _models(
     directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, seed: int
 ) -> tuple[DataBundle, list[nn.Module]]:
     """The data and what training released: the models after some rounds, if they were kept, and the last one."""
+    check_classes(spec)
     bundle, model = rebuilt(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
     before = kind_of(spec).plan(spec["plan"]).stage
     if before is not None:

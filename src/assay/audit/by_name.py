@@ -35,6 +35,7 @@ from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.training.inputs import check_not_chosen, planned
+from assay.training.inputs import check_classes
 from assay.training.inputs import of_run as rebuilt
 from assay.training.settings import training_from_json
 
@@ -362,6 +363,7 @@ def _trained_again(
     spec: dict[str, Any], plan: Plan, how: _Again, confidence: float, steps: int | None
 ) -> TrainingAudit:
     """The run of this description once more with canaries, or many times in two worlds: so many of its plan's steps."""
+    check_classes(spec)
     bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
     settings: dict[str, Any] = {
         "training": training_from_json({**spec["training"], "seed": how.seed}),

@@ -16,11 +16,13 @@ from assay.data.task import REGRESSION, Task
 from assay.errors import ConfigError, DataError
 
 FORM = (
-    "package.module:factory, where factory() returns an assay.data.DataBundle, a map-style Dataset of (input, target), or two "
+    "package.module:factory, where factory() returns an assay.data.DataBundle, a map-style Dataset of (input, "
+    "target), or two "
     "of them, for training and testing"
 )
 _NOTES = (
-    "Records are those that {name} made; whether statistics of the data were used for it is not known here. The number of classes, the "
+    "Records are those that {name} made; whether statistics of the data were used for it is not known here. The "
+    "number of classes, the "
     "largest label plus one, is taken to be public."
 )
 

@@ -3,8 +3,8 @@
     folder/healthy/*.png            or, with a test part:   folder/train/healthy/*.png
     folder/ill/*.jpg                                        folder/test/healthy/*.png
 
-The names of the classes, the size and the number of channels are public: a person declares the size, and classes are folders.
-Every picture is scaled to the size and its pixels to [-1, 1], by itself; no statistic of the pictures is used.
+The names of the classes, the size and the number of channels are public: a person declares the size, and classes are
+folders. Every picture is scaled to the size and its pixels to [-1, 1], by itself; no statistic of the pictures is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 _MODES = {1: "L", 3: "RGB"}
 _MOST_PIXELS = 4096 * 4096
 _NOTES = (
-    "Every picture was scaled to {size} × {size} pixels, {channels} for each, from -1 to 1, by itself; no statistic of the pictures is used. "
+    "Every picture was scaled to {size} × {size} pixels, {channels} for each, from -1 to 1, by itself; no statistic "
+    "of the pictures is used. "
     "The names of the classes are those of the folders, and taken as public."
 )
 
@@ -88,8 +89,8 @@ def how_prepared(schema: object) -> dict[str, int] | None:
 def picture(image: Any, size: int, channels: int) -> Tensor:
     """One picture, a `PIL.Image`, as a float32 tensor of shape (channels, size, size) from -1 to 1.
 
-    The shorter side is cropped to a square in the middle, then scaled with antialiasing. The orientation that a camera noted
-    (EXIF) is followed.
+    The shorter side is cropped to a square in the middle, then scaled with antialiasing. The orientation that a camera
+    noted (EXIF) is followed.
 
     Args:
         image: The picture.
@@ -153,8 +154,8 @@ def pictures(path: Path | str, *, size: int = 32, channels: int = 3) -> tuple[Pi
         channels: 1 for grey pictures, 3 for colour.
 
     Returns:
-        Two data sets for `assay.fit`. Without a folder `test`, about a fifth of the files is for testing, by a hash of each
-        file's content.
+        Two data sets for `assay.fit`. Without a folder `test`, about a fifth of the files is for testing, by a hash of
+        each file's content.
 
     Raises:
         ConfigError: There is no such folder.

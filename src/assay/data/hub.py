@@ -1,7 +1,8 @@
 """Data sets of Hugging Face's `datasets`, from a folder that `save_to_disk` wrote or by name: `hf:path-or-name`.
 
-Tables are prepared by a schema, as files are; a column of pictures with a column of class labels is prepared as a folder is.
-Names of classes are those that the data set declares (`ClassLabel`): they are a fact about the data set, not about its rows.
+Tables are prepared by a schema, as files are; a column of pictures with a column of class labels is prepared as a
+folder is. Names of classes are those that the data set declares (`ClassLabel`): they are a fact about the data set,
+not about its rows.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def from_hub(
     """A data set of `datasets` by name or from disk.
 
     Args:
-        name: The path of a folder that `save_to_disk` wrote, or a name that `datasets.load_dataset` takes; after `@` the
-            name of a configuration.
+        name: The path of a folder that `save_to_disk` wrote, or a name that `datasets.load_dataset` takes; after `@`
+            the name of a configuration.
         target: The column to predict. None takes the only column of class labels.
         schema: What is publicly known of the columns of a table.
         unit: The column that says whose a row is; for tables.

@@ -1,8 +1,8 @@
-"""How records are fetched and put together: what a torch `DataLoader` would be told, and worker processes that fetch ahead.
+"""How records are fetched and put together: what a torch `DataLoader` is told, and worker processes that fetch ahead.
 
-The main process alone draws which records are in a batch. A worker gets indices, and a seed for what the data set itself draws
-(a random crop); it never sees the randomness of the run. The seed of each part of a batch is drawn from a stream of its own, secret
-without a seed of the run. So results do not depend on the number of workers.
+The main process alone draws which records are in a batch. A worker gets indices, and a seed for what the data set
+itself draws (a random crop); it never sees the randomness of the run. The seed of each part of a batch is drawn from a
+stream of its own, secret without a seed of the run. So results do not depend on the number of workers.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ PLAIN = Loading()
 
 
 class Fetched(Dataset[Any]):
-    """A data set of batches: a key is indices and a seed, and its item the batch. Worker processes hold a copy of it."""
+    """A data set of batches: a key is indices and a seed, and its item the batch.
+
+    Worker processes hold a copy of it.
+    """
 
     def __init__(self, dataset: Dataset[Any], collate: Collate) -> None:
         self.dataset, self.collate = dataset, collate
@@ -120,7 +123,7 @@ def fetch_ahead(dataset: Dataset[Any], keys: Iterator[Key], loading: Loading, *,
         prefetch_factor=loading.prefetch_factor,
         pin_memory=loading.pin_memory and pin,
         collate_fn=_as_it_is,
-        # A generator of its own: the loader draws a seed for its workers, which must not come from the run's generators.
+        # A generator of its own: the seed that a loader draws for its workers must not come from the run's.
         generator=torch.Generator().manual_seed(0),
     )
     return iter(loader)

@@ -69,7 +69,7 @@ class Records:
         return self.placed(Fetched(self._dataset, self.loading.collate)[index.tolist(), seed])
 
     def placed(self, batch: Any) -> Any:
-        """A batch with its tensors on the device; what a collator calls a batch (`BatchEncoding`) becomes a plain dict."""
+        """A batch with its tensors on the device; a collator's own kind of mapping becomes a plain dict."""
         if isinstance(batch, Mapping) and type(batch) is not dict:
             batch = dict(batch)
         return pytree.tree_map(lambda v: v.to(self.device, non_blocking=True) if isinstance(v, Tensor) else v, batch)

@@ -62,8 +62,8 @@ def load(
 
     Args:
         name_or_path: a name of the catalogue; the path of a .csv, .tsv, .parquet or .npz file (with arrays x and y),
-            or of a folder of pictures with a folder for each class; `hf:` and the name of a data set of Hugging Face; or
-            `package.module:factory`.
+            or of a folder of pictures with a folder for each class; `hf:` and the name of a data set of Hugging Face;
+            or `package.module:factory`.
         data_dir: where to look first.
         split: how an .npz file without test records is split (`assay.data.split`): by each record's `content`, or by
             its `position`, as in earlier versions.

@@ -105,7 +105,8 @@ def of_options(given: Mapping[str, Any]) -> Settings:
 
 
 def default_of(given: Mapping[str, Any]) -> str | None:
-    """The preset that a run has without being asked: a table without a model gets a linear one that is known to do well.
+    """The preset that a run has without being asked: a table without a model gets a linear one that is known to do
+    well.
 
     Args:
         given: Only what a person gave.

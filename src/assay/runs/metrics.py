@@ -1,8 +1,8 @@
 """How well a model does on records that ε does not protect: the figures that each task has.
 
 They are scikit-learn's where it has them. The calibration error is the expected calibration error over 15 bins of equal
-width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean distance
-between the probability of the predicted class and how often it is right.
+width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean
+distance between the probability of the predicted class and how often it is right.
 """
 
 from __future__ import annotations

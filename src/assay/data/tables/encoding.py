@@ -1,4 +1,7 @@
-"""Columns as numbers, by their declaration alone. A row's features depend on that row and on the schema, and on nothing else."""
+"""Columns as numbers, by their declaration alone.
+
+A row's features depend on that row and on the schema, and on nothing else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows by their schema: features, and targets for training. New rows are prepared by the same function as those of the run."""
+"""Rows by their schema: features, and targets for training.
+
+New rows are prepared by the same function as those of the run.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from assay.errors import ConfigError, DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Prepared rows: features, targets as `Task` says, and two keys of each row: of its person, and of its own content."""
+    """Prepared rows: features, targets as `Task` says, and keys: of each row's own content, and of its person."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[Any]
@@ -153,7 +156,8 @@ def _check_classes(table: Table, schema: Schema, y: npt.NDArray[Any]) -> None:
     task = task_of(schema)
     if task.is_classification and len(np.unique(y)) == 1:
         raise DataError(
-            f"{table.name}, column {schema.target[0]!r}: every row is {task.names[int(y[0])]!r}; at least two classes are required"
+            f"{table.name}, column {schema.target[0]!r}: every row is {task.names[int(y[0])]!r}; at least two "
+            f"classes are required"
         )
 
 
