@@ -21,8 +21,7 @@ from assay.data import DataBundle
 from assay.data.records import Records
 from assay.federated.kinds import kind_of
 from assay.runs.directory import RunDirectory
-from assay.training.inputs import network_of
-from assay.training.inputs import check_classes
+from assay.training.inputs import check_classes, network_of
 from assay.training.inputs import of_run as rebuilt
 from assay.training.stages import kept_release
 

@@ -34,8 +34,7 @@ from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.training.inputs import check_not_chosen, planned
-from assay.training.inputs import check_classes
+from assay.training.inputs import check_classes, check_not_chosen, planned
 from assay.training.inputs import of_run as rebuilt
 from assay.training.settings import training_from_json
 
