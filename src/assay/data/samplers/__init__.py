@@ -68,6 +68,10 @@ class Sampler(ABC):
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """What `steps` consecutive steps from the start of this randomness cost, each releasing `event` on its batch."""
 
+    def composed_before(self, event: DpEvent, steps: int) -> DpEvent:
+        """What an earlier version charged for the same, if that was more: a run that it began may be resumed."""
+        return self.compose(event, steps)
+
     @abstractmethod
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
         """What they show of a record beside others that contribute nothing, so that they cannot cost less: for an audit, where
@@ -94,5 +98,5 @@ SAMPLERS: Registry[type[Sampler]] = Registry(
 
 
 def parse(text: str) -> type[Sampler]:
-    """The sampler of this name: `poisson`, `without-replacement`, `shuffle`, `full`."""
+    """The sampler of this name: `poisson`, `without-replacement`, `shuffle`, `permutation`, `full`."""
     return SAMPLERS.choose("sampling", text)
