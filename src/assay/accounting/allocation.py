@@ -89,13 +89,15 @@ class _Law:
     def above(self, level: Array) -> Array:
         """E[(R - level)₊], and what is beyond the grid."""
         first = self._after(level)
-        return np.minimum(self.ratio[first] - level * self.mass[first], 1.0).clip(0.0) + self.beyond
+        inside: Array = np.minimum(self.ratio[first] - level * self.mass[first], 1.0).clip(0.0)
+        return inside + self.beyond
 
     def below(self, factor: Array) -> Array:
         """E[(1 - factor R)₊], and what is beyond the grid."""
         first = self._after(1 / factor)
         mass, ratio = self.mass[0] - self.mass[first], self.ratio[0] - self.ratio[first]
-        return np.minimum(mass - factor * ratio, 1.0).clip(0.0) + self.beyond
+        inside: Array = np.minimum(mass - factor * ratio, 1.0).clip(0.0)
+        return inside + self.beyond
 
     def _after(self, level: Array) -> NDArray[np.int64]:
         """The first point above the level."""
@@ -110,9 +112,9 @@ def _law(batches: int, multiplier: float) -> _Law:
         for points in _POINTS:
             step, length = _grid(batches, multiplier, tail, points)
             if step**2 / 6 <= _SPREAD * math.expm1(multiplier**-2):
-                return _summed(batches, multiplier, tail, step, points, length)
+                return _summed(batches, multiplier, step, points, length)
     step, length = _grid(batches, multiplier, _TAILS[-1], _POINTS[-1])
-    return _summed(batches, multiplier, _TAILS[-1], step, _POINTS[-1], length)
+    return _summed(batches, multiplier, step, _POINTS[-1], length)
 
 
 def _grid(batches: int, multiplier: float, tail: float, points: int) -> tuple[float, int]:
@@ -125,9 +127,9 @@ def _grid(batches: int, multiplier: float, tail: float, points: int) -> tuple[fl
     return step, math.ceil(largest / step)
 
 
-def _summed(batches: int, multiplier: float, tail: float, step: float, points: int, length: int) -> _Law:
+def _summed(batches: int, multiplier: float, step: float, points: int, length: int) -> _Law:
     shift = 1 / multiplier
-    edges = step * np.arange(length + 1)
+    edges = step * np.arange(length + 1, dtype=np.float64)
     with np.errstate(divide="ignore"):
         normal = (np.log(edges) + shift**2 / 2) / shift
     inside, weighted = _between(normal), _between(normal - shift)  # of Q; of Q times Y, which is N(shift, 1)
@@ -205,7 +207,8 @@ def _log_moments(batches: int, multiplier: float) -> Array:
             power = _product(power, series)
         left >>= 1
         series = _product(series, series) if left else series
-    return power + gammaln(n + 1) - n * math.log(batches)
+    moments: Array = power + gammaln(n + 1) - n * math.log(batches)
+    return moments
 
 
 def _product(one: Array, other: Array) -> Array:
@@ -232,4 +235,5 @@ def _log_negative_moments(batches: int, multiplier: float) -> Array:
         ]
     )
     whole = np.array([float(logsumexp(p * log_rates + batches * log_transform)) for p in powers]) + math.log(0.02)
-    return whole + powers * math.log(batches) - gammaln(powers)
+    moments: Array = whole + powers * math.log(batches) - gammaln(powers)
+    return moments

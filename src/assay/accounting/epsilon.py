@@ -14,7 +14,8 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -24,8 +25,8 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gau
 from numpy.typing import NDArray
 
 from assay.accounting import events
-from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of, combined
-from assay.accounting.losses import Gaussian, Term, Terms, epsilon_at, refined
+from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of
+from assay.accounting.losses import EpsilonAt, Gaussian, Term, Terms, refined
 from assay.errors import ConfigError
 
 __all__ = [
@@ -266,7 +267,7 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
         terms,
         times,
         _CUT * min(delta or 1.0 for delta in deltas),
-        lambda losses, steps: [epsilon_at(losses, delta - _ROUNDING * steps) for delta in deltas],
+        EpsilonAt(deltas, _ROUNDING),
     )
     composed = np.broadcast_to(composed, (len(times), len(deltas)))
     fall_back = not settled or bool(np.isinf(composed).any())
@@ -346,6 +347,22 @@ def _terms(event: DpEvent, adjacency: Adjacency) -> Terms | None:
     """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
     events.check(event)
     return combined(_parts(event, Adjacency(adjacency)))
+
+
+def combined(parts: Iterable[tuple[Term | None, int]]) -> Terms | None:
+    """The terms, equal ones counted together; None if something in them has no privacy."""
+    counts: Counter[Term] = Counter()
+    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
+    for term, count in parts:
+        if term is None:
+            return None
+        if isinstance(term, Gaussian):
+            precision += count * term.multiplier**-2
+        else:
+            counts[term] += count
+    if precision:
+        counts[Gaussian(precision**-0.5)] += 1
+    return tuple(counts.items())
 
 
 def _parts(event: DpEvent, adjacency: Adjacency) -> Parts:

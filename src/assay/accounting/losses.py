@@ -360,6 +360,18 @@ def epsilon_at(losses: DensePLDPmf, delta: float) -> float:
     return high
 
 
+@dataclass(frozen=True)
+class EpsilonAt:
+    """The query (`refined`) for ε at each δ, of which `rounding` per step goes to the rounding of composition."""
+
+    deltas: tuple[float, ...]
+    rounding: float
+
+    def __call__(self, losses: DensePLDPmf, steps: int) -> Sequence[float]:
+        """ε at each δ, for the losses of so many steps."""
+        return [epsilon_at(losses, delta - self.rounding * steps) for delta in self.deltas]
+
+
 def _answers(
     terms: Terms, times: Sequence[int], h: float, step_tail: float, tail: float, query: Query
 ) -> tuple[int, Array]:

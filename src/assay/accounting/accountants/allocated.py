@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import attr
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
@@ -14,8 +13,8 @@ from assay.accounting.accountants import SIZE, Accountant, Adjacency, Parts
 from assay.accounting.allocation import LEAST_NOISE, Allocation
 
 
-@attr.s(frozen=True, slots=True, auto_attribs=True)
-class RandomAllocationDpEvent(DpEvent):
+@dataclass(frozen=True)
+class RandomAllocationDpEvent(DpEvent):  # type: ignore[misc]  # dp_accounting has no types
     """One epoch: `batches` releases of `event`, each record in one of them, drawn uniformly and by itself."""
 
     batches: int

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from torch import Tensor
 
 from assay.data.samplers import Sampler
 from assay.errors import ConfigError
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Permuted(Sampler):
         return SelfComposedDpEvent(whole, steps // self.epoch_steps)
 
     def describe(self) -> str:
-        """For the statement."""
+        """A sentence for the statement."""
         return (
             f"random permutations cut into {self.epoch_steps} batches an epoch, each record in one of them; no "
             "amplification by sampling is claimed"

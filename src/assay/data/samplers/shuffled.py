@@ -1,19 +1,22 @@
-"""Samplers: shuffled epochs."""
+"""Shuffled epochs."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.adjacency import Adjacency
 from assay.data.samplers import Sampler
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)
@@ -35,21 +38,19 @@ class Shuffled(Sampler):
 
     @property
     def rate(self) -> float:
-        """1 / batches in an epoch."""
+        """One divided by the number of batches in an epoch."""
         return 1 / self.epoch_steps
 
     @property
     def epoch_steps(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return max(1, round(self.records / self.expected_size))
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """The records that drew this batch in this epoch."""
         epoch, batch = divmod(step, self.epoch_steps)
         key = (randomness, epoch)
-        if (
-            key not in self._drawn
-        ):  # once an epoch: a source that cannot repeat itself must not deal the records out again for every batch
+        if key not in self._drawn:  # once per epoch: a source that cannot repeat itself would draw other batches
             self._drawn.clear()
             self._drawn[key] = randomness.stream("shuffle", epoch).integers(self.epoch_steps, self.records)
         return torch.nonzero(self._drawn[key] == batch).flatten()
@@ -71,7 +72,7 @@ class Shuffled(Sampler):
         return SelfComposedDpEvent(RandomAllocationDpEvent(self.epoch_steps, event), epochs)
 
     def describe(self) -> str:
-        """For the statement."""
+        """A sentence for the statement."""
         return f"shuffled epochs of {self.epoch_steps} batches: each record enters one of them, drawn independently"
 
 
