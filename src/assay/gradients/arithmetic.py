@@ -23,6 +23,15 @@ _HALF = (torch.float16, torch.bfloat16)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
+_ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together
+SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * eps for dtype, eps in EPS.items()}
+"""What clipping factors are lowered by, for each arithmetic."""
+
+
+# The spacing of numbers below the smallest normal one, times the largest number, is 2^-22 of 1 in float32 and less in
+# float64: for bounds from here on a weight that lost its last digits there moves a record by less than the factors are lowered.
+_NO_SMALL_WEIGHTS = 0.25
+
 
 def rounding(dtype: torch.dtype, terms: int) -> float:
     """A bound on the relative error of a sum of `terms` products, by rounding that grows as √terms."""
@@ -71,3 +80,15 @@ def full(t: Tensor) -> Tensor:
 def zeros_for(p: Tensor) -> Tensor:
     """A parameter's sum over no records, in the precision of sums and noise."""
     return torch.zeros(p.shape, dtype=torch.float32 if p.dtype in _HALF else p.dtype, device=p.device)
+
+
+def exact(weights: Tensor) -> Tensor:
+    """Zero instead of a weight too small to be held with full precision, or no number (0/0 for a vanishing bound)."""
+    return torch.threshold_(weights, TINY[weights.dtype], 0.0)
+
+
+def at_most(bound: float, norms: Tensor) -> Tensor:
+    """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
+    shrunk = constant(bound * SHRINK[norms.dtype], norms.dtype, norms.device)
+    weights = torch.div(shrunk, norms.clamp(bound))
+    return weights if bound >= _NO_SMALL_WEIGHTS else exact(weights)

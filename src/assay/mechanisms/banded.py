@@ -6,14 +6,17 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.normal import add_vector
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
 
 
 @dataclass

@@ -28,14 +28,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-import torch
-
+from assay._util.lazy import torch
 from assay.errors import AssayError, ConfigError
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.rounded import Words, rounded_normal
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Stream
 
 _UNITS = 20  # a bound is between 2²⁰ and 2²¹ units
 LEAST_MULTIPLIER, LARGEST_MULTIPLIER = 2.0**-12, 2.0**20

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from assay._util.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def spectral_axes(shape: Sequence[int]) -> tuple[int, ...]:
@@ -35,7 +38,7 @@ def low_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
     """
     folded = [torch.fft.fftfreq(n, dtype=torch.float64) for n in sizes]
     radius = sum(f.square().view([-1 if i == j else 1 for j in range(len(sizes))]) for i, f in enumerate(folded))
-    assert isinstance(radius, Tensor)
+    assert isinstance(radius, torch.Tensor)
     levels, counts = radius.mul(1e12).round().unique(return_counts=True)
     nearest = int((counts.cumsum(0) - rho * math.prod(sizes)).abs().argmin())
     kept: Tensor = radius.mul(1e12).round() <= levels[nearest]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.normal import add_normal
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Stream
 
 
 @functools.lru_cache(maxsize=64)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.normal import add_drawn
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

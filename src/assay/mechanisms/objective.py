@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import torch
 from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.mechanisms.types import Bounded, Grads, Private
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

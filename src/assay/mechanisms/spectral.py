@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from assay.errors import ConfigError
 from assay.mechanisms.frequencies import spectral_axes
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Grads, Private
 from assay.randomness.normal import add_normal
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor
 
-from assay.randomness.streams import Stream
+from assay.errors import ConfigError, check_above_zero
 
-Grads = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
+
+Grads: TypeAlias = "Mapping[str, Tensor]"
 """One tensor for each parameter name."""
+
+_LARGEST_BOUND = 1e30  # its noise is a float32 number still
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,13 @@ class Private:
     noise_std: float
 
 
+def check_bound(bound: float) -> None:
+    """Refuse a bound that is no number above 0, or too large for its noise to be one."""
+    check_above_zero("clip", bound)
+    if bound > _LARGEST_BOUND:
+        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
+
+
 class ClipRule(ABC):
     """Bounds what one record contributes. It sees norms only, so that fast clipping can serve every rule.
 
@@ -50,6 +63,9 @@ class ClipRule(ABC):
 
     name: ClassVar[str]
     bound: float
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
 
     @property
     @abstractmethod

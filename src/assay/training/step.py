@@ -264,7 +264,7 @@ class PrivateStep(Unique):
         self._check_usable()
         records = dataset if isinstance(dataset, Records) else Records(dataset)
         if self._masks is not None:
-            self._masks.begin(parameter.device for parameter in self.engine.parameters.values())
+            self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
         self._loop += 1
         loop = self._loop
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)

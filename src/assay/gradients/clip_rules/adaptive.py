@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.errors import ConfigError, check_above_zero
-from assay.gradients.clip_rules import at_most, check_bound
-from assay.mechanisms.types import ClipRule, SideQuery
+from assay.mechanisms.types import ClipRule, SideQuery, check_bound
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LEAST = 1e-15  # the bound stays between this and its inverse, far from 0 and ∞ in float32
 
@@ -34,7 +34,7 @@ class AdaptiveQuantile(ClipRule):
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        super().__post_init__()
         check_above_zero("clip rate", self.rate)
         for name in ("quantile", "share"):
             value = getattr(self, name)
@@ -63,6 +63,8 @@ class AdaptiveQuantile(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """min(1, C/‖g‖) at the bound in force."""
+        from assay.gradients.arithmetic import at_most
+
         return at_most(self.bound, norms)
 
     def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002

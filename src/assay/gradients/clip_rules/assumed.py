@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from assay.gradients.clip_rules import check_bound
+from assay._util.lazy import torch
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,6 @@ class Assumed(ClipRule):
     name: ClassVar[str] = "assumed"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:

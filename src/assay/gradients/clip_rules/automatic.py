@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from assay.errors import check_above_zero
-from assay.gradients.clip_rules import SHRINK, check_bound, exact
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Automatic(ClipRule):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        super().__post_init__()
         check_above_zero("clip gamma", self.gamma)
 
     @property
@@ -37,6 +37,8 @@ class Automatic(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """C/(‖g‖ + γ)."""
+        from assay.gradients.arithmetic import SHRINK, exact
+
         return exact((norms + self.gamma).reciprocal_().mul_(self.bound * SHRINK[norms.dtype]))
 
 

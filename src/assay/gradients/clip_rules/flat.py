@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from assay.gradients.clip_rules import at_most, check_bound
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,6 @@ class Flat(ClipRule):
 
     bound: float = 1.0
 
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
-
     @property
     def l2(self) -> float:
         """C."""
@@ -32,6 +29,8 @@ class Flat(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """min(1, C/‖g‖)."""
+        from assay.gradients.arithmetic import at_most
+
         return at_most(self.bound, norms)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from assay.gradients.clip_rules import at_most, check_bound
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,6 @@ class PerLayer(ClipRule):
     name: ClassVar[str] = "per-layer"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:
@@ -34,6 +31,8 @@ class PerLayer(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """min(1, C_l/‖g_l‖) for each layer."""
+        from assay.gradients.arithmetic import at_most
+
         return at_most(self.bound / math.sqrt(norms.shape[1]), norms)
 
 
