@@ -79,11 +79,6 @@ def parse(text: str) -> Augmentation:
     return found
 
 
-def describe(augment: Augmentation) -> str:
-    """The text that `parse` turns into this augmentation."""
-    return spec.describe(augment, KINDS)
-
-
 def _check(views: int, pixels: int) -> None:
     if not 1 <= views <= _MOST_VIEWS:
         raise ConfigError("augment views", views, f"a whole number from 1 to {_MOST_VIEWS}")

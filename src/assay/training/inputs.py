@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from assay import data as data_room
-from assay import features as features_room
-from assay import models as models_room
+from assay import data as data_package
+from assay import features as features_package
+from assay import models as models_package
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
 from assay.errors import ConfigError
@@ -60,14 +60,14 @@ def load(
         ConfigError: There is no such data set, or too few records.
         DataError: The data cannot be used.
     """
-    wanted = None if features is None else features_room.parse(features)
-    bundle = data_room.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
+    wanted = None if features is None else features_package.parse(features)
+    bundle = data_package.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
         records, rule
     )
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
-        bundle = features_room.of_bundle(wanted, bundle, LOG.info)
+        bundle = features_package.of_bundle(wanted, bundle, LOG.info)
     if aside is not None:
         bundle = _validated(bundle, aside)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
@@ -101,8 +101,8 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
     Raises:
         ConfigError: The settings do not go together.
     """
-    computed = None if features is None else features_room.parse(features).name
-    needed = next((info.features for info in models_room.available() if info.name == model), None)
+    computed = None if features is None else features_package.parse(features).name
+    needed = next((info.features for info in models_package.available() if info.name == model), None)
     if needed not in (None, computed):
         raise ConfigError(
             "model",
@@ -117,7 +117,7 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
         )
 
 
-def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBundle:
+def _rehearsed(features: features_package.Features, bundle: DataBundle) -> DataBundle:
     features.check(bundle.input_shape)
     with torch.no_grad():
         one = features.extract(bundle.train_x[:1]).float()
@@ -135,7 +135,7 @@ def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | Non
         torch.seed()
     else:
         torch.manual_seed(seed)
-    network = models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
+    network = models_package.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
     if circulant is not None:
         replace_linear(network, circulant)
     return network
