@@ -319,8 +319,8 @@ def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool
         if settings.origin is None or error.field not in settings.preset.keys() - settings.given:
             raise
         option = f"--{error.field.replace('_', '-')}"
-        said = f"{error.accepted}; the value is that of {settings.origin['from']}, and {option} typed beside it goes before it"
-        raise ConfigError(error.field, error.value, said) from error
+        said = f"the value is that of {settings.origin['from']}, and {option} typed beside it goes before it"
+        raise ConfigError(error.field, error.value, f"{error.accepted}; {said}") from error
 
 
 def options_of(settings: type, *, without: Sequence[str] = ()) -> dict[str, Any]:
