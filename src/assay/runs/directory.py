@@ -255,7 +255,7 @@ class RunDirectory:
         Raises:
             LedgerError: Somebody else has it, or another run has begun here meanwhile.
         """
-        ledger.claim()
+        ledger.lock()
         if ledger.run != self.digest():
             raise LedgerError(f"{self.spec} was replaced: another run has begun in {self.path}")
         for folder in (self.path, self.kept_models):

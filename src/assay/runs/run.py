@@ -184,7 +184,7 @@ class Run:
         """Take the directory, which is this run's alone from here on; return the checkpoint in it, if there is one."""
         directory = self._directory
         if directory is None:
-            self._ledger.claim()
+            self._ledger.lock()
             return None
         directory.claim(self._ledger)
         self._ledger.check_fits(self._plan.fits)

@@ -104,13 +104,25 @@ def fit(
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+    return _run(
+        model,
+        train,
+        plan,
+        test=test,
+        loss=loss,
+        training=training,
+        directory=directory,
+        names=names or {},
+        callbacks=callbacks,
+        ranks=ranks,
+    )
 
 
 def _run(
     model: nn.Module,
     train: Dataset[Any],
     plan: Plan,
+    *,
     test: Dataset[Any] | None,
     loss: Loss,
     training: Training,
@@ -189,7 +201,18 @@ def resume(
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
     loss = loss_of(_task(spec["names"])) if loss is None else loss
-    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
+    return _run(
+        model,
+        train,
+        plan,
+        test=test,
+        loss=loss,
+        training=training,
+        directory=directory,
+        names=spec["names"],
+        callbacks=callbacks,
+        ranks=ranks,
+    )
 
 
 def _task(names: Mapping[str, Any]) -> Task | None:
