@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from assay._util.lazy import torch
 from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 FIELD = "digest"
 _BYTES = 16
@@ -83,3 +87,19 @@ def begins_with_line(data: bytes, before: str) -> bool:
 
 def _chain(body: bytes, before: str) -> str:
     return hashlib.blake2b(before.encode() + body, digest_size=_BYTES).hexdigest()
+
+
+def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A digest of named numbers: another one if a name, a shape, a type or a single bit of a value is another; where the tensors are does not matter."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in named:
+        plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        digest.update(f"{name} {tuple(plain.shape)} {plain.dtype}\n".encode())
+        digest.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def of_model(model: nn.Module) -> str:
+    """Of all its parameters, which of them are trained, and its buffers."""
+    trained = "".join("01"[p.requires_grad] for p in model.parameters())
+    return of_tensors([*model.named_parameters(), *model.named_buffers(), (trained, torch.empty(0))])

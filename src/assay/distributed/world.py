@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from assay._util import digest
+from assay._util import seals
 from assay.distributed import launch
 from assay.distributed.noise import Silent
 from assay.errors import AssayError, ConfigError, LeaderError
@@ -219,7 +219,7 @@ class Ranks:
 
     def check_alike(self, model: nn.Module) -> None:
         """By their digests."""
-        if len(set(self.gathered(digest.of_tensors(model.named_parameters())))) > 1:
+        if len(set(self.gathered(seals.of_tensors(model.named_parameters())))) > 1:
             raise AssayError(
                 "the ranks' parameters differ, though they took the same steps: something outside the private step changed "
                 "them, or the ranks compute differently (unequal hardware or versions); the run must not go on"

@@ -1,4 +1,4 @@
-"""Normal numbers: adding them to a sum, drawing float32 ones piece by piece, and the true distribution of their tails.
+"""Normal numbers: adding drawn ones to a sum, drawing float32 ones piece by piece, and the true distribution of their tails.
 
 A piece stays in a core's cache while it is drawn, checked and added. A whole vector of noise would have to be
 allocated, which for a large one costs as much as drawing it.
@@ -16,43 +16,16 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from assay._util.lazy import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from assay.randomness.streams import Stream
-
 TAIL = 4.5
 PIECE = 1 << 16  # numbers
 _AT_ONCE = 1 << 20  # numbers: what a core's cache holds while they are drawn and added
-
-
-@runtime_checkable
-class AddsNormal(Protocol):
-    """A stream with a faster way to add its normal numbers than to hand them over first."""
-
-    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
-        """As the function `add_normal`, and with the same numbers as if it called `normal`."""
-        ...
-
-
-def add_normal(values: Sequence[Tensor], std: float, stream: Stream) -> None:
-    """Add std · z to the values in place, z being independent standard normal numbers of the stream.
-
-    Args:
-        values: What the noise is added to.
-        std: The noise's standard deviation. Nothing is drawn if it is 0.
-        stream: Where the noise comes from.
-    """
-    if not values or std == 0:
-        return
-    if isinstance(stream, AddsNormal):
-        stream.add_normal(values, std)
-    else:
-        add_drawn(values, std, stream.normal)
 
 
 def add_drawn(values: Sequence[Tensor], scale: float, draw: Callable[..., Tensor]) -> None:
