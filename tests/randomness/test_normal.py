@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from assay.audit.replay import Frozen
-from assay.distributed.noise import Silent
+from assay.distributed.world import Silent
 from assay.randomness import normal
 from assay.randomness.normal import add_drawn
 from assay.randomness.streams import AddsNormal, Blocks, OsSeeded, Randomness, Secure, Seeded, Stream, add_normal

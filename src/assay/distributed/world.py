@@ -1,9 +1,13 @@
-"""The processes that train one model together. `Alone` is one process; `Ranks` are several, each with its part of the records."""
+"""The processes that train one model together, and where its numbers are.
+
+`Alone` is one process; `Ranks` are several, each with its part of the records. A `Placement` says where the model is: whole on
+every rank (`Everywhere`), or each number on one (`assay.distributed.shards`).
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -13,7 +17,6 @@ from torch import distributed as dist
 
 from assay._util import seals
 from assay.distributed import launch
-from assay.distributed.noise import Silent
 from assay.errors import AssayError, ConfigError, LeaderError
 from assay.randomness.streams import Stream
 
@@ -33,6 +36,31 @@ class Part:
         """Of a batch of the whole, the rank's own records, as places in its data set."""
         mine = index[(index >= self.first) & (index < self.last)]
         return mine - (self.first - self.at)
+
+
+class Silent:
+    """Zeros, for a rank whose part of the sum gets no noise because the leader's has it all.
+
+    A mechanism adds its noise to the sum. It does so with zeros here, and states the event of the release that it takes part in.
+    Randomness other than added noise has no place there.
+    """
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Zeros."""
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+    laplace = normal
+
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        """Nothing, without the zeros."""
+
+    def uniform(self, n: int) -> Tensor:
+        """Nothing that could be added up."""
+        raise AssertionError(f"a mechanism asked for {n} uniform numbers, which ranks cannot share as added noise")
+
+    def integers(self, high: int, n: int) -> Tensor:
+        """Nothing that could be added up."""
+        raise AssertionError(f"a mechanism asked for {n} numbers below {high}, which ranks cannot share as added noise")
 
 
 class World(Protocol):
@@ -270,3 +298,77 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         out[-1].append(t)
         room -= t.numel()
     return out
+
+
+class Placement(Protocol):
+    """How a gradient is released, and what of a model is kept, where. Every rank calls the same functions in the same order."""
+
+    @property
+    def split(self) -> bool:
+        """Whether ranks pass through the model in step with each other, since each holds what the others need."""
+        ...
+
+    def noise(self, stream: Stream) -> Stream:
+        """What is added to this rank's part of the sum: over all ranks, each number of the noise once."""
+        ...
+
+    def released(self, value: Mapping[str, Tensor]) -> None:
+        """Each rank's part with its noise becomes the released gradient, in place."""
+        ...
+
+    def passes(self, count: int) -> int:
+        """How many passes through the model a rank makes that has `count` parts of a batch."""
+        ...
+
+    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """A released value as `.grad` of this parameter."""
+        ...
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What is kept on the ranks, put together for the leader to write."""
+        ...
+
+    def own(self, parameter: Tensor, value: Tensor) -> Tensor:
+        """A whole tensor as it is kept with this parameter."""
+        ...
+
+    def check(self, model: nn.Module) -> None:
+        """Stop if ranks have come apart."""
+        ...
+
+
+class Everywhere:
+    """Every rank has the whole model."""
+
+    split = False
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def noise(self, stream: Stream) -> Stream:
+        """All of it in the leader's part."""
+        return self._world.noise(stream)
+
+    def released(self, value: Mapping[str, Tensor]) -> None:
+        """The sum of the parts."""
+        self._world.sum(list(value.values()))
+
+    def passes(self, count: int) -> int:
+        """One a part: ranks meet only when all parts are done."""
+        return count
+
+    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """As it is, in the parameter's own precision."""
+        return value if value.dtype == parameter.dtype else value.to(parameter.dtype)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As they are."""
+        return dict(tensors)
+
+    def own(self, parameter: Tensor, value: Tensor) -> Tensor:  # noqa: ARG002
+        """As it is."""
+        return value
+
+    def check(self, model: nn.Module) -> None:
+        """All parameters have the same bits everywhere."""
+        self._world.check_alike(model)

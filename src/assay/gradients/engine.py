@@ -50,7 +50,7 @@ from assay.gradients.units import Unit, Units
 from assay.gradients.uses.base import Apart, Dense, Found
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
-from assay.models import compat, copies
+from assay.models import compat
 from assay.models.layers import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
@@ -121,7 +121,8 @@ class Engine:
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._stand_ins: dict[int, Tensor] = {}
         self._proven = False
-        self._proof: proof.Proof | None = proof.Proof(model, self._as_it_is, self.coins)
+        self._forwards = Forwards(model)
+        self._proof: proof.Proof | None = proof.Proof(model, self._forwards.copy, self.coins)
         self._watch = Watch(model)
         self._independent: set[str] = set()  # what passes may write, for it does not depend on the records
         self._due = False  # whether the next batch is to be looked at in full
@@ -133,7 +134,6 @@ class Engine:
         self._within = False
         # Outputs that nothing changes in place (as seen on the first batch) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
-        self._forwards = Forwards(model)
         self._watching = self._watched()
         self._indices: SharedIndices | None = None
         try:
@@ -196,7 +196,7 @@ class Engine:
                 self._due = True
         self._watch.mark()
         if self._proof is None and self._proven and not self._split and (self._due or self._left <= 0):
-            self._proof = proof.Proof(self.model, self._as_it_is, self.coins, full=self._due)
+            self._proof = proof.Proof(self.model, self._forwards.copy, self.coins, full=self._due)
         self._calls.append(_Made(args, kwargs))
         if self._proof is not None:
             self._proof.begin(args, kwargs)
@@ -220,10 +220,6 @@ class Engine:
         if found is None:
             found = self._stand_ins[id(parameter)] = parameter.detach().requires_grad_()
         return found
-
-    def _as_it_is(self) -> nn.Module | None:
-        with self._forwards.lifted():
-            return copies.of_model(self.model, sharing=self.model.parameters())
 
     def detach(self) -> None:
         """Take the engine off the model."""
@@ -364,7 +360,7 @@ class Engine:
             random_state=isolation.random_state(),
             buffers=isolation.copied(self.model.named_buffers()),
             output=None,
-            before=self._as_it_is(),
+            before=self._forwards.copy(),
             values=[],
             drew=True,
             wrote=frozenset(name.removeprefix("buffer ") for name in written),

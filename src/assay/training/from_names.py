@@ -377,7 +377,8 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
         )
-    logs.check(o.log)
+    if o.log is not None:
+        logs.check(o.log)
     check_features(o.features, o.model, o.augment)
     samplers.parse(o.sampling)  # these are refused before data are loaded
     clip_rules.parse(o.clip or str(chosen.clip))

@@ -35,8 +35,7 @@ from assay._util.process import Unique, here
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
-from assay.distributed.placement import Everywhere, Placement
-from assay.distributed.world import Ranks, World
+from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients import on_grid
