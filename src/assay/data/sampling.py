@@ -1,4 +1,4 @@
-"""The samplers by their classes, and `parse` for their names. `assay.data.samplers` has a file for each."""
+"""The classes of all samplers, and `parse` for their names. `assay.data.samplers` has a file for each."""
 
 from assay.data.samplers import SAMPLERS, Sampler, parse
 from assay.data.samplers.cyclic import Cyclic

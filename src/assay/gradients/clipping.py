@@ -1,4 +1,4 @@
-"""The clipping rules by their classes, and `parse` for their text. `assay.gradients.clip_rules` has a file for each."""
+"""The classes of the clipping rules, and `parse` for their text. Each has a file in `assay.gradients.clip_rules`."""
 
 from typing import TYPE_CHECKING
 

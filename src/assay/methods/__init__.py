@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from assay._util import registry
+from assay._util.method_registry import MethodRegistry
 from assay.errors import ConfigError
 from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.types import ClipRule
@@ -90,28 +90,13 @@ class Method(ABC):
         return self.for_layers(trainable_layers(model))
 
 
-METHODS: registry.Registry[Method] = registry.Registry(
-    "method",
-    of=Method,
-    wanted="an object of a class derived from assay.methods.Method",
-    package=__name__,
-    attribute="METHOD",
-)
-
-
-def available() -> dict[str, Method]:
-    """Every method by name."""
-    return dict(METHODS)
-
-
-def get(name: str, **options: Any) -> Method:
-    """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    return registry.chosen(METHODS, name, options)
-
-
-def options(method: Method) -> dict[str, Any]:
-    """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
-    return registry.changed(METHODS, method, method.name)
+METHODS: MethodRegistry[Method] = MethodRegistry("method", Method, __name__)  # type: ignore[type-abstract]
+available = METHODS.available
+"""Every method by name."""
+get = METHODS.with_options
+"""The method of a name with the given options: `get("NAME", option=value)`."""
+options = METHODS.options
+"""The options of a method that differ from their defaults: `get(method.name, **options(method)) == method`."""
 
 
 def check_variant(value: str) -> None:
@@ -127,19 +112,32 @@ def method_of(
     groups: int | None,
     typed: Sequence[str] | None,
 ) -> Method:
-    """The method with the options that were given.
+    """The method of this name with the given options.
+
+    Args:
+        name: a name that `available` lists.
+        variant: "sound" or "published".
+        noise_form: the form of the noise, for methods in the frequency domain.
+        groups: the number of layers that are clipped separately.
+        typed: further options as texts `key=value`.
 
     Raises:
-        ConfigError: There is no such method, or it does not take an option.
+        ConfigError: there is no such method, it does not take an option, or one is given twice.
+
+    >>> method_of("lssgd", "published", None, None, ["sigma=2"]).sigma
+    2.0
     """
     return get(name, **given_once(typed, {"variant": variant, "noise_form": noise_form, "groups": groups}))
 
 
 def given_once(typed: Sequence[str] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's options: those given as key=value, and those that have names of their own.
+    """A method's options: texts `key=value`, together with those that have a flag of their own.
 
     Raises:
-        ConfigError: One is given twice, or is not key=value.
+        ConfigError: an option is given twice, or is not `key=value`.
+
+    >>> given_once(["sigma=2"], {"variant": "published", "groups": None})
+    {'sigma': '2', 'variant': 'published'}
     """
     given: dict[str, str] = {}
     for text in typed or []:

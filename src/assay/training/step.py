@@ -200,7 +200,7 @@ class PrivateStep(Unique):
         undo.callback(self.engine.detach)
         # Later levels of a noise schedule replace the noise only (`_later`): the rest of the chain may have a state.
         self.chain = chain.on(self.engine.parameters)
-        world.alike(model)
+        world.align(model)
         self.placement: Placement = Everywhere(world)
         # A resumed run with a seed counts its draws from the first step of the run. Fresh randomness counts from here.
         self._origin = 0 if seeded else taken
@@ -415,7 +415,7 @@ class PrivateStep(Unique):
         # The ledger is charged by now, and the leader adds the noise to its sum before the ranks' sums are added up.
         chain = self.chain if factor == 1.0 else replace(self.chain, noise=self._later[factor])
         released = chain.release(Bounded(total, chain.l2), self.placement.noise(self._noise.at(local)))
-        self.placement.released(released.value)
+        self.placement.combine(released.value)
         spent = [released.event]
         if self._side:
             spent += self._release_side(batch.measured, local, factor)

@@ -1,4 +1,4 @@
-"""Samplers: shuffled epochs."""
+"""Shuffled epochs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shuffled(Sampler):
-    """Every record once an epoch, in a random one of the epoch's batches. Charged without amplification.
+    """Every record is in one random batch of each epoch. Charged without amplification.
 
-    Each record draws its batch independently of the others (so batch sizes vary around the expected one), and one
-    record changes one batch an epoch and no other: under add-or-remove-one an epoch costs exactly one release, whatever
-    the number of its batches. Amplification by shuffling is not claimed: accounting shuffled batches as Poisson ones
-    understates ε.
+    Each record draws its batch independently of the others, so batch sizes vary around the expected one. One record
+    changes one batch per epoch and no other. So under add-or-remove-one an epoch costs exactly one release, whatever
+    the number of its batches. Shuffling is not Poisson sampling, so its amplification does not apply: accounting
+    shuffled batches as Poisson batches understates ε.
     """
 
     name: ClassVar[str] = "shuffle"
@@ -33,39 +33,40 @@ class Shuffled(Sampler):
 
     @property
     def rate(self) -> float:
-        """1 / batches in an epoch."""
+        """One divided by the number of batches in an epoch."""
         return 1 / self.epoch_steps
 
     @property
     def epoch_steps(self) -> int:
-        """Batches in an epoch."""
+        """The number of batches in an epoch."""
         return max(1, round(self.records / self.expected_size))
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """The records that drew this batch in this epoch."""
         epoch, batch = divmod(step, self.epoch_steps)
         key = (randomness, epoch)
-        if (
-            key not in self._drawn
-        ):  # once an epoch: a source that cannot repeat itself must not deal the records out again for every batch
+        if key not in self._drawn:  # once per epoch: a source that cannot repeat itself would draw other batches
             self._drawn.clear()
             self._drawn[key] = randomness.stream("shuffle", epoch).integers(self.epoch_steps, self.records)
         return torch.nonzero(self._drawn[key] == batch).flatten()
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """One release an epoch begun (parallel composition over the batches of an epoch)."""
+        """One release for every epoch that has begun: parallel composition over the batches of an epoch."""
         return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """The sum over all releases of an epoch, which has the record once and the noise of every batch; of less than an epoch the first step."""
+        """The sum of an epoch's releases, with the record once and the noise of every batch; else the first step."""
         epochs = steps // self.epoch_steps
         if not epochs:
             return PoissonSampledDpEvent(self.rate, event)
         return SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier * math.sqrt(self.epoch_steps)), epochs)
 
     def describe(self) -> str:
-        """For the statement."""
-        return f"shuffled epochs of {self.epoch_steps} batches, each record in one of them; no amplification by sampling is claimed"
+        """A sentence for the statement."""
+        return (
+            f"shuffled epochs of {self.epoch_steps} batches, each record in one of them; "
+            "no amplification by sampling is claimed"
+        )
 
 
 SAMPLER = Shuffled

@@ -1,4 +1,4 @@
-"""Adaptive clipping (Andrew et al. 2021)."""
+"""Adaptive clipping."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LEAST = 1e-15  # the bound stays between this and its inverse, far from 0 and �
 
 @dataclass
 class AdaptiveQuantile(ClipRule):
-    """A bound that follows a quantile of the norms (Andrew et al. 2021, "Differentially private learning with adaptive
-    clipping").
+    """A bound that follows a quantile of the norms.
 
-    Each step also releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That
-    count is a side query of the step (`assay.mechanisms.types.SideQuery`): it is noised, and takes `share` of the step's privacy.
-    The bound moves by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
+    Andrew et al. 2021, "Differentially private learning with adaptive clipping", arXiv:1905.03871. Each step also
+    releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That count is a side
+    query of the step (`assay.mechanisms.types.SideQuery`): it gets noise, and takes `share` of the step's privacy. The
+    bound moves by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -49,11 +49,11 @@ class AdaptiveQuantile(ClipRule):
 
     @property
     def queries(self) -> tuple[SideQuery, ...]:
-        """The rule itself: the count."""
+        """The count, which the rule itself measures."""
         return (self,)
 
     def settings(self) -> dict[str, float]:
-        """With the bound at the start."""
+        """The settings with the first bound."""
         return super().settings() | {"bound": self._start}
 
     @property
@@ -82,7 +82,7 @@ class AdaptiveQuantile(ClipRule):
         return {"bound": self.bound}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up the bound."""
+        """Restore the bound."""
         check_bound(state["bound"])
         self.bound = float(state["bound"])
 

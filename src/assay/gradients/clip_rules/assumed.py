@@ -1,4 +1,4 @@
-"""A bound that is taken for granted."""
+"""A bound that is assumed and not enforced."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Assumed(ClipRule):
-    """Nothing is clipped: the gradients are said to be within G, and nobody makes sure. No finite ε follows from that.
+    """Nothing is clipped: the gradients are assumed to be within G. No finite ε follows from that.
 
-    For published algorithms that take a Lipschitz constant for granted; noise is relative to G.
+    This is for published algorithms that assume a Lipschitz constant. Their noise is relative to G.
     """
 
     name: ClassVar[str] = "assumed"

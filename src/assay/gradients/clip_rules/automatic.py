@@ -1,4 +1,4 @@
-"""Automatic clipping (Bu et al. 2022)."""
+"""Automatic clipping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Automatic(ClipRule):
-    """C · g/(‖g‖ + γ): every record is normalised, no threshold to choose (Bu et al. 2022, automatic clipping)."""
+    """C · g/(‖g‖ + γ): every record is normalised, so there is no threshold to choose.
+
+    Bu et al. 2022, "Automatic clipping: differentially private deep learning made easier and stronger",
+    arXiv:2206.07136.
+    """
 
     name: ClassVar[str] = "auto"
 

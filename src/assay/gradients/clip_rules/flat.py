@@ -1,4 +1,4 @@
-"""Flat clipping (Abadi et al. 2016)."""
+"""Flat clipping."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Flat(ClipRule):
-    """g · min(1, C/‖g‖) over all parameters together (Abadi et al. 2016)."""
+    """g · min(1, C/‖g‖) over all parameters together.
+
+    Abadi et al. 2016, "Deep learning with differential privacy", arXiv:1607.00133.
+    """
 
     name: ClassVar[str] = "flat"
 

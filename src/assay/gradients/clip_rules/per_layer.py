@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PerLayer(ClipRule):
-    """Each of L layers clipped at C/√L, so that the whole is bounded by C = √(Σ C_l²)."""
+    """Each of L layers is clipped at C/√L, so that the whole gradient is bounded by C = √(Σ C_l²)."""
 
     name: ClassVar[str] = "per-layer"
 
@@ -26,7 +26,7 @@ class PerLayer(ClipRule):
         return self.bound
 
     def groups(self, layers: list[str]) -> list[int]:
-        """A group a layer."""
+        """One group for each layer."""
         return list(range(len(layers)))
 
     def weights(self, norms: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Post-processing of released gradients. Whatever is done here costs no privacy: it sees released values only.
+"""Post-processing of released gradients. It costs no privacy, because it sees released values only.
 
-A file that defines `DENOISER` is found by itself.
+The registry finds a file that defines `DENOISER`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ KINDS: Registry[type[Denoiser]] = Registry(
 
 
 def parse(text: str) -> Denoiser:
-    """The denoiser that `text` names, e.g. `laplacian:sigma=1`."""
+    """The denoiser that `text` names.
+
+    Raises:
+        ConfigError: there is no such denoiser, or it does not take these settings.
+
+    >>> parse("laplacian:sigma=2")
+    Laplacian(sigma=2.0, over='vector')
+    """
     return spec.parse("denoise", text, KINDS)
 
 
 def parse_all(texts: Sequence[str]) -> tuple[Denoiser, ...]:
-    """Several, in the order in which they are applied."""
+    """Several denoisers, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
 
 

@@ -1,7 +1,7 @@
-"""Encodings: what is done to a record's gradient before it is clipped, and undone (as far as it can be) after the noise.
+"""Encodings of a record's gradient, applied before clipping and undone, as far as possible, after the noise.
 
-An encoding changes what clipping bounds; it never changes the bound. It can be given to any method.
-A file that defines `ENCODING` is found by itself.
+An encoding changes what is clipped, never the bound. Every method accepts one.
+The registry finds a file that defines `ENCODING`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Encoding(Protocol):
     """Changes a chain so that gradients are encoded. A frozen dataclass whose fields are its settings."""
 
     name: ClassVar[str]
-    """What it is chosen by, in `--encode` and in records."""
+    """Its name in `--encode` and in records."""
 
     def applied(self, chain: Chain) -> Chain:
         """The chain with this encoding."""
@@ -38,12 +38,19 @@ KINDS: Registry[type[Encoding]] = Registry(
 
 
 def parse(text: str) -> Encoding:
-    """The encoding that `text` names, e.g. `sign:tau=0.001`."""
+    """The encoding that `text` names.
+
+    Raises:
+        ConfigError: there is no such encoding, or it does not take these settings.
+
+    >>> parse("sign:tau=0.01")
+    Sign(tau=0.01)
+    """
     return spec.parse("encode", text, KINDS)
 
 
 def parse_all(texts: Sequence[str]) -> tuple[Encoding, ...]:
-    """Several, in the order in which they are applied."""
+    """Several encodings, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
 
 

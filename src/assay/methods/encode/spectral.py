@@ -1,14 +1,15 @@
-"""Gradients in the frequency domain (GReDP Eq. 14-20, Spectral-DP).
+"""Gradients in the frequency domain (GReDP, arXiv:2409.11663, Eq. 14-20; Spectral-DP, arXiv:2307.13231).
 
-The unitary Fourier transform keeps every norm (Parseval) and takes white noise to white noise. A gradient that is
-transformed, clipped, given Hermitian noise and transformed back is therefore, in distribution, the gradient clipped and
-noised as it is; nothing is transformed here that need not be. What does change something:
+The unitary Fourier transform keeps every norm (Parseval) and takes white noise to white noise. So transforming a
+gradient, clipping it, adding Hermitian noise and transforming back gives, in distribution, what clipping and noise
+without a transform give. Therefore we transform nothing here that need not be. Two things make a difference:
 
-- the domain. `kernel` transforms the gradient of a convolution kernel itself. `full` takes the whole correlation of input
-  and output gradient, as large as the (padded) input, of which the kernel's gradient is the leading corner (Eq. 15-16): its
+- The domain. `kernel` transforms the gradient of a convolution kernel itself. `full` takes the whole correlation of
+  input and output gradient, as large as the padded input. The kernel's gradient is its leading corner (Eq. 15-16). Its
   norm is larger, so clipping leaves less of the gradient.
-- the filter. Keeping a part ρ of the frequencies after the noise is `assay.methods.denoise.lowpass`; in the full domain it acts on
-  the whole map, before the corner is cut out (without a map where the noise is white: `assay.gradients.rules.correlation`).
+- The filter. `assay.methods.denoise.lowpass` keeps a share ρ of the frequencies after the noise. In the full domain it
+  acts on the whole map, before the corner is cut out. Where the noise is white, no map is needed
+  (`assay.gradients.rules.correlation`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,16 @@ DOMAINS = ("kernel", "full")
 
 
 def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
-    """The layer rules of a domain; with `maps` the sum keeps the whole correlation, else only its corner, filtered where ρ < 1."""
+    """The layer rules of a domain.
+
+    Args:
+        domain: "kernel" or "full".
+        maps: whether the sum keeps the whole correlation, or only its corner, filtered where ρ < 1.
+        rho: ρ.
+
+    Raises:
+        ConfigError: there is no such domain.
+    """
     if domain not in DOMAINS:
         raise ConfigError("domain", domain, "one of " + ", ".join(DOMAINS))
     if domain == "kernel":
@@ -71,7 +81,15 @@ class WholeCorrelations(Mapping[Any, Any]):
 
 @dataclass(frozen=True, kw_only=True)
 class SpectralDomain:
-    """Clips in the frequency domain and keeps a part ρ of the frequencies."""
+    """Clips in the frequency domain and keeps a share ρ of the frequencies.
+
+    Attributes:
+        domain: "kernel" or "full".
+        rho: ρ, above 0 and at most 1.
+
+    Raises:
+        ConfigError: there is no such domain, or ρ is outside its range.
+    """
 
     name: ClassVar[str] = "spectral"
 
