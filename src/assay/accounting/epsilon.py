@@ -198,6 +198,9 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
     """The divergences of one release, raised by what rounding may have lowered them."""
     wanted = np.array(orders, dtype=np.float64)
     pure = np.minimum(term.pure, wanted * term.pure**2 / 2)
+    own = term.divergences(orders)
+    if own is not None:
+        return np.minimum(own, pure)
     event = term.renyi()
     if event is None:
         return pure
@@ -307,7 +310,12 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     # under either.
     added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    own = np.zeros_like(added.orders)
     for term, count in terms:
+        found = term.divergences(tuple(added.orders))
+        if found is not None:
+            own += count * found
+            continue
         event = term.renyi()
         if event is None:
             return added.orders, np.full_like(added.orders, math.inf)
@@ -320,7 +328,7 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     orders = added.orders
     # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
-    return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
+    return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + own + rounding
 
 
 @contextlib.contextmanager

@@ -336,7 +336,10 @@ class Plan:
             return True
         else:
             expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
-        return events.to_json(expected) == events.to_json(event)
+        charged = events.to_json(event)
+        if charged == events.to_json(expected):
+            return True
+        return bool(steps) and charged == events.to_json(self.sampler.composed_before(self.step_event, steps))
 
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan."""
