@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from assay.data.sampling import FullBatch
+from assay.gradients.arithmetic import corner
 from assay.gradients.clipping import PerLayer
-from assay.gradients.rules.correlation import Filter, Filtered, FullCorrelationRule, basis, corner, restored
+from assay.gradients.rules.correlation import Filter, Filtered, FullCorrelationRule, basis, restored
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods.chain import Chain
 from assay.methods.denoise.lowpass import LowPass

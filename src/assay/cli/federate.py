@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli import options
-from assay.cli.output import note
-from assay.cli.privacy import note_delta, report_spending
+from assay.cli.output import note, note_delta
+from assay.cli.privacy import report_spending
 from assay.cli.show import end, progress
 from assay.distributed.launch import check_alone
 

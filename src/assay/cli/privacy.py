@@ -9,7 +9,7 @@ import typer
 
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console, note
+from assay.cli.output import console, note_delta
 from assay.cli.show import print_json
 from assay.errors import ConfigError
 
@@ -48,7 +48,7 @@ def epsilon(
     from assay.accounting import schedules
     from assay.data import samplers
     from assay.gradients import clip_rules
-    from assay.methods.by_name import method_of
+    from assay.methods import method_of
     from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan, steps_for
 
@@ -100,7 +100,7 @@ def calibrate(
     from assay.accounting import schedules
     from assay.data import samplers
     from assay.gradients import clip_rules
-    from assay.methods.by_name import method_of
+    from assay.methods import method_of
     from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan
 
@@ -122,14 +122,6 @@ def calibrate(
         noise_schedule=schedules.parse(noise_schedule),
     )
     report_plan(plan, json)
-
-
-def note_delta(delta: float, units: int) -> None:
-    """Say it where δ is too large for so many records or clients."""
-    from assay.runs.statement import large_delta
-
-    if (said := large_delta(delta, units)) is not None:
-        note(said)
 
 
 def report_plan(plan: Plan, as_json: bool) -> None:

@@ -14,8 +14,8 @@ from rich.markdown import Markdown
 from assay._util.figures import at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.output import console, note
-from assay.cli.privacy import note_delta, report_plan
+from assay.cli.output import console, note, note_delta
+from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
 from assay.errors import BudgetSpentError
 
@@ -186,11 +186,12 @@ def train(
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     """The settings that were asked for; with a preset only what was typed goes before it."""
-    from assay import presets
     from assay.training.from_names import Settings
 
     if asked["preset"] is None:
         return Settings(**options.given(Settings, asked))
+    from assay import presets
+
     source = context.get_parameter_source
     typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
     given = options.given(Settings, {name: asked[name] for name in typed})

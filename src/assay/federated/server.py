@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from assay._util import digest
+from assay._util import seals
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
@@ -188,7 +188,7 @@ class Rounds(Course):
                 group = self.schedule[self.done]
                 self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
             cost = self._remaining_cost()
-        start = digest.of_model(self.model) if seeded and self.done == 0 else None
+        start = seals.of_model(self.model) if seeded and self.done == 0 else None
         self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws, start=start)
         self.randomness = self.segment.own(self.randomness)
         self._limit = self.origin + self.segment.allowed

@@ -6,10 +6,12 @@ it is asked to, and writes record, statement and model. How it advances by one s
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, ClassVar
 
 import torch
@@ -26,7 +28,6 @@ from assay.runs.directory import RunDirectory
 from assay.runs.metrics import figures
 from assay.runs.record import Facts, Priced, build_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, evaluate, write_result
-from assay.runs.stopping import stop_requests
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
 """A checkpoint: tensors by name, and what is plain JSON."""
@@ -286,7 +287,10 @@ class Run:
             accuracy=last.get("test_accuracy"),
             epoch_end=at_end,
         )
-        self._callbacks.tell(now, self._course.released_model)
+        self._callbacks.tell_step(now)
+        if at_end and self._callbacks.want_epochs:
+            with self._course.released_model() as model, torch.no_grad():
+                self._callbacks.tell_epoch(now, model)
 
     def _save(self) -> None:
         tensors, state = self._course.state()
@@ -342,3 +346,22 @@ class Run:
 def _ledger(plan: Priced, directory: RunDirectory | None) -> Ledger:
     terms: dict[str, Any] = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": plan.epsilon_limit}
     return Ledger(None, **terms) if directory is None else directory.open_ledger(**terms)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and SIGINT ask for a checkpoint and an orderly end, after the step at hand. A second one ends at once."""
+    asked = threading.Event()
+    kept: Sequence[tuple[int, Any]] = []
+    if threading.current_thread() is threading.main_thread():
+
+        def ask(number: int, _frame: Any) -> None:
+            asked.set()
+            signal.signal(number, signal.SIG_DFL)
+
+        kept = [(number, signal.signal(number, ask)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in kept:
+            signal.signal(number, handler)

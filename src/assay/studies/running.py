@@ -20,7 +20,7 @@ from typing import IO, Protocol
 
 from assay.attacks.storage import read_attacks
 from assay.errors import AssayError, ConfigError
-from assay.runs.stopping import stop_requests
+from assay.runs.run import stop_requests
 from assay.studies import twins
 from assay.studies.directory import Study
 from assay.studies.grid import Run, Settings, flags

@@ -18,25 +18,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.arithmetic import rounding
+from assay.gradients.arithmetic import corner, rounding
 from assay.gradients.rules.layers import ConvRule
 from assay.gradients.rules.spectra import Correlations, Torus, by_frequency, norms
 from assay.gradients.uses.base import Use
 from assay.gradients.uses.convolution import Convolved
 from assay.mechanisms.frequencies import leading_frequencies, low_frequencies
-
-
-def corner(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """The leading corner of `value`'s last dimensions with this shape; `value` itself if that is its shape."""
-    lead = [slice(None)] * (value.dim() - len(shape))
-    return value[(*lead, *map(slice, shape))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
