@@ -15,9 +15,11 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan, Silo
 from assay.federated.server import federate, resume, run_spec, site_settings
 from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE, SITE_VARIABLE
-from assay.federated.wire import Schema, decode, encode, kind_of
+from assay.federated.wire import Schema, decode, encode
 from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory
+
+from . import tiny
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
 
@@ -80,8 +82,8 @@ def ask(settings, number=0, work=None):
     """The answer of client 0 to one task; None if there is none, "refusal" if its budget is spent."""
     task = encode("task", {"round": number, "turn": 0}, {"model": np.zeros(SIZE, np.float32)})
     answer = asked({0: task}, settings, work).get(0)
-    if answer is None or kind_of(answer) != "answer":
-        return answer and kind_of(answer)
+    if answer is None or tiny.kind_of(answer) != "answer":
+        return answer and tiny.kind_of(answer)
     return decode(answer, "answer", Schema({"update": ("float32", SIZE)}, {"round": int})).arrays["update"]
 
 
@@ -243,7 +245,7 @@ class Node:
 
     def exchange(self, tasks):
         answers = asked(tasks, self.settings)
-        self.answered += sorted(client for client, answer in answers.items() if kind_of(answer) == "answer")
+        self.answered += sorted(client for client, answer in answers.items() if tiny.kind_of(answer) == "answer")
         yield from answers.items()
 
     def close(self):

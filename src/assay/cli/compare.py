@@ -52,7 +52,7 @@ def compare(
 
     command, _ = comparing.method_axis(methods, equal)
     shared = passing.settings(command, context.args, decided=comparing.DECIDED)
-    study = comparing.prepared(out, methods, epsilon=_numbers(epsilon), seeds=seeds, equal=equal, shared=shared)
+    study = comparing.prepare(out, methods, epsilon=_numbers(epsilon), seeds=seeds, equal=equal, shared=shared)
     try:
         with listening(study) as listener:
             comparing.complete(study, workers, listener)

@@ -11,8 +11,8 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
+from assay.runs.schema import FEDERATED
 
-KIND = "federated"
 _MOST_CLIENTS = 64  # each client's ε needs a separate composition, so no more than this are listed
 
 _ADJACENCY = {
@@ -64,7 +64,7 @@ def facts(
     each = [plan.turns] * plan.clients if stopped and turns is not None else turns
     shares = plan.unit == "client" and plan.noise == "distributed"
     return Facts(
-        kind=KIND,
+        kind=FEDERATED,
         method=plan.method.name,
         variant=plan.method.variant,
         options=methods.options(plan.method),

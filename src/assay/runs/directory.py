@@ -54,8 +54,6 @@ RECORD_SCHEMA = "assay.record/2"
 _SPECS = {SPEC_SCHEMA: True, "assay.run/1": False}
 _UNSEALED_RECORD = "assay.record/1"
 _RECORDS = {RECORD_SCHEMA: True, _UNSEALED_RECORD: False}
-FEDERATED = "federated"
-"""The `kind` of a federated run in its run.json."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +228,7 @@ class RunDirectory:
             AssayError: `run.json` is damaged or of another version. Names the field.
         """
         spec = schema.read(self.spec, _SPECS)
-        schema.check(self.spec, spec, schema.FEDERATED_SPEC if spec.get("kind") == FEDERATED else schema.SPEC)
+        schema.check(self.spec, spec, schema.spec_of(spec))
         return spec
 
     def digest(self) -> str | None:

@@ -17,6 +17,9 @@ from assay.errors import AssayError
 
 Shape: TypeAlias = "type | tuple[type, ...] | list[Shape] | Mapping[str, Shape]"
 
+CENTRAL, FEDERATED = "central", "federated"
+"""The kinds of runs: `kind` in run.json and record.json. Earlier versions did not name the kind of a central run."""
+
 _NUMBER = (int, float)
 _AMOUNT = (int, float, str)  # "inf" is a string
 _MAYBE = (int, float, str, NoneType)
@@ -146,9 +149,14 @@ ATTACKS: Mapping[str, Shape] = {"attacks": [{"attack": str}]}
 """`attacks.json`."""
 
 
+def spec_of(spec: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """The shape of this run.json."""
+    return FEDERATED_SPEC if spec.get("kind") == FEDERATED else SPEC
+
+
 def checkpoint_of(spec: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """What the state of a checkpoint of this run looks like."""
-    return FEDERATED_CHECKPOINT if spec.get("kind") == "federated" else CHECKPOINT
+    """The shape of the state in a checkpoint of this run."""
+    return FEDERATED_CHECKPOINT if spec.get("kind") == FEDERATED else CHECKPOINT
 
 
 def read(path: Path, schemas: Mapping[str, bool]) -> dict[str, Any]:

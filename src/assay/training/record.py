@@ -16,9 +16,9 @@ from assay.methods.plan import Plan
 from assay.methods.stage import rows
 from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
+from assay.runs.schema import CENTRAL
 from assay.training.settings import training_from_json
 
-KIND = "central"
 _UNIT = "one record"
 
 _ADJACENCY = {
@@ -46,7 +46,7 @@ def facts(
     """
     described = plan.to_json()
     return Facts(
-        kind=KIND,
+        kind=CENTRAL,
         method=plan.method.name,
         variant=plan.method.variant,
         options=methods.options(plan.method),
