@@ -11,7 +11,7 @@ from assay.audit.aside import read_aside
 from assay.audit.plans import composed
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.report.collect import Collector
-from assay.report.groups import Tone, grouped, verdict
+from assay.report.groups import Tone, group_runs, verdict
 from assay.runs.directory import RunDirectory
 from assay.training.meter import MeanLoss
 
@@ -163,7 +163,7 @@ def test_what_is_above_verified_by_the_gaussian_bound_alone_is_not_called_consis
     shown = assay("show", run)[1]
     assert "Look into it" in shown, "the alarm is published, and no figure of it"
     assert facts["sentence"] not in shown
-    (group,) = grouped(Collector(tmp_path).collect().finished)
+    (group,) = group_runs(Collector(tmp_path).collect().finished)
     assert verdict(group).tone is not Tone.GOOD
 
 

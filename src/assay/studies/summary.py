@@ -88,7 +88,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The finished runs of one cell. Over seeds, ε is the largest and audited ε the smallest: both hold for each seed."""
+    """The finished runs of a cell. Over seeds, ε is the largest and audited ε the smallest: both hold for each seed."""
 
     labels: tuple[str, ...]
     runs: tuple[Measured, ...]
