@@ -519,7 +519,7 @@ def test_where_weights_come_from_is_said_and_held_to(assay, tmp_path):
     assert said.items() <= json.loads((out / "run.json").read_text())["names"].items()
     line = (
         f"{start} (SHA-256 {digest}), taken as public: nothing here shows that they are; "
-        "begun anew: head.fc3.weight, head.fc3.bias; trained: the last 2 layers"
+        "newly initialised: head.fc3.weight, head.fc3.bias; trained: the last 2 layers"
     )
     assert f"- Initial weights: {line}.\n" in (out / "statement.md").read_text()
     assert line in shown

@@ -1,4 +1,4 @@
-"""Being asked to stop: by a scheduler (SIGTERM) or at the keyboard (SIGINT)."""
+"""Requests to stop: from a scheduler (SIGTERM) or the keyboard (SIGINT)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from typing import Any
 
 @contextmanager
 def stop_requests() -> Iterator[Callable[[], bool]]:
-    """SIGTERM and SIGINT ask for a checkpoint and an orderly end, after the step at hand. A second one ends at once."""
+    """Let SIGTERM and SIGINT ask for a checkpoint and an orderly end. A second signal ends the process at once.
+
+    Yields:
+        Whether a signal has come.
+    """
     asked = threading.Event()
     kept: Sequence[tuple[int, Any]] = []
     if threading.current_thread() is threading.main_thread():

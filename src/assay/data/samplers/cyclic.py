@@ -63,5 +63,5 @@ class Cyclic(Sampler):
         """For the statement."""
         return (
             f"cyclic Poisson sampling: each record belongs to one of {self.bands} groups, drawn by itself, which take turns, and enters its "
-            f"group's batch independently with probability {self.member_rate:.6g}"
+            f"group's batch independently with probability {self.member_rate:.5g}"
         )

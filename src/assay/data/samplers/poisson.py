@@ -40,7 +40,7 @@ class Poisson(Sampler):
 
     def describe(self) -> str:
         """For the statement."""
-        return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.6g}"
+        return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.5g}"
 
 
 SAMPLER = Poisson
