@@ -146,9 +146,9 @@ def _posteriors(seed, gain):
 
 
 def test_ml_leaks_is_no_weaker_than_the_adversarial_robustness_toolbox():
-    """On the same posteriors, ART 1.20.1's `MembershipInferenceBlackBox(input_type="prediction")` reaches AUC 0.707 with
-    gradient boosting, 0.690 with a random forest, 0.668 with nearest neighbours and 0.464 with logistic regression (no
-    label given, as here).
+    """On the same posteriors, ART 1.20.1's `MembershipInferenceBlackBox(input_type="prediction")` reaches AUC 0.707
+    with gradient boosting, 0.690 with a random forest, 0.668 with nearest neighbours and 0.464 with logistic regression
+    (no label given, as here).
     """
     features = [
         top_posteriors((nn.Identity(),), _posteriors(seed, gain))

@@ -1,4 +1,6 @@
-"""What a node promises its clients does not rest on its server: it holds to one plan, and its ledgers are where it says."""
+"""What a node promises its clients does not rest on its server: it holds to one plan, and its ledgers are where it
+says.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -88,7 +90,10 @@ def ask(settings, number=0, work=None):
 
 
 def is_private(update):
-    """Noise of 50 in each of 650 coordinates, beside an update of norm 1 at most; such noise is taken for none once in 10¹² times."""
+    """Noise of 50 in each of 650 coordinates, beside an update of norm 1 at most.
+
+    Such noise is taken for none once in 10¹² times.
+    """
     return isinstance(update, np.ndarray) and 40 < np.std(update) < 60
 
 

@@ -171,7 +171,8 @@ def test_features_outside_the_unit_interval_are_refused_or_clamped_as_declared(t
     assert not (tmp_path / "run").exists(), "told before anything is written"
     made = small(variant="published", outside="clamp", noise=1e-12).for_model(small_model())
     released = made.stage.release(small_model(), Records(wide), Seeded(1), torch.device("cpu"), train_privately)
-    # Little noise in all makes the relevance exact. A feature of no relevance has no share of ε2 and any amount of noise.
+    # Little noise in all makes the relevance exact. A feature of no relevance has no share of ε2 and any amount of
+    # noise.
     matters = released["relevance"].reshape(1, 6, 6) > 0.01
     assert matters.sum() >= 30
     features = released["inputs"][:, matters]
@@ -260,7 +261,9 @@ def test_training_on_released_records_sees_nothing_else(tmp_path):
 
 
 def test_the_noise_drawn_has_the_scales_that_were_charged():
-    """Mean |noise| of 4000 records by feature is b_j within 6.5 standard errors (b_j/√n): false alarms below 1e-6 for 36 features."""
+    """Mean |noise| of 4000 records by feature is b_j within 6.5 standard errors (b_j/√n): false alarms below 1e-6 for
+    36 features.
+    """
     made = small(variant="published", noise=0.05).for_model(small_model())
     data = records(4000)
     released = made.stage.release(small_model(), Records(data), Seeded(2), torch.device("cpu"), train_privately)

@@ -287,7 +287,10 @@ def test_every_mark_is_inside_its_chart(points, log):
 
 
 def test_a_run_that_spent_nothing_is_drawn_beside_others(tmp_path, run):
-    """Its ceiling ended it before the first step. It lies at the low end of the axis, and leaves the others where they are."""
+    """Its ceiling ended it before the first step.
+
+    It lies at the low end of the axis, and leaves the others where they are.
+    """
     run(tmp_path / "a", method="dpsgd", verified=1.0)
     run(tmp_path / "b", method="dpsgd", verified=2.0, target=3)
     before = [p for p in _marks(page(tmp_path)) if "verified ε" in p["data-tip"]]

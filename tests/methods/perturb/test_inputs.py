@@ -64,7 +64,9 @@ def test_no_two_records_differ_in_likelihood_by_more_than_epsilon(
 
 
 def test_the_noise_drawn_has_the_scales_that_are_charged() -> None:
-    """Mean absolute noise of 4,000 records within 6.5 standard errors for each of 6 features: false alarms below 1e-9."""
+    """Mean absolute noise of 4,000 records within 6.5 standard errors for each of 6 features: false alarms below
+    1e-9.
+    """
     scales = torch.tensor([[0.1, 1.0, 3.0], [7.0, 20.0, 500.0]], dtype=torch.float64)
     x = torch.rand(4000, 2, 3, dtype=torch.float64)
     drawn = InputNoise(scales=scales).perturbed(x, Seeded(3)) - x

@@ -1,4 +1,6 @@
-"""Inputs without their mean: what one record can move it by, what it costs, and that the model which leaves does subtract it."""
+"""Inputs without their mean: what one record can move it by, what it costs, and that the model which leaves does
+subtract it.
+"""
 
 import json
 import math
@@ -113,7 +115,8 @@ def test_the_model_that_leaves_subtracts_it():
     model = nn.Linear(4, 2)
     result = fit(model, x, plan=plan(), training=Training(seed=1))
     mean = model.input_shift
-    # noise of 30 · 2 / 200 = 0.3 on a mean of inputs that are cut to norm 2, which is about 1 in each of the four coordinates
+    # noise of 30 · 2 / 200 = 0.3 on a mean of inputs that are cut to norm 2, which is about 1 in each of the four
+    # coordinates
     assert float((mean - 1).abs().max()) < 6 * 0.3
     probe = torch.randn(3, 4)
     expected = torch.nn.functional.linear(probe - mean, model.weight, model.bias)

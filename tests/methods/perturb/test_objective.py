@@ -1,4 +1,6 @@
-"""The expanded objective: its coefficients, what a record can do to them, the noise, and where the noise does not reach."""
+"""The expanded objective: its coefficients, what a record can do to them, the noise, and where the noise does not
+reach.
+"""
 
 from __future__ import annotations
 
@@ -102,8 +104,8 @@ def test_the_bounds_are_those_of_lemma_3_and_one_record_reaches_its_own(classes:
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 5])
 def test_what_an_exchanged_record_can_do_at_most(classes: int) -> None:
-    """All corners of [0, 1]³ and all labels (the distance is convex, so a corner is worst): within Lemma 3's Δ_F always, and
-    from 4 classes on exactly half of it, reached by all ones against all zeros.
+    """All corners of [0, 1]³ and all labels (the distance is convex, so a corner is worst): within Lemma 3's Δ_F
+    always, and from 4 classes on exactly half of it, reached by all ones against all zeros.
     """
     corners = [torch.tensor([c], dtype=torch.float64) for c in itertools.product((0.0, 1.0), repeat=3)]
     values = [coefficients(h, torch.tensor([y]), classes) for h in corners for y in range(classes)]
@@ -158,8 +160,8 @@ def test_a_step_s_event_is_relative_to_what_one_record_adds() -> None:
 
 
 def test_steps_add_up() -> None:
-    """T releases, not one: a hundred epochs at rate 1/100 cost more than the ε3 = 0.2 that the paper counts for any number, and
-    sampling keeps them far below the sum of 10,000 times ε3/2.
+    """T releases, not one: a hundred epochs at rate 1/100 cost more than the ε3 = 0.2 that the paper counts for any
+    number, and sampling keeps them far below the sum of 10,000 times ε3/2.
     """
     step = StepNoise.published(classes=10, hidden=32, epsilon=0.2).event(10, 32, trains_below=False)
     spent = epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(0.01, step), 10_000), 1e-5, Adjacency.ADD_OR_REMOVE_ONE)
@@ -168,7 +170,9 @@ def test_steps_add_up() -> None:
 
 @pytest.mark.parametrize("adjacency", BOTH)
 def test_layers_below_the_last_get_the_labels_without_noise(adjacency: Adjacency) -> None:
-    """Why the published form has no ε: the gradient below is the same to the bit whatever the noise, and tells the label."""
+    """Why the published form has no ε: the gradient below is the same to the bit whatever the noise, and tells the
+    label.
+    """
     torch.manual_seed(0)
     noise = StepNoise.published(classes=3, hidden=4, epsilon=0.1)
     weight = torch.randn(3, 4, requires_grad=True)

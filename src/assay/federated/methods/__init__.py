@@ -73,10 +73,21 @@ def available() -> dict[str, FederatedMethod]:
 
 
 def get(name: str, **options: Any) -> FederatedMethod:
-    """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
+    """A method with its options set.
+
+    Args:
+        name: The method.
+        **options: Its options; text is read as the number that an option asks for.
+
+    Returns:
+        The method.
+
+    Raises:
+        ConfigError: There is no such method, or it does not take an option.
+    """
     return registry.chosen(METHODS, name, options)
 
 
 def options(method: FederatedMethod) -> dict[str, Any]:
-    """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
+    """The options that differ from the defaults: `get(method.name, **options(method)) == method`."""
     return registry.changed(METHODS, method, method.name)
