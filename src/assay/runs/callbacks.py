@@ -104,7 +104,7 @@ class Callbacks:
 
     @property
     def pause(self) -> bool:
-        """Whether the run cannot simply go on."""
+        """Whether the run cannot simply continue."""
         return self.stop or self.error is not None
 
     def _call(self, method: Callable[[Callback], bool | None]) -> None:
