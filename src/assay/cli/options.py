@@ -28,7 +28,7 @@ Schedule = Annotated[
         " many consecutive batches.",
     ),
 ]
-Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle or full.")]
+Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle, permutation or full.")]
 Adjacent = Annotated[Adjacency, typer.Option("--adjacency", help="Which data sets are neighbours.")]
 MicroBatch = Annotated[
     int,

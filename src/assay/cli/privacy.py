@@ -92,8 +92,8 @@ def _settings(
 ) -> dict[str, Any]:
     """The arguments of a plan that both commands take."""
     from assay.accounting import schedules
-    from assay.data import sampling as samplers
-    from assay.gradients import clipping
+    from assay.data import samplers
+    from assay.gradients import clip_rules
     from assay.methods.by_name import method_of
     from assay.methods.perturb.mean import parse as parse_center
 
@@ -103,7 +103,7 @@ def _settings(
         "sampling": samplers.parse(sampling),
         "adjacency": adjacency,
         "method": chosen,
-        "clip": clipping.parse(clip or str(chosen.clip)),
+        "clip": clip_rules.parse(clip or str(chosen.clip)),
         "micro_batch": micro_batch,
         "center": None if center is None else parse_center(center),
         "noise_schedule": schedules.parse(noise_schedule),
