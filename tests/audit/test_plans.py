@@ -96,7 +96,9 @@ def test_composition_is_that_of_the_plan():
 
 
 def test_a_record_replaced_in_a_micro_batch_is_not_counted_twice():
-    """One full-batch step is one Gaussian release. A replacement takes one clipped average from norm C to norm C: 2C in all, and the audit
+    """One full-batch step is one Gaussian release.
+
+    A replacement takes one clipped average from norm C to norm C: 2C in all, and the audit
     must not show more than that. By Clopper-Pearson at significance 1e-6 (fixed seed).
     """
     made = Plan(
@@ -121,7 +123,10 @@ def test_a_record_replaced_in_a_micro_batch_is_not_counted_twice():
 @pytest.mark.parametrize("sampling", [Poisson, Shuffled, FullBatch, WithoutReplacement, Permuted])
 @pytest.mark.parametrize("steps", [3, 50])
 def test_what_a_step_shows_is_composed_from_below(sampling, steps):
-    """With the very noise of the plan, an audit may show no more than the plan costs; where the plan's ε is exact, nearly that."""
+    """With the very noise of the plan, an audit may show no more than the plan costs.
+
+    Where the plan's ε is exact, nearly that.
+    """
     plan = Plan(
         records=1000,
         batch_size=1000 if sampling is FullBatch else 100,
@@ -138,8 +143,8 @@ def test_what_a_step_shows_is_composed_from_below(sampling, steps):
 
 
 def test_permutations_show_what_the_sum_of_an_epoch_shows():
-    """The noise of ten batches for one use of the record: exact for who adds up, and so a bound from below for who can do
-    better.
+    """The noise of ten batches for one use of the record: exact for who adds up, and so a bound from below for who can
+    do better.
     """
     plan = Plan(
         records=1000,
@@ -168,7 +173,9 @@ def theorem_1_of_lssgd(steps: int, batch: int, noise: float) -> Plan:
 
 
 def test_a_record_replaced_by_its_opposite_refutes_theorem_1_of_lssgd():
-    """One step on a tenth of the records: the canary is replaced by its worst opposite, and the audit exceeds the claim."""
+    """One step on a tenth of the records: the canary is replaced by its worst opposite, and the audit exceeds the
+    claim.
+    """
     found = audit_plan(theorem_1_of_lssgd(1, 6000, 1.8386), randomness=Seeded(5), releases=4000)
     assert found.claimed == pytest.approx(0.7502, rel=1e-3)
     assert 1.2 < found.audit.epsilon <= found.verified == pytest.approx(2.03, rel=2e-3)

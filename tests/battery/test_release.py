@@ -1,4 +1,6 @@
-"""The release of one step, for every form of every method: bounded before the noise, covered by it in every direction."""
+"""The release of one step, for every form of every method: bounded before the noise, covered by it in every
+direction.
+"""
 
 from __future__ import annotations
 

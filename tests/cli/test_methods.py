@@ -5,7 +5,10 @@ import json
 import pytest
 
 DIGITS = ["--data", "digits", "--model", "mlp", "--epochs", "1", "--batch-size", "128", "--seed", "0"]
-GREDP = "--method gredp --variant published --noise-multiplier 2.172 --records 60000 --batch-size 500 --epochs 30 --groups 5 --json"
+GREDP = (
+    "--method gredp --variant published --noise-multiplier 2.172 --records 60000 --batch-size 500 --epochs 30"
+    " --groups 5 --json"
+)
 
 
 def test_epsilon_of_gredp_as_published(assay):

@@ -193,7 +193,9 @@ def standardised(grads: Bounded) -> Bounded:
 
 
 def by_position(x, y, purpose: str, share: float):
-    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's coin."""
+    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's
+    coin.
+    """
     return np.random.RandomState(len(purpose)).random_sample(len(x)) < share
 
 

@@ -29,7 +29,7 @@ from assay.errors import AssayError, check_fields
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import KIND, facts
+from assay.federated.record import facts
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.runs import checkpoint
@@ -38,6 +38,7 @@ from assay.runs.directory import RunDirectory
 from assay.runs.record import Facts
 from assay.runs.result import Result, cross_entropy, save_model
 from assay.runs.run import Course, Run, Saved
+from assay.runs.schema import FEDERATED
 
 
 def run_spec(
@@ -45,7 +46,7 @@ def run_spec(
 ) -> dict[str, Any]:
     """What run.json says about a federated run. `reach` is how the engine reaches its clients (`transport.Reach`)."""
     return {
-        "kind": KIND,
+        "kind": FEDERATED,
         "plan": plan.to_json(),
         "training": asdict(training),
         "names": dict(names),

@@ -1,7 +1,7 @@
-"""The runs below a directory, whatever state they are in: finished, unfinished, damaged. None is dropped silently, none is changed.
+"""The runs below a directory, in whatever state: finished, unfinished, damaged. None is dropped silently.
 
-Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one repairs a torn
-last line.
+Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one
+repairs a torn last line.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from assay.studies.directory import Study
 from assay.studies.summary import tried
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
-_BEGINNING = ".run.json."  # a run.json that was never finished
+_LARGEST_PICTURE = 4_000_000  # bytes; larger ones would make the page too slow to open
+_BEGINNING = ".run.json."  # a run.json that was never completed
 _WATCHED = (
     "run.json",
     "record.json",
@@ -43,7 +43,7 @@ _WATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A PNG found in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
+    """A PNG in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
 
     name: str
     data: str = ""
@@ -66,7 +66,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A run without a record: what is charged so far, by its ledger."""
+    """A run without a record, and what its ledger has charged so far."""
 
     name: str
     method: str
@@ -106,9 +106,14 @@ Entry = Finished | Unfinished | Damaged
 
 @dataclass
 class Collector:
-    """Collects again and again (`--serve`), reading only what has changed.
+    """Collects repeatedly (`--serve`), reading only what has changed.
 
-    Figures that no ε covers (results of attacks, audits that trained again) are left out, unless `uncovered` asks for them.
+    Args:
+        root: The directory.
+        uncovered: Include figures that no ε covers: results of attacks, and audits that trained again.
+
+    Raises:
+        ConfigError: There is no such directory.
     """
 
     root: Path
@@ -120,7 +125,7 @@ class Collector:
             raise ConfigError("directory", str(self.root), "a directory: a run, a study, or one with runs below it")
 
     def collect(self) -> Collected:
-        """The state of things now."""
+        """The runs as they are now."""
         entries: list[Entry] = []
         damaged: list[Damaged] = []
         waiting: list[str] = []
@@ -163,7 +168,7 @@ class Collector:
 def _find(root: Path) -> tuple[list[Path], list[Path]]:
     runs, studies = [], []
     for folder, below, files in os.walk(root):
-        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is no run
+        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is not a run
         if "study.json" in files:
             studies.append(Path(folder))
         if "run.json" in files or "record.json" in files or any(name.startswith(_BEGINNING) for name in files):
@@ -198,12 +203,9 @@ def _read(path: Path, name: str, uncovered: bool) -> Entry:
         return _unfinished(directory, name)
     except (AssayError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error).replace(str(path), name)
-        return Damaged(
-            name=name,
-            why=why
-            if isinstance(error, AssayError | OSError)
-            else f"a file has not the form it should have: {error!r}",
-        )
+        if not isinstance(error, AssayError | OSError):
+            why = f"a file does not have the form it should have: {error!r}"
+        return Damaged(name=name, why=why)
 
 
 def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
@@ -215,7 +217,7 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         number(record["epsilon"].get(key))
     if number(record["epsilon"]["verified"]) is None or not 0 < float(record["epsilon"]["delta"]) < 1:
         raise ValueError("epsilon in record.json")
-    tried(record.get("tuning"))  # has the form it should have
+    tried(record.get("tuning"))  # raises if it has another form
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
@@ -296,12 +298,15 @@ def _picture(path: Path, run: Path) -> Picture:
 
 
 def number(value: object) -> float | None:
-    """A number of a record: "inf" is infinity, None is unknown; anything else that is no number is an error."""
+    """A number of a record: "inf" is infinity, None and NaN are unknown.
+
+    Raises:
+        ValueError: It is anything else.
+    """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
     if isinstance(value, str) and value != "inf":
         raise ValueError(f"{value!r} is not a number")
-    found = float(value)
-    return None if math.isnan(found) else found
+    return None if math.isnan(float(value)) else float(value)

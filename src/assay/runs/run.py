@@ -1,7 +1,7 @@
 """One run, from its start or its checkpoint to its files: the same for every kind of run.
 
-A run opens its ledger, takes its directory for itself, keeps its history, writes checkpoints, tells callbacks, stops when
-it is asked to, and writes record, statement and model. How it advances by one step or one round is its `Course`.
+A run opens its ledger, locks its directory, keeps its history, writes checkpoints, tells callbacks, stops when it is
+asked to, and writes record, statement and model. Its `Course` says how it advances by one step or one round.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Course(ABC):
 
     @abstractmethod
     def state(self) -> Saved:
-        """What a checkpoint holds of the course, whole on every rank."""
+        """The course's state for a checkpoint, whole on every rank."""
 
     def settle(self) -> None:  # noqa: B027 - most courses charge exactly as they go
-        """Bring the ledger to what was taken, where it was charged ahead."""
+        """Reduce the ledger's charge to what was taken, where it was charged ahead."""
 
     @abstractmethod
     def charge_rest(self) -> None:
@@ -92,7 +92,7 @@ class Course(ABC):
 
     @abstractmethod
     def epsilon(self) -> float:
-        """The verified ε of all that is charged."""
+        """The verified ε of everything that is charged."""
 
     @abstractmethod
     def epsilon_taken(self) -> float:
@@ -100,11 +100,11 @@ class Course(ABC):
 
     @abstractmethod
     def note(self) -> dict[str, Any]:
-        """What an entry of the history has beside the common facts; a new epoch begins."""
+        """What a history entry has beside the common facts. A new epoch begins."""
 
     @abstractmethod
     def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
-        """What the record says of this kind of run.
+        """What the record says about this kind of run.
 
         Args:
             names: Describes model and data.
@@ -113,10 +113,10 @@ class Course(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
-        """The model to release, its tensors where they are not its own, and how many gradients or answers were left out."""
+        """The model, its tensors if it does not hold them whole, and how many gradients or answers were left out."""
 
     def close(self) -> None:  # noqa: B027 - a course may hold nothing
-        """Give back what the course holds."""
+        """Free what the course holds."""
 
 
 Begin = Callable[[Ledger, RunDirectory | None, Saved | None], Course]
@@ -124,10 +124,13 @@ Begin = Callable[[Ledger, RunDirectory | None, Saved | None], Course]
 
 
 def steps_covered(state: Mapping[str, Any]) -> int:
-    """How many charged steps or rounds a checkpoint stands for: its ledger must hold as many.
+    """How many charged steps or rounds are behind a checkpoint. The ledger must hold as many.
 
     Args:
-        state: What a checkpoint holds as plain JSON.
+        state: The checkpoint's JSON.
+
+    Returns:
+        Their number.
     """
     return int(state["charged"] if "charged" in state else state["step"])
 
@@ -156,7 +159,7 @@ class Run:
             names: Describes model and data in the record.
             test: Records to measure accuracy on. They are not protected.
             directory: Where the run is written, if anywhere.
-            callbacks: See the released progress and may end the run.
+            callbacks: Told about the released progress; they may end the run.
             ranks: The processes that train together.
         """
         if not ranks.leader:  # only the leader writes and shows
@@ -167,10 +170,10 @@ class Run:
         self._history: list[dict[str, Any]] = []
         self._seconds, self._stopped = 0.0, False
         self._digest: str | None = None
-        opened: list[Ledger] = []  # by the leader; an error of its own must reach the others
+        opened: list[Ledger] = []  # by the leader, whose errors must reach the others
         ranks.once(lambda: opened.append(_ledger(plan, directory)))
         self._ledger = opened[0] if opened else _ledger(plan, None)
-        with ExitStack() as undo:  # what fails here leaves model and ledger to others
+        with ExitStack() as undo:  # an error here leaves model and ledger to others
             undo.callback(self._ledger.close)
             saved = ranks.once(self._claim)
             if saved is not None:
@@ -182,7 +185,7 @@ class Run:
             self._close = undo.pop_all().close
 
     def _claim(self) -> Saved | None:
-        """Take the directory, which is this run's alone from here on; return the checkpoint in it, if there is one."""
+        """Lock the directory for this run; return the checkpoint in it, if there is one."""
         directory = self._directory
         if directory is None:
             self._ledger.lock()
@@ -311,20 +314,20 @@ class Run:
         return self._history[-1]["test_accuracy"], None if loss is None else float(loss)
 
     def _figures(self) -> dict[str, float | None]:
-        """Every figure of the run's task on the test records; a pass of its own, once."""
+        """Every figure of the run's task on the test records, in a separate pass."""
         if self._test is None:
             return {}
-        said = self._names.get("task")
+        task = self._names.get("task")
         with self._course.released_model() as model:
-            return figures(model, self._test, None if said is None else Task.from_json(said))
+            return figures(model, self._test, None if task is None else Task.from_json(task))
 
     def _finish(self) -> Result:
         course = self._course
         course.settle()
         accuracy, test_loss = self._last_result()
-        found = self._figures()
+        measured = self._figures()
         if accuracy is None:
-            accuracy = found.get("test_accuracy")
+            accuracy = measured.get("test_accuracy")
         record = self._world.once(
             lambda: build_record(
                 plan=self._plan,
@@ -335,7 +338,7 @@ class Run:
                 steps=course.taken,
                 stopped=self._stopped,
                 history=self._history,
-                result={**found, "test_accuracy": accuracy, "test_loss": test_loss},
+                result={**measured, "test_accuracy": accuracy, "test_loss": test_loss},
                 seconds=self._seconds,
             )
         )

@@ -42,11 +42,12 @@ from assay.runs.losses import cross_entropy, loss_of
 from assay.runs.record import Facts
 from assay.runs.result import Result
 from assay.runs.run import Course, Run, Saved
+from assay.runs.schema import CENTRAL
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_run
-from assay.training.record import KIND, facts
+from assay.training.record import facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
@@ -100,7 +101,12 @@ def fit(
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
-        spec = {"kind": KIND, "plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
+        spec = {
+            "kind": CENTRAL,
+            "plan": plan.to_json(),
+            "training": training_json(training),
+            "names": dict(names or {}),
+        }
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
