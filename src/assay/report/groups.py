@@ -268,6 +268,8 @@ def verdict(group: Group) -> Verdict:
     within = "" if group.target is None or group.target_is != "verified" else f" of {group.target:g} allowed"
     if group.target is not None and group.target_is == "verified" and group.verified > group.target:
         return Verdict(tone=Tone.BAD, words="over its budget", detail=f"spent {spent}{within}{shown}")
+    if troubles := [run.trouble for run in group.runs if run.trouble]:
+        return Verdict(tone=Tone.BAD, words="files damaged", detail=f"spent {spent}{within}{shown}; {troubles[0]}")
     if "suspect" in said or group.above:
         return Verdict(
             tone=Tone.NOTE,
