@@ -20,7 +20,7 @@ def announced(tmp_path, monkeypatch):
 
 
 def test_a_process_that_is_killed_is_a_config_error(announced):
-    with pytest.raises(ConfigError, match="float32 on this machine.*ONEDNN_MAX_CPU_ISA"):
+    with pytest.raises(ConfigError, match=r"float32 on this machine.*ONEDNN_MAX_CPU_ISA"):
         check_precision("bf16", CPU, program=KILLED, processor=announced)
 
 
