@@ -50,16 +50,17 @@ class BelievesItsCheckpoint(Ledger):
 class CountsAgain(PrivateStep):
     """The parts of a batch whose loop was left stay in the sum when the batch is drawn again."""
 
-    _ends, _summed = False, {}
+    _ends = False
 
     @property
-    def _total(self):
-        return self._summed
+    def _batch(self):
+        return self._left
 
-    @_total.setter
-    def _total(self, value) -> None:
-        if value or self._ends:
-            self._summed = value
+    @_batch.setter
+    def _batch(self, value) -> None:
+        if not self._ends and hasattr(self, "_left"):
+            value.total, value.measured = self._left.total, self._left.measured
+        self._left = value
 
     def _release(self) -> None:
         self._ends = True
