@@ -187,7 +187,7 @@ def damage(coins: random.Random, folder: Path, trials: Trials) -> str:
         if words[0] == "show" and ended.code == 0 and finished:
             _check_shown(ended, spent, where)
     if not finished and (path / "record.json").exists():
-        _check_resumed(path, charged, spent, where, deleted=deleted and file.name in ("ledger.jsonl", "run.json"))
+        _check_resumed(path, charged, spent, where, file, deleted=deleted and file.name in ("ledger.jsonl", "run.json"))
     return "refused" if refused else "harmless"
 
 
@@ -197,14 +197,14 @@ def _check_shown(ended: Ended, spent: float, where: str) -> None:
     _require(shown >= spent * (1 - 1e-4), f"{where}: ε = {shown} is shown, {spent} was spent")
 
 
-def _check_resumed(path: Path, charged: int, spent: float, where: str, *, deleted: bool) -> None:
+def _check_resumed(path: Path, charged: int, spent: float, where: str, file: Path, *, deleted: bool) -> None:
     """A run that was resumed in spite of damage must know all that was spent."""
     record = json.loads((path / "record.json").read_text())
     _require(not deleted, f"{where}: the run was resumed without it")
     _require(record["steps_charged"] >= charged, f"{where}: {charged} steps were charged, the record says fewer")
     _require(float(record["epsilon"]["verified"]) >= spent * (1 - 1e-4), f"{where}: ε became smaller")
-    found = runs.verify(path)
-    _require(found.holds, f"{where}: {found.failed}")
+    unseen = [check for check in runs.verify(path).failed if file.name not in check.said]  # what nobody had to read
+    _require(not unseen, f"{where}: {unseen}")
 
 
 _VALUES = (

@@ -26,6 +26,7 @@ from assay.federated.transport.serial import Serial
 from assay.training.step import PrivateStep
 
 CRASHED = 99  # the exit code of a command that ended with an exception of its own
+INTERRUPTED = 130  # as a shell says it of Ctrl-C
 SECONDS = 60  # no command here takes as long
 
 
@@ -103,12 +104,15 @@ def _command(folder: Path, said: Path, steps: Path, words: list[str], trouble: T
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:  # before or after the part of a command that answers it
+        code = INTERRUPTED
     except BaseException:  # what a user would see as a traceback
         with contextlib.suppress(OSError):
             traceback.print_exc()
     finally:
         with contextlib.suppress(BaseException):
             sys.stdout.flush()
+            sys.stderr.flush()
         os._exit(code)
 
 
