@@ -17,6 +17,7 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
+from assay.methods.plan import Plan
 from assay.randomness.generators import Hashed
 from assay.randomness.streams import Blocks, OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
@@ -203,6 +204,11 @@ def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
     """`--force` that deletes what an earlier run spent."""
     shutil.rmtree(directory.path)
     return RunDirectory.create(directory.path, spec)
+
+
+def charged_so_far(_plan: Plan, ledger: Ledger) -> float:
+    """The ε of a run that was stopped by hand: that of the steps it had taken."""
+    return ledger.epsilon()
 
 
 # --- the step ---

@@ -22,6 +22,7 @@ from assay.cli import (
     report,
     reproduce,
     runs,
+    signing,
     tune,
 )
 from assay.cli.output import fail, note, say, unfailing
@@ -70,6 +71,7 @@ reproduce.register(app)
 tune.register(app)
 report.register(app)
 keys.register(app)
+signing.register(app)
 catalogue.register(app)
 
 

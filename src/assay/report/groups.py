@@ -246,6 +246,7 @@ def verdict(group: Group) -> Verdict:
     claims = f"claims {_most(claimed)}"
     within = f"spent {spent}" + ("" if allowed is None else f" of {allowed:g} allowed")
     suspicion = "an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug"
+    troubles = [run.trouble for run in group.runs if run.trouble]
     agrees = ", and an audit agrees" if "consistent" in said else ""
     cases = (  # the first that applies
         ("bug" in said, Tone.BAD, "implementation bug", f"audited above verified{shown}"),
@@ -258,6 +259,7 @@ def verdict(group: Group) -> Verdict:
         (unbounded, Tone.BAD, "no privacy", f"no finite ε holds; {claims}{shown}"),
         (unsupported, Tone.BAD, "claim not supported", f"{claims}, spends {spent}{shown}"),
         (allowed is not None and group.verified > allowed, Tone.BAD, "over its budget", f"{within}{shown}"),
+        (bool(troubles), Tone.BAD, "files damaged", f"{within}{shown}; {' '.join(troubles[:1])}"),
         ("suspect" in said or group.above, Tone.NOTE, "look into it", f"{within}; {suspicion}"),
         (True, Tone.GOOD, "holds", f"{within}{shown}{agrees}"),
     )

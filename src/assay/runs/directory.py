@@ -167,7 +167,8 @@ class RunDirectory:
         replace_text(
             run.notice,
             f"This run is unfinished. Resume it with\n\n    {run.resume_command}\n\n"
-            "Until then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
+            "Until then it has no statement. If it is never resumed, it has spent the ε of its whole plan;\n"
+            "assay show says how much.\n",
         )
         return run
 

@@ -47,6 +47,7 @@ from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_run
+from assay.training.processor import check_precision
 from assay.training.record import facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
@@ -323,6 +324,7 @@ class Loop(Course):
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
         self.insertion = insertion or Insertion()
         self.device = pick_device(training.device)
+        check_precision(training.precision, self.device)  # a run may be resumed on another machine
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
         self.meter = MeanLoss()
