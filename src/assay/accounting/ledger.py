@@ -302,6 +302,11 @@ class Ledger(Unique):
         return any(entry.once and entry.event == event for entry in self._entries)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing that costs anything was charged."""
+        return not list(events.flatten(self.event()))
+
+    @property
     def total_steps(self) -> int:
         """Steps charged in all segments: those that were lost with a killed process included."""
         return sum(entry.steps for entry in self._entries)

@@ -34,6 +34,7 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def event(self) -> DpEvent: ...
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
 
@@ -206,6 +207,8 @@ def build_record(
         "history": history,
         "result": {key: number(value) for key, value in result.items()},
         "tuning": names.get("tuning"),
+        "operator": names.get("operator"),
+        "budget": None,
         "seed": training["seed"],
         "training": dict(training),
         "federated": None if facts.federated is None else dict(facts.federated),

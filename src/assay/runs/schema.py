@@ -72,10 +72,11 @@ _NAMES: Mapping[str, Shape] = {
     "init?": _TEXT,
     "init_sha256?": _TEXT,
     "log?": _TEXT,
+    "operator?": _TEXT,
     "tuning?": (dict, NoneType),
 }
 _TRAINING: Mapping[str, Shape] = {"optimizer?": dict, "seed?": _WHOLE, "device?": str}
-SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES}
+SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES, "budget?": (dict, NoneType)}
 """`run.json` of `assay train`."""
 FEDERATED_SPEC: Mapping[str, Shape] = {
     "plan": _FEDERATED_PLAN,
@@ -83,6 +84,7 @@ FEDERATED_SPEC: Mapping[str, Shape] = {
     "names": _NAMES,
     "engine": str,
     "reach": dict,
+    "budget?": (dict, NoneType),
 }
 """`run.json` of `assay federate`."""
 RECORD: Mapping[str, Shape] = {
@@ -114,6 +116,8 @@ RECORD: Mapping[str, Shape] = {
     "history?": [dict],
     "result": {"test_accuracy": _LIMIT},
     "tuning?": (dict, NoneType),
+    "operator?": _TEXT,
+    "budget?": (dict, NoneType),
     "seed?": _WHOLE,
     "training?": dict,
     "environment?": dict,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import EnumType
 from pathlib import Path
@@ -33,8 +33,9 @@ from assay.runs.result import Result
 from assay.runs.statement import scored
 from assay.training import augment as augment_room
 from assay.training import limits
+from assay.training.budgets import contents_of_bundle
 from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run, planned
-from assay.training.loop import fit
+from assay.training.loop import fit, lease_for
 from assay.training.loop import resume as resume_run
 from assay.training.optim import Optimizer
 from assay.training.settings import Training, pick_device
@@ -104,6 +105,9 @@ class Settings:
     precision: str = "float32"
     data_dir: Path | None = None
     log: str | None = None
+    budget: str | None = None
+    budget_key: Path | None = None
+    operator: str | None = None
     origin: Mapping[str, Any] | None = None
     """How the settings were found, for the record: `Preset.origin`."""
     preset: Mapping[str, Any] = field(default_factory=dict)
@@ -220,6 +224,15 @@ class Prepared:
     names: dict[str, Any]
     source: tuple[Any, ...]
     """What of the settings decides the bundle."""
+    budget: str | None = None
+    """The budget that the run is under."""
+    budget_key: Path | None = None
+
+    def contents(self) -> Iterator[bytes]:
+        """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
+        data, data_dir, records, features, validation, _ = self.source
+        bundle = self.bundle if features is None else load(data, data_dir, records, validation=validation)
+        return contents_of_bundle(bundle)
 
     def check(self, ranks: int = 1) -> None:
         """Refuse what a run of so many ranks would be refused for.
@@ -230,6 +243,16 @@ class Prepared:
         pick_device(self.training.device)
         limits.check(self.plan, ranks, shard=self.training.shard)
         self.training.at_batch(self.plan.batch_size)
+
+    def check_budget(self) -> None:
+        """Refuse a run that its budget does not allow.
+
+        Raises:
+            DataError: The budget is for other records.
+            BudgetSpentError: The run does not fit. Says what would.
+        """
+        if self.budget is not None:
+            lease_for(self.budget, self.plan, self.contents(), self.names, None, self.budget_key)
 
     def fit(self, *, out: Path | None = None, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
         """Train, with the log that the settings ask for; see `assay.fit`."""
@@ -245,6 +268,9 @@ class Prepared:
                 force=force,
                 names=self.names,
                 callbacks=[*callbacks, logged],
+                budget=self.budget,
+                budget_key=self.budget_key,
+                contents=None if self.budget is None else self.contents(),
             )
 
 
@@ -410,9 +436,19 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "unit": bundle.unit,
         "notes": bundle.notes,
         "log": o.log,
+        "operator": o.operator,
         "tuning": o.described,
     }
-    return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
+    return Prepared(
+        network=network,
+        bundle=bundle,
+        plan=plan,
+        training=training,
+        names=names,
+        source=source,
+        budget=o.budget,
+        budget_key=o.budget_key,
+    )
 
 
 def _default_batch(sampling: type[Sampler], records: int) -> int:
