@@ -17,9 +17,8 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
-from assay.randomness.bits import Hashed
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Seeded
+from assay.randomness.generators import Hashed
+from assay.randomness.streams import Blocks, OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
 from assay.training.step import PrivateStep
 
@@ -225,11 +224,10 @@ class SkipsEmptyBatches(PrivateStep):
     """An empty batch releases nothing."""
 
     def _release(self) -> None:
-        if self._total:
+        if self._batch.total:
             super()._release()
             return
         self._pay(self.taken - self._origin)
-        self._pending = 1
         self.taken += 1
         for parameter in self.engine.parameters.values():
             parameter.grad = torch.zeros_like(parameter)
@@ -370,12 +368,12 @@ class ForgetsItsPath(Ledger):
 class AdvancesFirst(Blocks):
     """The place of the next rows is written down before they are drawn: a draw that fails leaves the old rows there."""
 
-    def _row(self, step, call, shape, dtype, device):
+    def row(self, step, call, shape, dtype, device):
         kept = next(iter(self._kept.values()), None)
         if kept is not None and step >= kept.first + len(kept.rows):
             self._kept = {kind: replace(kept, first=kept.first + len(kept.rows)) for kind in self._kept}
             kept.stream.normal((len(kept.rows), *shape), dtype=dtype, device=device)
-        return super()._row(step, call, shape, dtype, device)
+        return super().row(step, call, shape, dtype, device)
 
 
 class GoesOnAfterErrors(PrivateStep):

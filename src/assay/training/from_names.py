@@ -68,6 +68,8 @@ class Settings:
     encode: Sequence[str] | None = None
     denoise: Sequence[str] | None = None
     data: str = catalog.DEFAULT
+    target: str | None = None
+    schema: Path | None = None
     records: int | None = None
     validation: bool = False
     features: str | None = None
@@ -408,11 +410,11 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     clipping.parse(o.clip or str(chosen.clip))
     encode_room.parse_all(o.encode or ())
     denoise_room.parse_all(o.denoise or ())
-    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema)
     if like is not None and like.source == source:
         bundle = like.bundle
     else:
-        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal)
+        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal, target=o.target, schema=o.schema)
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
@@ -433,7 +435,11 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "split": bundle.split.to_json(),
+        "target": None if bundle.schema is None else o.target,
+        "schema": None if bundle.schema is None else dict(bundle.schema),
+        "task": None if bundle.task is None else bundle.task.to_json(),
         "unit": bundle.unit,
+        "unit_column": bundle.unit_column,
         "notes": bundle.notes,
         "log": o.log,
         "operator": o.operator,

@@ -14,7 +14,7 @@ from assay import data as data_room
 from assay import features as features_room
 from assay import models as models_room
 from assay.data import DataBundle
-from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
+from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
 from assay.errors import ConfigError
 from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
@@ -35,15 +35,21 @@ def load(
     validation: bool = False,
     rehearsal: bool = False,
     rule: SplitRule = BY_CONTENT,
+    target: str | None = None,
+    schema: Mapping[str, Any] | Path | str | None = None,
+    unit: str | None = None,
 ) -> DataBundle:
     """The data set, or about so many of its training records; with features in place of the records where any are asked for.
 
     With `validation`, a tenth of the training records stands in for the test records, the same at every call. In a `rehearsal`, which
     trains nothing, features are those of the first record, over and over: their shape and the number of records are as they will be.
-    `rule` says by what records are told apart; the bundle's `split` gives the same records again.
+    `rule` says by what records are told apart; the bundle's `split` gives the same records again. `target`, `schema` and `unit` are
+    those of `assay.data.load`.
     """
     wanted = None if features is None else features_room.parse(features)
-    bundle = data_room.load(data, data_dir, split=rule.by).limited(records, rule)
+    bundle = data_room.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
+        records, rule
+    )
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
@@ -56,7 +62,7 @@ def load(
 def _aside(bundle: DataBundle, rule: SplitRule) -> torch.Tensor:
     """Which training records are set aside to choose settings by."""
     if rule.by == CONTENT:
-        aside = torch.from_numpy(drawn(bundle.train_x.numpy(), bundle.train_y.numpy(), "validation", VALIDATION_SHARE))
+        aside = bundle.drawn("validation", VALIDATION_SHARE)
     else:
         aside = Seeded(0).stream("validation", 0).uniform(len(bundle.train_x)) * 10 < 1
     if not 0 < int(aside.sum()) < len(aside):
@@ -65,15 +71,14 @@ def _aside(bundle: DataBundle, rule: SplitRule) -> torch.Tensor:
 
 
 def _validated(bundle: DataBundle, aside: torch.Tensor) -> DataBundle:
-    train_x, train_y = bundle.train_x[~aside], bundle.train_y[~aside]
-    test_x, test_y = bundle.train_x[aside], bundle.train_y[aside]
     notes = (
         f"{bundle.notes} A tenth of the training records was set aside to choose settings by, and accuracies are those on it: exact "
         "numbers about these records, which ε does not cover."
     )
     if bundle.split.by == CONTENT:
-        notes += " Which records those are follows from a hash of each record's own content."
-    return replace(bundle, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, notes=notes)
+        what = "each record's own content" if bundle.unit_column is None else "the id of the person they belong to"
+        notes += f" Which records those are follows from a hash of {what}."
+    return replace(bundle.with_test(aside), notes=notes)
 
 
 def check_features(features: str | None, model: str, augment: str | None) -> None:
@@ -133,6 +138,9 @@ def of_run(
         names.get("features"),
         validation=whole is not None,
         rule=rule,
+        target=names.get("target"),
+        schema=names.get("schema"),
+        unit=names.get("unit_column"),
     )
     if len(bundle.train_x) != used:
         raise ConfigError(
