@@ -504,22 +504,35 @@ def _parsed(path: Path | None, line: bytes, number: int) -> dict[str, Any]:
     return found
 
 
+def read_ledger(path: Path, run: str | None = None) -> Ledger | None:
+    """The ledger in a file, with the δ, adjacency and ceiling that it names itself; None where nothing was charged yet.
+
+    Args:
+        path: The file.
+        run: The digest of the run that it must belong to; None for any.
+
+    Raises:
+        LedgerError: The ledger is damaged, or belongs to another run.
+    """
+    whole = path.read_bytes() if path.exists() else b""
+    if b"\n" not in whole:
+        return None
+    try:
+        header = json.loads(whole.split(b"\n", 1)[0])
+        delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
+    return Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
+
+
 def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
     """Steps, ε and δ by the ledger in a file, of the run with this digest or of whichever; δ is None where nothing was charged yet.
 
     Raises:
         LedgerError: The ledger is damaged.
     """
-    whole = path.read_bytes() if path.exists() else b""
-    if b"\n" not in whole:
-        return 0, 0.0, None
-    try:
-        header = json.loads(whole.split(b"\n", 1)[0])
-        delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
-    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
-    return ledger.total_steps, ledger.epsilon(), float(delta)
+    ledger = read_ledger(path, run)
+    return (0, 0.0, None) if ledger is None else (ledger.total_steps, ledger.epsilon(), float(ledger.delta))
 
 
 def _line(index: int, entry: _Entry) -> dict[str, Any]:

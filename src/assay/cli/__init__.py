@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from assay.cli import (
     attack,
     audit,
+    budget,
     catalogue,
     compare,
     federate,
@@ -69,6 +70,7 @@ compare.register(app)
 reproduce.register(app)
 tune.register(app)
 report.register(app)
+budget.register(app)
 keys.register(app)
 catalogue.register(app)
 

@@ -14,6 +14,7 @@ from dp_accounting.dp_event import DpEvent
 
 from assay import models
 from assay.data import DataBundle, catalog
+from assay.data.identity import of_bundle
 from assay.errors import ConfigError
 from assay.federated import methods, partition
 from assay.federated import transport as carriers
@@ -29,7 +30,6 @@ from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
-from assay.training.budgets import contents_of_bundle
 from assay.training.from_names import options_of, read_options
 from assay.training.inputs import build, check_ceiling, check_features, load, of_run
 
@@ -138,7 +138,7 @@ class PreparedFederation:
 
     def contents(self) -> Iterator[bytes]:
         """What a budget recognises the clients' records by."""
-        return contents_of_bundle(self.bundle)
+        return of_bundle(self.bundle)
 
     def _lease(self, out: Path) -> Lease | None:
         """Check that the run fits into its budget, before anything is written."""

@@ -10,7 +10,8 @@ from assay._util import lazy
 
 if TYPE_CHECKING:
     from assay.runs.reading import record_of, statement_of
+    from assay.runs.totals import total
 
-__all__ = ["record_of", "statement_of"]
+__all__ = ["record_of", "statement_of", "total"]
 
-__getattr__ = lazy.exports(__name__, {"record_of": "reading", "statement_of": "reading"})
+__getattr__ = lazy.exports(__name__, {"record_of": "reading", "statement_of": "reading", "total": "totals"})

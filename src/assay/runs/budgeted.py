@@ -17,10 +17,11 @@ from typing import Any, Protocol
 from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import lock
+from assay._util.signatures import read_either
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.budget import RECORD, Account, Budget, BudgetError, Reservation, State, check_lines
 from assay.accounting.epsilon import epsilon
-from assay.accounting.ledger import Ledger, LedgerError
+from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError, check_fields
 from assay.runs.directory import RunDirectory, read_record
 
@@ -260,16 +261,14 @@ def _idle_ledger(account: Account, folders: Sequence[Path], adjacency: Adjacency
     if account.digest is None:
         raise BudgetError("it was run from Python without a directory: what it released is not known")
     for path in _ledgers(folders):
-        header = _header(path)
-        if header.get("run") != account.digest:
+        if _header(path).get("run") != account.digest:
             continue
         with path.open("rb") as file:
             if not lock(file):
                 raise LedgerError(f"it is still at work in {path.parent}")
-            yield Ledger(
-                path, delta=header["delta"], adjacency=adjacency, ceiling=header["ceiling"], run=account.digest
-            )
-            return
+            if (ledger := read_ledger(path, account.digest)) is not None:
+                yield ledger
+                return
     for folder in folders:
         if (run := RunDirectory(folder)).spec.exists() and run.digest() == account.digest and not run.ledger.exists():
             # its run.json is there and nothing was ever charged
@@ -311,7 +310,7 @@ class Verdict:
     missing: tuple[str, ...]
 
 
-def verify(budget: Budget, runs: Sequence[Path] = ()) -> Verdict:
+def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None) -> Verdict:
     """Hold a budget against itself and against the runs that can be found.
 
     Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its event, the
@@ -321,12 +320,15 @@ def verify(budget: Budget, runs: Sequence[Path] = ()) -> Verdict:
     Args:
         budget: The budget.
         runs: Directories of runs, or folders of them, beside the places that the budget knows.
+        key: The public key that it must be signed with. Whoever rewrites a whole budget can sign it with a key of their own.
 
     Returns:
         What was found.
     """
     state = budget.state()
     problems = check_lines(budget)
+    if key is not None and budget.public_key != read_either(key):
+        problems.append("it is not signed with the key that was given")
     if not (budget.path / "records.bin").exists():
         problems.append("records.bin is missing: records are not recognised any more")
     places = {Path(one.path) for one in state.accounts if one.path is not None and Path(one.path).is_dir()}
@@ -361,8 +363,9 @@ def _compare(budget: Budget, state: State, run: RunDirectory) -> tuple[str | Non
 def _against_ledger(budget: Budget, account: Account, run: RunDirectory) -> list[str]:
     if not run.ledger.exists() or _header(run.ledger).get("run") != account.digest:
         return []
-    header = _header(run.ledger)
-    ledger = Ledger(run.ledger, delta=header["delta"], adjacency=budget.adjacency, ceiling=header["ceiling"])
+    ledger = read_ledger(run.ledger)
+    if ledger is None:
+        return []
     held = Reservation(token="", filter=budget.filter, adjacency=budget.adjacency, costs=account.costs)
     if held.covers(ledger.event()):
         return []

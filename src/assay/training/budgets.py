@@ -6,17 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from assay.accounting.adjacency import Adjacency
-from assay.accounting.budget import RECORD, Budget
-from assay.data import DataBundle
-from assay.data.contents import contents, persons
-from assay.errors import ConfigError
+from assay.accounting.budget import CLIENT, RECORD, Budget
+from assay.data.identity import of_bundle, of_table
+from assay.data.tables.loading import takes
 from assay.training.inputs import load
-
-
-def contents_of_bundle(bundle: DataBundle) -> Iterator[bytes]:
-    """What a budget recognises training records by: their own content, or where they belong to persons whose they are."""
-    keys = getattr(bundle, "train_keys", None)
-    return contents(bundle.train) if keys is None else persons(keys)
 
 
 def create(
@@ -31,7 +24,9 @@ def create(
     key: Path | None = None,
     by: str | None = None,
 ) -> Budget:
-    """Make a budget for the training records of a data set: `assay budget new` as a call.
+    """Make a budget for the records of a data set: `assay budget new` as a call.
+
+    It covers the training records of a data set or .npz file, and all rows of a table (or all persons, with a unit).
 
     Args:
         name: The folder `NAME.budget`, or NAME for short.
@@ -50,12 +45,11 @@ def create(
     Raises:
         ConfigError: A setting is not accepted, or the records have a budget already.
     """
-    bundle = _loaded(data, data_dir, unit)
     return Budget.create(
         name,
         epsilon=epsilon,
         delta=delta,
-        contents=contents_of_bundle(bundle),
+        contents=_contents(data, data_dir, unit),
         unit=unit,
         adjacency=adjacency,
         key=key,
@@ -79,12 +73,11 @@ def add(
         The budget, and how many records are new.
     """
     budget = Budget(name, key=key)
-    return budget, budget.add_records(contents_of_bundle(_loaded(data, data_dir, budget.unit)), by=by)
+    return budget, budget.add_records(_contents(data, data_dir, budget.unit), by=by)
 
 
-def _loaded(data: str, data_dir: Path | None, unit: str) -> DataBundle:
-    bundle = load(data, data_dir, None)
-    column = getattr(bundle, "unit_column", None)
-    if unit not in (RECORD, "client") and column != unit:
-        raise ConfigError("unit", unit, f"record or client: {data} does not say whose its records are")
-    return bundle
+def _contents(data: str, data_dir: Path | None, unit: str) -> Iterator[bytes]:
+    column = None if unit in (RECORD, CLIENT) else unit
+    if takes(data):
+        return of_table(data, column)
+    return of_bundle(load(data, data_dir, None, unit=column))

@@ -17,6 +17,7 @@ from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog
 from assay.data import sampling as samplers
+from assay.data.identity import of_bundle
 from assay.data.sampling import Sampler
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clipping
@@ -33,7 +34,6 @@ from assay.runs.result import Result
 from assay.runs.statement import scored
 from assay.training import augment as augment_room
 from assay.training import limits
-from assay.training.budgets import contents_of_bundle
 from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run, planned
 from assay.training.loop import fit, lease_for
 from assay.training.loop import resume as resume_run
@@ -232,9 +232,11 @@ class Prepared:
 
     def contents(self) -> Iterator[bytes]:
         """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
-        data, data_dir, records, features, validation, _ = self.source
-        bundle = self.bundle if features is None else load(data, data_dir, records, validation=validation)
-        return contents_of_bundle(bundle)
+        data, data_dir, records, features, validation, _, target, schema, *_ = self.source
+        bundle = self.bundle
+        if features is not None and bundle.train_keys is None and bundle.row_keys is None:
+            bundle = load(data, data_dir, records, validation=validation, target=target, schema=schema)
+        return of_bundle(bundle)
 
     def check(self, ranks: int = 1) -> None:
         """Refuse what a run of so many ranks would be refused for.

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
-from assay.data.contents import contents as contents_of
+from assay.data.identity import contents as contents_of
 from assay.data.records import Records
 from assay.data.task import Task
 from assay.distributed.launch import restarted
