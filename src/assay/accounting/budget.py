@@ -169,7 +169,9 @@ class State:
 
     def so_far(self) -> list[float]:
         """The ε of all runs up to each one, in the order in which they reserved."""
-        costs = np.cumsum([one.costs for one in self.accounts], axis=0) if self.accounts else []
+        if not self.accounts:
+            return []
+        costs = np.cumsum([one.costs for one in self.accounts], axis=0)
         return [self.filter.epsilon(each, self.header["delta"]) for each in costs]
 
     def fits(self, costs: Costs) -> bool:

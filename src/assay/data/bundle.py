@@ -129,12 +129,12 @@ class DataBundle:
 
     def only(self, kept: Tensor) -> DataBundle:
         """The data set with the training records that `kept`, a boolean for each, says."""
+        x, y = self.train_x[kept], self.train_y[kept]
         rows = None if self.row_keys is None else self.row_keys[kept]
-        rest = {"train_x": self.train_x[kept], "train_y": self.train_y[kept], "row_keys": rows}
         if self.train_units is None or self.train_keys is None:
-            return replace(self, **rest)
+            return replace(self, train_x=x, train_y=y, row_keys=rows)
         there, units = torch.unique(self.train_units[kept], return_inverse=True)
-        return replace(self, **rest, train_units=units, train_keys=self.train_keys[there])
+        return replace(self, train_x=x, train_y=y, row_keys=rows, train_units=units, train_keys=self.train_keys[there])
 
     def with_test(self, aside: Tensor) -> DataBundle:
         """The data set with the training records that `aside` says as its test part, in place of its own."""

@@ -5,6 +5,7 @@ A number that is infinite is the string "inf": JSON has no other way to say it, 
 
 from __future__ import annotations
 
+import datetime
 import math
 import platform
 from collections.abc import Mapping, Sequence
@@ -210,6 +211,7 @@ def build_record(
         "history": history,
         "result": {key: number(value) for key, value in result.items()},
         "tuning": names.get("tuning"),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "operator": names.get("operator"),
         "budget": None,
         "seed": training["seed"],

@@ -120,6 +120,7 @@ RECORD: Mapping[str, Shape] = {
     "history?": [dict],
     "result": {"test_accuracy": _LIMIT},
     "tuning?": (dict, NoneType),
+    "date?": _TEXT,
     "operator?": _TEXT,
     "budget?": (dict, NoneType),
     "seed?": _WHOLE,

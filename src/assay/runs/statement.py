@@ -11,6 +11,7 @@ from typing import Any
 from assay._util.figures import at_least, at_most
 from assay.accounting.epsilon import Bound
 from assay.errors import AssayError
+from assay.runs.signoff import budget_headline, coverage, sign_off
 
 _PUBLISHED = (
     "the paper's algorithm to the letter; a target ε was one to claim, and the verified ε is what it really spent"
@@ -92,8 +93,7 @@ def statement(record: Mapping[str, Any]) -> str:
         "",
         *_items(
             [
-                "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
-                " settings that were tried and dropped.",
+                coverage(record),
                 *(f"Settings: {words}." for words in choices(record.get("tuning"))),
                 *said["assumed"],
             ]
@@ -102,6 +102,7 @@ def statement(record: Mapping[str, Any]) -> str:
         f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
         f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
         "",
+        *sign_off(record, shown, _units(record)),
     ]
     return "\n".join(lines)
 
@@ -121,6 +122,7 @@ def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
         f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy:"
         f" {record['unit']}).",
         "",
+        *budget_headline(record, shown),
         *_warnings(record, said["randomness"]),
         "| ε | value | meaning |",
         "|---|---|---|",
@@ -138,8 +140,7 @@ def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
         lines.append(
             f"**Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed."
         )
-    units = record["federated"]["clients"] if record["unit"] == "one client" else _at_stake(record)
-    if (large := large_delta(eps["delta"], units)) is not None:
+    if (large := large_delta(eps["delta"], _units(record))) is not None:
         lines.append(f"**δ is too large.** {large}.")
     if eps["verified"] == "inf":
         parts = record.get("parts") or []
@@ -206,6 +207,11 @@ def _at_stake(record: Mapping[str, Any]) -> int:
     """How many records ε protects: those that were trained on and, of a choice that was charged, those it was made by."""
     count: int = (record.get("tuning") or {}).get("records", record["records"])
     return count
+
+
+def _units(record: Mapping[str, Any]) -> int:
+    """How many records or clients there are, each of which ε protects."""
+    return int(record["federated"]["clients"]) if record["unit"] == "one client" else _at_stake(record)
 
 
 def _set_aside(record: Mapping[str, Any]) -> str:

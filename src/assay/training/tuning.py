@@ -354,6 +354,7 @@ class PrivateChoice:
             "tuning": {**chosen_by, "chosen": settings[which]},
             "operator": shared.operator,
             FIELD: in_budget,
+            "date": None,  # when it ended tells how long all trials took
             "timing": None,  # of a trial; the first one takes longer than the others
         }
         record["sentences"] = {
