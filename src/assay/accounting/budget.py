@@ -385,12 +385,18 @@ class Budget:
                 " runs has a total. It leaves without noise, or is sampled in a way that is accounted for by other means only"
             )
         spent, whole = state.spent(), self.filter.epsilon(state.costs + costs, self.delta)
-        still = sum(one.open for one in state.accounts)
-        waiting = f", {still} of them not ended yet" if still else ""
+        still, runs = sum(one.open for one in state.accounts), len(state.accounts)
+        so_far = (
+            "; there is no other run"
+            if not runs
+            else f"; {runs} so far, {still} of them not ended,"
+            if still
+            else f"; {runs} so far"
+        )
         said = (
             f"the budget {self.name} does not allow this run: all runs together would spend ε = {_shown(whole)} of"
-            f" {self.epsilon:g} at δ = {self.delta:g}; {len(state.accounts)} so far{waiting} have spent or reserved"
-            f" ε = {_shown(spent)}"
+            f" {self.epsilon:g} at δ = {self.delta:g}{so_far}"
+            + (f" spent or reserved ε = {_shown(spent)}" if runs else "")
         )
         fitting = None if noisier is None else self._fitting(state, noisier)
         if fitting is None:
