@@ -18,6 +18,7 @@ from assay.data.split import unit_keys
 from assay.data.tables import encoding
 from assay.data.tables.loading import read
 from assay.data.tables.preparing import row_keys
+from assay.errors import ConfigError
 
 _CHUNK = 1024
 
@@ -66,9 +67,12 @@ def of_table(source: Path | str, unit: str | None = None) -> Iterator[bytes]:
         unit: The column that says whose a row is.
 
     Raises:
-        DataError: The table cannot be read, or there is no such column.
+        DataError: The table cannot be read.
+        ConfigError: There is no such column.
     """
     found = read(source)
+    if unit is not None and unit not in found.columns:
+        raise ConfigError("unit", unit, f"record, client, or a column of {found.name}: {', '.join(found.columns)}")
     if unit is None:
         return _keys(b"row", torch.from_numpy(row_keys(found)))
     return _keys(b"person", torch.from_numpy(np.unique(unit_keys(encoding.ids(found, unit)))))
