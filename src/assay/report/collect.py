@@ -24,6 +24,7 @@ from assay.errors import AssayError, ConfigError
 from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import scored
+from assay.runs.totals import Part, part_of
 from assay.studies.directory import Study
 from assay.studies.summary import tried
 
@@ -62,6 +63,8 @@ class Finished:
     aside: tuple[Mapping[str, Any], ...] = ()
     pictures: tuple[Picture, ...] = ()
     trouble: str = ""
+    part: Part | None = None
+    """What it spent, for the total of several; None where its ledger is not beside its record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +83,7 @@ class Unfinished:
     changed: str
     scored: str
     trouble: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +243,14 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         aside=tuple(aside),
         pictures=tuple(_picture(path, directory.path) for path in _png_files(directory.path)),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
+
+
+def _part(directory: RunDirectory) -> Part | None:
+    """What a run spent by its ledger, if it is there and whole; what is wrong with it is said elsewhere."""
+    found: Part | None = _optional(lambda: part_of(directory.path), "ledger.jsonl", None, [])
+    return found
 
 
 def _optional(read: Callable[[], Any], what: str, otherwise: Any, trouble: list[str]) -> Any:
@@ -275,6 +286,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         scored=scored(names),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from assay._util.figures import at_least, at_most
 from assay.report.collect import Finished, number
+from assay.runs.signoff import uncharged
 from assay.runs.statement import scored
 from assay.studies.summary import tried
 
@@ -274,6 +275,8 @@ def verdict(group: Group) -> Verdict:
             words="look into it",
             detail=f"spent {spent}{within}; an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug",
         )
+    if tried := uncharged(group.runs[0].record.get("tuning")):
+        return Verdict(tone=Tone.NOTE, words="holds for the run alone", detail=f"spent {spent}{within}{shown}; {tried}")
     consistent = ", and an audit agrees" if "consistent" in said else ""
     return Verdict(tone=Tone.GOOD, words="holds", detail=f"spent {spent}{within}{shown}{consistent}")
 

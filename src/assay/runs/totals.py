@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import ANY
 from assay.accounting.ledger import read_ledger
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
+from assay.runs.budgeted import FIELD
 from assay.runs.directory import RunDirectory
 
 
@@ -34,11 +36,11 @@ class Part:
         records: How many records it had.
         unit: What ε protects: `record`, `client`, or a column that says whose a record is.
         event: Everything that its ledger was charged with.
-        epsilon: The verified ε of that by itself.
-        delta: At this δ.
+        delta: The run's own δ.
         adjacency: Which data sets are neighbours.
         replaced: How many earlier runs in the same directory, replaced with --force, are part of it.
         shared_noise: Whether steps have noise in common.
+        budget: The id of the budget that it is under; None without one.
     """
 
     name: str
@@ -46,11 +48,16 @@ class Part:
     records: int | None
     unit: str
     event: DpEvent
-    epsilon: float
     delta: float
     adjacency: Adjacency
     replaced: int
     shared_noise: bool
+    budget: str | None = None
+
+    @cached_property
+    def epsilon(self) -> float:
+        """The verified ε of the run by itself."""
+        return epsilon(self.event, self.delta, self.adjacency)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,6 +150,8 @@ def part_of(path: Path) -> Part:
     spec = run.read_spec()
     if run.finished:
         run.check_files(run.read_record(), run.spec.name, run.ledger.name)
+        if not run.ledger.exists():
+            raise AssayError(f"{run.ledger} is missing: without it the ε of this run is not known")
     plan, names = spec["plan"], spec["names"]
     events, adjacency, replaced = [], None, 0
     for file in (run.ledger, *sorted(run.earlier.glob("*.jsonl"))):
@@ -155,18 +164,17 @@ def part_of(path: Path) -> Part:
         replaced += file != run.ledger
         events.append(ledger.event())
     adjacency = Adjacency(plan.get("adjacency", Adjacency.ADD_OR_REMOVE_ONE)) if adjacency is None else adjacency
-    event = ComposedDpEvent(events)
     return Part(
         name=str(path),
         data=str(names.get("data", "unnamed")),
         records=plan.get("records") or names.get("records"),
         unit=_unit(plan, names),
-        event=event,
-        epsilon=epsilon(event, plan["delta"], adjacency),
+        event=ComposedDpEvent(events),
         delta=plan["delta"],
         adjacency=adjacency,
         replaced=replaced,
         shared_noise=str(plan.get("noise_schedule", "")).startswith("banded"),
+        budget=(spec.get(FIELD) or {}).get("id"),
     )
 
 
