@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay import Adjacency, ConfigError
+from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.epsilon import divergences, epsilon, gaussian_epsilon
 from assay.accounting.filters import ANY, RenyiFilter
 
@@ -145,6 +146,14 @@ def test_what_has_no_bound_is_never_allowed():
 def test_orders_and_weights_that_prove_nothing_are_refused(orders, weights):
     with pytest.raises(ConfigError):
         RenyiFilter(orders, weights)
+
+
+def test_an_epoch_that_others_see_from_within_is_not_amplified():
+    chosen, noise = RenyiFilter.for_ceiling(2, 1e-6), dp_event.GaussianDpEvent(3)
+    epoch = dp_event.SelfComposedDpEvent(RandomAllocationDpEvent(20, noise), 4)
+    whole = chosen.costs(dp_event.SelfComposedDpEvent(noise, 4), ADD)
+    np.testing.assert_allclose(chosen.costs(epoch, ADD), whole)
+    assert (divergences(epoch, chosen.orders, ADD) < whole).all()
 
 
 def test_more_is_never_cheaper():

@@ -1,4 +1,4 @@
-"""What a record is recognised by, wherever it turns up again: its content as bytes, whatever its place or its file's name."""
+"""The content of a record as bytes, by which it is recognised whatever its place or its file."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _CHUNK = 1024
 def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
     """The content of each record, one after the other; nothing is kept in memory.
 
-    Floating-point numbers count as float32, whole numbers as int64. So a record is the same whether it comes from a file,
-    from a tensor or from a list of numbers. Records that change at every look (random views) cannot be recognised.
+    Floating-point numbers count as float32, whole numbers as int64. So a record is the same whether it comes from a
+    file, a tensor or a list of numbers. Records that change at every look (random views) cannot be recognised.
 
     Args:
         dataset: A map-style data set.
