@@ -93,9 +93,9 @@ def _drawn(name: str, runs: Sequence[Finished], ceiling: float) -> Html | None:
 def _together(found: Collected) -> list[Html]:
     """Runs on records of one name that have no common budget: what they spend together."""
     alike: dict[tuple[Any, ...], list[Part]] = {}
-    for run in (*found.finished, *found.unfinished):
-        if run.part is not None:
-            part = run.part
+    spent = [run.part for run in found.finished] + [run.part for run in found.unfinished]
+    for part in spent:
+        if part is not None:
             alike.setdefault((part.data, part.unit, part.adjacency), []).append(part)
     said = []
     for (data, unit, adjacency), parts in alike.items():
