@@ -332,6 +332,11 @@ class Ledger(Unique):
         return any(entry.once and entry.event == event for entry in self._entries)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing that costs anything was charged."""
+        return not list(events.flatten(self.event()))
+
+    @property
     def total_steps(self) -> int:
         """The number of steps charged in all segments, including those that a killed process lost."""
         return sum(entry.steps for entry in self._entries)

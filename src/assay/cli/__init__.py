@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from assay.cli import (
     attack,
     audit,
+    budget,
     catalogue,
     compare,
     federate,
@@ -70,6 +71,7 @@ compare.register(app)
 reproduce.register(app)
 tune.register(app)
 report.register(app)
+budget.register(app)
 keys.register(app)
 signing.register(app)
 catalogue.register(app)

@@ -100,6 +100,9 @@ def federate(
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     data_dir: options.DataDir = None,
+    budget: options.Budget = None,
+    budget_key: options.BudgetKey = None,
+    operator: options.Operator = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),

@@ -159,6 +159,9 @@ def train(
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
+    budget: options.Budget = None,
+    budget_key: options.BudgetKey = None,
+    operator: options.Operator = None,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -181,6 +184,7 @@ def train(
         note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
         made.check(ranks.size)
+        made.check_budget()
         if ranks.leader:
             report_plan(made.plan, json)
         return

@@ -25,6 +25,7 @@ from assay.federated.kinds import epsilon_if_ended, kind_of
 from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import scored
+from assay.runs.totals import Part, part_of
 from assay.runs.verification import check_epsilon, check_statement
 from assay.studies.directory import Study
 from assay.studies.summary import tried
@@ -65,6 +66,8 @@ class Finished:
     aside: tuple[Mapping[str, Any], ...] = ()
     pictures: tuple[Picture, ...] = ()
     trouble: str = ""
+    part: Part | None = None
+    """What it spent, for the total of several; None where its ledger is not beside its record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,7 @@ class Unfinished:
     changed: str
     scored: str
     trouble: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +252,7 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         aside=tuple(aside),
         pictures=tuple(_picture(path, directory.path) for path in _png_files(directory.path)),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
 
 
@@ -255,6 +260,12 @@ def _statement(directory: RunDirectory, record: Mapping[str, Any]) -> str:
     text = directory.read_statement(record)
     check_statement(directory, record, text)
     return text
+
+
+def _part(directory: RunDirectory) -> Part | None:
+    """What a run spent by its ledger, if it is there and whole; what is wrong with it is said elsewhere."""
+    found: Part | None = _optional(lambda: part_of(directory.path), "ledger.jsonl", None, [])
+    return found
 
 
 def _optional(read: Callable[[], Any], what: str, otherwise: Any, trouble: list[str]) -> Any:
@@ -288,6 +299,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         scored=scored(names),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
 
 

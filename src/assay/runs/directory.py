@@ -342,6 +342,12 @@ class RunDirectory:
         except (SafetensorError, OSError) as error:
             raise AssayError(f"{path} cannot be read: {error}") from error
 
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file of the run but its record and its statement."""
+        models = sorted(self.kept_models.glob("*.safetensors"))
+        there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
+        return {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+
     def write_record(self, record: Mapping[str, Any], statement: str) -> dict[str, Any]:
         """Write the statement and the record, with the digests of all files of the run.
 
@@ -359,9 +365,7 @@ class RunDirectory:
         replace_text(target, statement)
         whole: dict[str, Any] = {**record, "schema": _UNSEALED_RECORD}
         if self.digest() is not None:
-            models = sorted(self.kept_models.glob("*.safetensors"))
-            there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
-            files = {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+            files = self.digests()
             files[self.statement.name] = seals.of_file(target)
             whole = seals.sealed({**record, "schema": RECORD_SCHEMA, "files": files})
         replace_json(self.record, whole)  # from here on the new statement counts

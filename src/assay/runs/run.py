@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
@@ -21,8 +21,10 @@ from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.data.task import Task
 from assay.distributed.world import ALONE, World
+from assay.errors import AssayError
 from assay.methods.stage import Loss
 from assay.runs import checkpoint, schema
+from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
 from assay.runs.metrics import figures
@@ -149,6 +151,7 @@ class Run:
         directory: RunDirectory | None = None,
         callbacks: Iterable[Callback] = (),
         ranks: World = ALONE,
+        lease: Lease | None = None,
     ) -> None:
         """Open the ledger and begin, or continue from the checkpoint in `directory`.
 
@@ -161,11 +164,12 @@ class Run:
             directory: Where the run is written, if anywhere.
             callbacks: Told about the released progress; they may end the run.
             ranks: The processes that train together.
+            lease: Its part in a budget, if it has one. It is reserved here.
         """
         if not ranks.leader:  # only the leader writes and shows
             directory, callbacks = None, ()
         self._world, self._plan, self._directory = ranks, plan, directory
-        self._training, self._names, self._test = training, names, test
+        self._training, self._names, self._test, self._lease = training, names, test, lease
         self._callbacks = Callbacks(callbacks)
         self._history: list[dict[str, Any]] = []
         self._seconds, self._stopped = 0.0, False
@@ -176,13 +180,27 @@ class Run:
         with ExitStack() as undo:  # an error here leaves model and ledger to others
             undo.callback(self._ledger.close)
             saved = ranks.once(self._claim)
+            if lease is not None:
+                self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory)).covers
+                undo.push(self._give_back)
             if saved is not None:
                 state = saved[1]
                 ranks.once(lambda: self._ledger.check_covers(steps_covered(state)))
                 self._history, self._seconds = state["history"], state["seconds"]
             self._course = begin(self._ledger, directory, saved)
             undo.callback(self._course.close)
-            self._close = undo.pop_all().close
+            self._undo = undo.pop_all()
+
+    def _give_back(self, failed: object, *_: object) -> None:
+        """End the reservation of a run that failed and cannot be resumed, or that has released nothing.
+
+        Any other that did not finish keeps it, and is resumed or settled by its ledger.
+        """
+        if self._lease is None or failed is None or not self._world.leader:
+            return
+        if self._directory is None or self._ledger.is_empty:
+            with suppress(AssayError, OSError):  # what failed is said, and the reservation stands
+                self._lease.end(self._ledger, "failed")
 
     def _claim(self) -> Saved | None:
         """Lock the directory for this run; return the checkpoint in it, if there is one."""
@@ -208,12 +226,10 @@ class Run:
         Raises:
             InterruptedRunError: The process was asked to stop; a checkpoint is written.
         """
-        try:
+        with self._undo:
             with stop_requests() as stop:
                 self._advance(stop)
             result = self._finish()
-        finally:
-            self._close()
         self._callbacks.end(result)
         return result
 
@@ -261,6 +277,10 @@ class Run:
             self._note()
             self._save()
         self._history[-1]["epsilon"] = number(self._world.once(self._course.epsilon))
+
+    def _settled(self) -> dict[str, Any]:
+        """What the record says of the run's budget, after what is left of its reservation was given back."""
+        return {} if self._lease is None else {FIELD: self._lease.end(self._ledger)}
 
     def _note(self) -> None:
         """Add an entry to the history."""
@@ -329,17 +349,20 @@ class Run:
         if accuracy is None:
             accuracy = measured.get("test_accuracy")
         record = self._world.once(
-            lambda: build_record(
-                plan=self._plan,
-                ledger=self._ledger,
-                facts=course.facts(self._names, stopped=self._stopped),
-                names=self._names,
-                training=self._training,
-                steps=course.taken,
-                stopped=self._stopped,
-                history=self._history,
-                result={**measured, "test_accuracy": accuracy, "test_loss": test_loss},
-                seconds=self._seconds,
+            lambda: (
+                build_record(
+                    plan=self._plan,
+                    ledger=self._ledger,
+                    facts=course.facts(self._names, stopped=self._stopped),
+                    names=self._names,
+                    training=self._training,
+                    steps=course.taken,
+                    stopped=self._stopped,
+                    history=self._history,
+                    result={**measured, "test_accuracy": accuracy, "test_loss": test_loss},
+                    seconds=self._seconds,
+                )
+                | self._settled()
             )
         )
         model, tensors, left_out = course.finish()
