@@ -4,12 +4,12 @@
 |---|---|
 | `python` | run, in one namespace a page |
 | `python title="a/b.py"`, `toml title="a.toml"` | written to that file |
-| `console` | every line `$ assay ...` is run by the command line, and `$ torchrun ...` as processes; the other lines are their output |
+| `console` | each line `$ assay ...` is run here, `$ torchrun ...` as processes; other lines are their output |
 | `text` | the output of the block before |
 | `diff` | takes the first to the second of the two files written before |
 
-In output that is shown, `…` stands for anything on its line; all else must be there, line by line and in order. A block after
-`<!-- not run: reason -->` is left alone, and so are blocks with Opacus where it is not installed.
+In output that is shown, `…` stands for anything on its line; all else must be there, line by line and in order. A block
+after `<!-- not run: reason -->` is left alone, and so are blocks with Opacus where it is not installed.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from assay.data.fetch import get
     from assay.data.folders import folder, pictures
     from assay.data.hub import of_dataset
+    from assay.data.identity import contents
     from assay.data.loading import Loading
     from assay.data.sources import load
     from assay.data.tables.loading import table
@@ -28,6 +29,7 @@ __all__ = [
     "Schema",
     "Task",
     "available",
+    "contents",
     "folder",
     "get",
     "load",
@@ -46,6 +48,7 @@ __getattr__ = lazy.exports(
         "Schema": "tables.schema",
         "Task": "task",
         "available": "catalog",
+        "contents": "identity",
         "folder": "folders",
         "get": "fetch",
         "load": "sources",

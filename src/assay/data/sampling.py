@@ -3,8 +3,19 @@
 from assay.data.samplers import SAMPLERS, Sampler, parse
 from assay.data.samplers.cyclic import Cyclic
 from assay.data.samplers.full import FullBatch
+from assay.data.samplers.permuted import Permuted
 from assay.data.samplers.poisson import Poisson
 from assay.data.samplers.shuffled import Shuffled
 from assay.data.samplers.without_replacement import WithoutReplacement
 
-__all__ = ["SAMPLERS", "Cyclic", "FullBatch", "Poisson", "Sampler", "Shuffled", "WithoutReplacement", "parse"]
+__all__ = [
+    "SAMPLERS",
+    "Cyclic",
+    "FullBatch",
+    "Permuted",
+    "Poisson",
+    "Sampler",
+    "Shuffled",
+    "WithoutReplacement",
+    "parse",
+]

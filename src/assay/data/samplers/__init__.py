@@ -78,6 +78,10 @@ class Sampler(ABC):
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """The cost of `steps` steps from the start of this randomness, each releasing `event` on its batch."""
 
+    def composed_before(self, event: DpEvent, steps: int) -> DpEvent:
+        """What an earlier version charged for the same, if that was more: a run that it began may be resumed."""
+        return self.compose(event, steps)
+
     @abstractmethod
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
         """A lower bound on that cost, for audits where `compose` is only an upper bound.

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from assay._util.lazy import torch
+from assay.accounting.accountants.allocated import RandomAllocationDpEvent
+from assay.accounting.adjacency import Adjacency
 from assay.data.samplers import Sampler
 
 if TYPE_CHECKING:
@@ -19,16 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shuffled(Sampler):
-    """Every record is in one random batch of each epoch. Charged without amplification.
+    """Every record once an epoch, in a random one of the epoch's batches: random allocation, or balls and bins.
 
-    Each record draws its batch independently of the others, so batch sizes vary around the expected one. One record
-    changes one batch per epoch and no other. So under add-or-remove-one an epoch costs exactly one release, whatever
-    the number of its batches. Shuffling is not Poisson sampling, so its amplification does not apply: accounting
-    shuffled batches as Poisson batches understates ε.
+    Each record draws its batch independently of the others, so batch sizes vary around the expected one. That is what
+    makes it private beyond one release an epoch where a record is added or removed (`assay.accounting.allocation`). An
+    epoch that was begun is charged whole. Where a record is replaced, no amplification is claimed.
+
+    A stock DataLoader with `shuffle=True` does something else, a permutation cut into batches of one size: `permutation`.
     """
 
     name: ClassVar[str] = "shuffle"
     by_epoch: ClassVar[bool] = True
+    tight: ClassVar[bool] = True
+    shown_under: ClassVar[Adjacency | None] = Adjacency.ADD_OR_REMOVE_ONE
     _drawn: dict[tuple[Randomness, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -51,22 +56,24 @@ class Shuffled(Sampler):
         return torch.nonzero(self._drawn[key] == batch).flatten()
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """One release for every epoch that has begun: parallel composition over the batches of an epoch."""
+        """Random allocation, once for every epoch begun."""
+        epochs = math.ceil(steps / self.epoch_steps)
+        return SelfComposedDpEvent(RandomAllocationDpEvent(self.epoch_steps, event), epochs)
+
+    def composed_before(self, event: DpEvent, steps: int) -> DpEvent:
+        """Versions before random allocation was accounted for charged one release an epoch begun."""
         return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """The sum of an epoch's releases, with the record once and the noise of every batch; else the first step."""
+        """The whole epochs; of less than an epoch the first step."""
         epochs = steps // self.epoch_steps
         if not epochs:
             return PoissonSampledDpEvent(self.rate, event)
-        return SelfComposedDpEvent(GaussianDpEvent(event.noise_multiplier * math.sqrt(self.epoch_steps)), epochs)
+        return SelfComposedDpEvent(RandomAllocationDpEvent(self.epoch_steps, event), epochs)
 
     def describe(self) -> str:
         """A sentence for the statement."""
-        return (
-            f"shuffled epochs of {self.epoch_steps} batches, each record in one of them; "
-            "no amplification by sampling is claimed"
-        )
+        return f"shuffled epochs of {self.epoch_steps} batches: each record enters one of them, drawn independently"
 
 
 SAMPLER = Shuffled

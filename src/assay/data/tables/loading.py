@@ -22,10 +22,8 @@ from assay.errors import ConfigError, DataError
 _LEAST = 5  # rows, or persons, of which a fifth can be set aside
 NOTES = (
     "Rows were prepared by the schema that stands in the record and is taken as public: numbers are scaled by "
-    "declared bounds and "
-    "clamped to them, values beside the declared levels count as one other level, a missing value has a feature of "
-    "its own, words "
-    "are counted by a hash. No statistic of the rows is used."
+    "declared bounds and clamped to them, values beside the declared levels count as one other level, a missing value "
+    "has a feature of its own, words are counted by a hash. No statistic of the rows is used."
 )
 
 
@@ -40,8 +38,8 @@ def table(
     """A CSV or Parquet file, a pyarrow table or a `datasets.Dataset` as a data set to train on.
 
     Nothing is computed from the rows but what the schema declares, row by row, so preparing them costs no privacy.
-    Without a test part, about a fifth of the rows is set aside for testing by a keyed hash of each row's values; with
-    a unit, about a fifth of the persons, by a keyed hash of the id, so that nobody has rows in both parts.
+    Without a test part, about a fifth of the rows is set aside for testing by a keyed hash of each row's values; with a
+    unit, about a fifth of the persons, by a keyed hash of the id, so that nobody has rows in both parts.
 
     Args:
         source: The path of a file (.csv, .tsv, .parquet, .pq), or a table in memory.
@@ -85,6 +83,7 @@ def table(
         test_units=None if test_whose is None else torch.from_numpy(test_whose.numbers),
         train_keys=None if whose is None else torch.from_numpy(whose.keys),
         unit_column=unit,
+        row_keys=torch.from_numpy(first.keys),
         task=task,
         schema=declared.to_json(),
     )
@@ -117,7 +116,7 @@ def _asks_for_one(source: Path | str | Any, target: str | Sequence[str] | None) 
             raise ConfigError("target", name, f"a column of the table: {listed(names)}")
     return (
         f"what is publicly known of the columns. Save this as {called}, fill it in, and say --schema {called} (from "
-        f"Python "
+        "Python "
         f'schema="{called}"); `assay data schema` writes it, and fills it in from a public sample\n\n{empty}'
     )
 
@@ -165,11 +164,10 @@ def _divided_words(unit: str | None) -> str:
     if unit is None:
         return (
             " About one of every five rows is set aside for testing, by a hash of its own values. One row more or "
-            "less moves no "
-            "other row from one part to the other."
+            "less moves no other row from one part to the other."
         )
     return (
         f" About one of every five persons (column {unit}) is set aside for testing with all of their rows, by a "
-        f"hash of the id. One "
+        "hash of the id. One "
         "person more or less moves nobody else from one part to the other."
     )

@@ -1,7 +1,4 @@
-"""Rows by their schema: features, and targets for training.
-
-New rows are prepared by the same function as those of the run.
-"""
+"""Rows by their schema: features, and targets for training. The same function prepares new rows and those of a run."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ from assay.errors import ConfigError, DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Prepared rows: features, targets as `Task` says, and keys: of each row's own content, and of its person."""
+    """Prepared rows: features, targets as `Task` says, and two keys of each row: of its person and of its content."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[Any]
@@ -157,7 +154,7 @@ def _check_classes(table: Table, schema: Schema, y: npt.NDArray[Any]) -> None:
     if task.is_classification and len(np.unique(y)) == 1:
         raise DataError(
             f"{table.name}, column {schema.target[0]!r}: every row is {task.names[int(y[0])]!r}; at least two "
-            f"classes are required"
+            "classes are required"
         )
 
 

@@ -121,7 +121,7 @@ def header(path: Path, *, delimiter: str | None = None) -> list[str]:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(
             f"{path}, row 1: column {twice[0]!r} is there {Counter(names)[twice[0]]} times; names must differ from "
-            f"each other"
+            "each other"
         )
     return names
 
@@ -214,8 +214,7 @@ def _csv(path: Path, names: list[str], delimiter: str) -> pa.Table:
         where = "" if row.number is None else f", row {row.number}"
         raise DataError(
             f"{path}{where} has {row.actual_columns} values ({text!r}); {row.expected_columns} are required, one for "
-            f"each of the "
-            f"columns {listed(names)}{hint}"
+            f"each of the columns {listed(names)}{hint}"
         ) from error
 
 
@@ -230,8 +229,8 @@ def _check_utf8(path: Path) -> None:
             except UnicodeDecodeError as error:
                 row += block[: error.start].count(b"\n")
                 raise DataError(
-                    f"{path}, row {row} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save the file as CSV "
-                    f"in UTF-8"
+                    f"{path}, row {row} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save the file as CSV in "
+                    "UTF-8"
                 ) from None
             row += block.count(b"\n")
 
