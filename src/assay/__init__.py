@@ -4,6 +4,7 @@
     result = assay.fit(model, train, plan=plan, test=test)      # one call
     step = assay.PrivateStep(model, plan)                       # or your own loop
     result = assay.train(assay.presets.settings("mnist", epsilon=1), out="runs/mnist")     # or by names
+    assay.load("runs/mnist").predict("new.npz")                 # the model afterwards
     assay.audit.of_run("runs/mnist"), assay.attacks.of_run("runs/mnist"), assay.report.write("runs")
 
 Everything else is in the modules named in docs/architecture.md.
@@ -14,11 +15,14 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assay import attacks, audit, federated, presets, report, runs, studies
+    from assay import attacks, audit, federated, inference, presets, report, runs, studies
     from assay._util.figures import at_least, at_most
     from assay.accounting.budget import Budget
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
+    from assay.inference.exporting import export
+    from assay.inference.loading import TrainedModel, load
+    from assay.inference.predicting import Predictions
     from assay.methods.plan import Plan
     from assay.runs.callbacks import Callback
     from assay.runs.result import Progress, Result
@@ -41,10 +45,12 @@ __all__ = [
     "DataError",
     "Optimizer",
     "Plan",
+    "Predictions",
     "PrivateStep",
     "Progress",
     "Result",
     "Settings",
+    "TrainedModel",
     "Training",
     "UnsupportedModelError",
     "at_least",
@@ -52,8 +58,11 @@ __all__ = [
     "attacks",
     "audit",
     "choose",
+    "export",
     "federated",
     "fit",
+    "inference",
+    "load",
     "presets",
     "report",
     "resume",
@@ -76,6 +85,9 @@ _HOMES = {
     "assay.training.settings": ("Training",),
     "assay.training.from_names": ("Settings", "train"),
     "assay.training.tuning": ("choose",),
+    "assay.inference.loading": ("TrainedModel", "load"),
+    "assay.inference.predicting": ("Predictions",),
+    "assay.inference.exporting": ("export",),
 }
 
 

@@ -26,6 +26,7 @@ LEVELS = (
     "training",
     "presets",
     "federated",
+    "inference",
     "audit",
     "attacks",
     "studies",

@@ -25,6 +25,7 @@ from assay.cli import (
     runs,
     signing,
     tune,
+    use,
 )
 from assay.cli.output import fail, note, say, unfailing
 from assay.distributed.launch import check_alone
@@ -74,6 +75,7 @@ report.register(app)
 budget.register(app)
 keys.register(app)
 signing.register(app)
+use.register(app)
 catalogue.register(app)
 
 

@@ -42,6 +42,7 @@ class DataBundle:
         unit_column: the column that says whose a record is.
         task: what is predicted; None for classes without names.
         schema: how rows were prepared, as JSON, so that new rows can be prepared in the same way.
+        record_shape: the shape of one record before features replaced it; None where records are as they were.
 
     Raises:
         ConfigError: a tensor has another type or shape, or a target lies outside its range.
@@ -65,6 +66,7 @@ class DataBundle:
     """A key for each training row of a table, by its raw values: the same under every schema."""
     task: Task | None = None
     schema: Mapping[str, Any] | None = field(default=None, repr=False)
+    record_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self._check_units()
@@ -195,6 +197,11 @@ class DataBundle:
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one record's features."""
         return tuple(self.train_x.shape[1:])
+
+    def inputs(self) -> dict[str, Any]:
+        """What a run notes about its inputs, so that its model can be built and used without these records."""
+        shape = self.input_shape if self.record_shape is None else self.record_shape
+        return {"record": list(shape), "model": list(self.input_shape), "outputs": self.classes}
 
     @property
     def train(self) -> TensorDataset:

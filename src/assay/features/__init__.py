@@ -157,6 +157,7 @@ def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> Da
         bundle,
         train_x=of(bundle.train_x, "training"),
         test_x=of(bundle.test_x, "test"),
+        record_shape=bundle.input_shape,
         notes=f"{bundle.notes} Features: {features.describe()}. They cost no privacy: each record's features depend on "
         "that record and on public constants only.",
     )

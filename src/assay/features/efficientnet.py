@@ -57,7 +57,7 @@ class EfficientNetLite0:
     def extract(self, x: Tensor) -> Tensor:
         network = _network()
         features: list[Tensor] = []
-        for pictures in x.split(_AT_ONCE):
+        for pictures in (x,) if torch.compiler.is_exporting() else x.split(_AT_ONCE):
             large = F.interpolate(pictures, size=(self.size, self.size), mode="bicubic", align_corners=False)
             features.append(network.extract_features(large.to(memory_format=torch.channels_last)).mean((2, 3)))
         scaled: Tensor = F.normalize(torch.cat(features)) * _FEATURES**0.5

@@ -93,22 +93,24 @@ class _Bank:
 
     def scattered(self, x: Tensor) -> Tensor:
         """Orders 0, 1 and 2 of pictures [N, height, width] in kymatio's order: [N, maps, height / 2^J, width / 2^J]."""
+        if torch.compiler.is_exporting():  # a program takes any number of pictures
+            return self._scattered(x)
         return torch.cat([self._scattered(pictures) for pictures in x.split(_AT_ONCE)])
 
     def _scattered(self, x: Tensor) -> Tensor:
         padded = self.pad(x).permute(0, 3, 1, 2)
-        spectrum, scales = torch.fft.fft2(padded), len(self.wavelets)
+        spectrum, scales = _spectrum(padded), len(self.wavelets)
         first, second = [], []
         for j in range(scales):
             map_j = self._modulus(spectrum, j, 0)  # [N, L, height, width]
             first.append(self._averaged(map_j, j))
             if j + 1 < scales:
-                spectra = torch.fft.fft2(map_j)[:, :, None]
+                spectra = tuple(piece[:, :, None] for piece in _spectrum(map_j))
                 paths = [self._averaged(self._modulus(spectra, k, j), k) for k in range(j + 1, scales)]
                 second.append(torch.cat(paths, 2).flatten(1, 2))
         return torch.cat([self._averaged(padded, 0), *first, *second], 1)
 
-    def _modulus(self, spectrum: Tensor, scale: int, level: int) -> Tensor:
+    def _modulus(self, spectrum: tuple[Tensor, ...], scale: int, level: int) -> Tensor:
         """|x ⋆ ψ| for all angles of a scale, at the level of that scale, from the `spectrum` of a map at `level`."""
         wavelets, times = self.wavelets[scale][level], 2 ** (scale - level)
         height, width = wavelets.shape[-2] // times, wavelets.shape[-1] // times
@@ -117,13 +119,43 @@ class _Bank:
             for row, column in itertools.product(range(times), repeat=2)
         ]
         # Keeping every times-th place of a map folds its spectrum. Piece by piece, the data stays in the cache.
-        folded = reduce(torch.add, (spectrum[piece] * wavelets[piece] for piece in pieces))
-        modulus: Tensor = torch.fft.ifft2(folded).abs().div_(times**2)
-        return modulus
+        folded = [reduce(torch.add, (part[piece] * wavelets[piece] for piece in pieces)) for part in spectrum]
+        if len(folded) == 1:
+            modulus: Tensor = torch.fft.ifft2(folded[0]).abs().div_(times**2)
+            return modulus
+        real, imaginary = _fourier((folded[0], folded[1]), 1)
+        return (real.square() + imaginary.square()).sqrt() / (height * width * times**2)
 
     def _averaged(self, maps: Tensor, level: int) -> Tensor:
         columns, rows = self.averages[level]
         return columns @ maps @ rows
+
+
+def _spectrum(maps: Tensor) -> tuple[Tensor, ...]:
+    """The Fourier transform of maps as one complex tensor; in an exported program as two, real and imaginary.
+
+    Other programs, ONNX among them, know no complex numbers.
+    """
+    if not torch.compiler.is_exporting():
+        return (torch.fft.fft2(maps),)
+    return _fourier((maps, torch.zeros_like(maps)), -1)
+
+
+def _fourier(maps: tuple[Tensor, Tensor], sign: int) -> tuple[Tensor, Tensor]:
+    """The sums Σ x exp(sign · 2πi (jk/height + lm/width)), by matrices of cosines and sines."""
+    height, width = maps[0].shape[-2:]
+    return _times(_times(_waves(height, sign), maps), _waves(width, sign))
+
+
+def _waves(count: int, sign: int) -> tuple[Tensor, Tensor]:
+    places = torch.arange(count, dtype=torch.float64)
+    angles = 2 * torch.pi * (places[:, None] * places % count) / count
+    return angles.cos().float(), sign * angles.sin().float()
+
+
+def _times(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The product of two complex matrices, each as its real and its imaginary part."""
+    return a[0] @ b[0] - a[1] @ b[1], a[0] @ b[1] + a[1] @ b[0]
 
 
 @lru_cache(maxsize=4)

@@ -279,6 +279,7 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
         "data": o.data,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "records": len(labels),
+        "inputs": bundle.inputs(),
         "split": bundle.split.to_json(),
         "unit": bundle.unit,
         "notes": bundle.notes,

@@ -201,6 +201,8 @@ def build_record(
         "train_layers": names.get("train_layers"),
         "data": names.get("data", "unnamed"),
         "features": names.get("features"),
+        "circulant": names.get("circulant"),
+        "inputs": names.get("inputs"),
         "unit": facts.unit,
         "records": facts.records,
         "validation_of": names.get("validation_of"),

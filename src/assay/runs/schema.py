@@ -71,6 +71,7 @@ _NAMES: Mapping[str, Shape] = {
     "data_dir?": _TEXT,
     "features?": _TEXT,
     "circulant?": _WHOLE,
+    "inputs?": {"record?": [int], "model?": [int], "outputs?": int},
     "validation_of?": _WHOLE,
     "init?": _TEXT,
     "init_sha256?": _TEXT,

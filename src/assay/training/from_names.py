@@ -437,6 +437,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         **start,
         "data": o.data,
         "features": o.features,
+        "inputs": bundle.inputs(),
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "split": bundle.split.to_json(),

@@ -123,7 +123,7 @@ def _rehearsed(features: features_package.Features, bundle: DataBundle) -> DataB
     with torch.no_grad():
         one = features.extract(bundle.train_x[:1]).float()
     train_x, test_x = (one.expand(len(x), *one.shape[1:]) for x in (bundle.train_x, bundle.test_x))  # no copies
-    return replace(bundle, train_x=train_x, test_x=test_x)
+    return replace(bundle, train_x=train_x, test_x=test_x, record_shape=bundle.input_shape)
 
 
 def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:

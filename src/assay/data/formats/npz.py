@@ -75,6 +75,19 @@ def read_npz(path: Path, unit: str | None = None) -> Arrays:
     return Arrays(x, y, x_test, y_test, *whose, unused)
 
 
+def read_inputs(path: Path) -> npt.NDArray[np.float32]:
+    """The array x of `path`, records to predict, without unpickling anything; other arrays are not looked at.
+
+    Raises:
+        DataError: x is missing or is something else than finite numbers; the error names file and array.
+        ConfigError: there is no such file.
+    """
+    if not path.is_file():
+        raise ConfigError("data", str(path), "the path of an existing .npz file")
+    found, _ = _open(path, (), required=("x",))
+    return _features(path, found["x"], "x")
+
+
 def _units(
     path: Path, found: Mapping[str, npt.NDArray[Any]], name: str | None, records: int
 ) -> npt.NDArray[Any] | None:
@@ -91,7 +104,9 @@ def _units(
     return np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids
 
 
-def _open(path: Path, more: tuple[str, ...]) -> tuple[Mapping[str, npt.NDArray[Any]], tuple[str, ...]]:
+def _open(
+    path: Path, more: tuple[str, ...], *, required: tuple[str, ...] = ("x", "y")
+) -> tuple[Mapping[str, npt.NDArray[Any]], tuple[str, ...]]:
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             single = file.read(6) == np.lib.format.MAGIC_PREFIX
@@ -100,11 +115,13 @@ def _open(path: Path, more: tuple[str, ...]) -> tuple[Mapping[str, npt.NDArray[A
     try:
         with zipfile.ZipFile(path) as archive:
             there = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            missing = [key for key in ("x", "y") if key not in there]
+            missing = [key for key in required if key not in there]
             if missing:
                 names = ", ".join(sorted(there)) or "nothing"
-                raise DataError(f"{path} has no array {' or '.join(missing)}; it has {names}, and x and y are required")
-            wanted = [key for key in (*_KEYS, *more) if key in there]
+                needed = " and ".join(required) + (" are" if len(required) > 1 else " is")
+                raise DataError(f"{path} has no array {' or '.join(missing)}; it has {names}, and {needed} required")
+            read = _KEYS if "y" in required else required
+            wanted = [key for key in (*read, *more) if key in there]
             for key in wanted:
                 _check_member(path, archive, there[key], key)
             return {key: _array(archive, there[key]) for key in wanted}, tuple(sorted(there.keys() - set(wanted)))
@@ -140,19 +157,11 @@ def _split(
     path: Path, found: Mapping[str, npt.NDArray[Any]], x_name: str, y_name: str
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     x, y = found[x_name], found[y_name]
-    if x.dtype.kind not in "fiub":
-        raise DataError(f"{path}: {x_name} is of type {x.dtype}, real numbers are required")
-    if x.ndim < 2 or 0 in x.shape:
-        raise DataError(f"{path}: {x_name} has shape {x.shape}, (records, features...) without a zero is required")
+    features = _features(path, x, x_name)
     if y.dtype.kind not in "iu":
         raise DataError(f"{path}: {y_name} is of type {y.dtype}, integer labels >= 0 are required")
     if y.shape != x.shape[:1]:
         raise DataError(f"{path}: {y_name} has shape {y.shape}, ({len(x)},) is required: a label for each of {x_name}")
-    with np.errstate(over="ignore"):  # infinite numbers are reported below
-        features = x.astype(np.float32)
-    finite = np.isfinite(features).reshape(len(x), -1).all(axis=1)
-    if not finite.all():
-        raise DataError(f"{path}: {x_name} is not finite in float32 in {int((~finite).sum())} of {len(x)} records")
     if y.min() < 0:
         raise DataError(f"{path}: {y_name} has a label {y.min()}, integer labels >= 0 are required")
     if y.max() >= _MOST_CLASSES:
@@ -161,3 +170,16 @@ def _split(
             "classes from 0 on"
         )
     return features, y.astype(np.int64)
+
+
+def _features(path: Path, x: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
+    if x.dtype.kind not in "fiub":
+        raise DataError(f"{path}: {name} is of type {x.dtype}, real numbers are required")
+    if x.ndim < 2 or 0 in x.shape:
+        raise DataError(f"{path}: {name} has shape {x.shape}, (records, features...) without a zero is required")
+    with np.errstate(over="ignore"):  # infinite numbers are reported below
+        features = x.astype(np.float32)
+    finite = np.isfinite(features).reshape(len(x), -1).all(axis=1)
+    if not finite.all():
+        raise DataError(f"{path}: {name} is not finite in float32 in {int((~finite).sum())} of {len(x)} records")
+    return features

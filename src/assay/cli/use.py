@@ -1,0 +1,73 @@
+"""`assay predict` and `assay export`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from assay.cli import options
+from assay.cli.output import console, note
+from assay.cli.show import print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command()(predict)
+    app.command()(export)
+
+
+def predict(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    records: Annotated[
+        Path,
+        typer.Argument(
+            help="New records: a .csv, .tsv, .parquet or .npz file (array x), a picture or a folder of them."
+        ),
+    ],
+    out: Annotated[Path | None, typer.Option(help="A new .csv file; without one, they are printed.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets are; only for runs of versions before 0.2.")
+    ] = None,
+) -> None:
+    """Predict new records with the model of a finished run: classes with probabilities, or numbers."""
+    from assay.inference import load
+    from assay.inference.predicting import free
+
+    if out is not None:
+        free(out, force=force)
+    found = load(run, data_dir=data_dir).predict(records)
+    if out is None:
+        sys.stdout.write(found.to_csv())
+    else:
+        console().print(f"predictions    {found.write(out, force=force)} ({len(found)} records)")
+    note(f"ε protects the records that {run} was trained on, not the records predicted here")
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
+    out: Annotated[Path, typer.Option(help="A new file: .pt2 for torch, .onnx for ONNX.")],
+    format: Annotated[str, typer.Option(help="torch (a torch.export program) or onnx.")] = "torch",
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    json: options.Json = False,
+) -> None:
+    """Write the model as a program that runs without Assay, with its privacy statement in it and beside it."""
+    from assay.inference import export as write
+    from assay.inference.exporting import beside_of
+
+    described = write(run, out, format=format, force=force)
+    if json:
+        print_json(described)
+        return
+    lines = console()
+    lines.print(f"program        {out}")
+    lines.print(f"statement      {beside_of(out)}")
+    lines.print(f"takes          {_shape(described['input'])}")
+    lines.print(f"gives          {described['output']['name']}, {_shape(described['output'])}")
+
+
+def _shape(said: dict[str, list[object]]) -> str:
+    return " × ".join(map(str, said["shape"]))
