@@ -495,10 +495,16 @@ class Loop(Course):
         """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
         prepared, unseen = -1, True
-        for inputs, targets in map(pair, step.batches(self.train, steps)):
+        for batch in step.batches_or_none(self.train, steps):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)
+            if batch is None:  # no record was drawn: noise alone, without a call of the model
+                if step.backward_of_none():
+                    self._move()
+                    yield
+                continue
+            inputs, targets = pair(batch)
             outputs = self.training.outputs(self.model, inputs, self.device)
             if unseen or step.engine.proving:
                 unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
@@ -506,10 +512,14 @@ class Loop(Course):
                     check_loss(self.loss, outputs, targets)
             if not step.backward(self.loss(outputs, targets)):
                 continue
-            self.optimizer.step()
-            if self.average is not None:
-                self.average.update(step.taken)
+            self._move()
             yield
+
+    def _move(self) -> None:
+        """Let the optimizer step on the private gradient."""
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update(self.step.taken)
 
     def _prepare(self, step: int) -> None:
         self.training.optimizer.set_lr(self.optimizer, step, self.plan.steps)

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,13 @@ from assay.training.augment import Augmentation
 from assay.training.batches import Batches, BatchPart
 from assay.training.masks import Masks
 
+_NO_BACKWARD = (
+    "a batch was drawn but backward() of this PrivateStep was not called for it: every batch needs its step. Likely "
+    "causes: something fetches batches ahead (a DataLoader, accelerate or list() around batches(); use num_workers of "
+    "batches() instead); gradients are accumulated over several batches (set a larger batch_size and "
+    "max_physical_batch instead); or loss.backward() or out.loss.backward() was called in place of "
+    "step.backward(losses)"
+)
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
 
 
@@ -254,9 +261,14 @@ class PrivateStep(Unique):
     ) -> Iterator[Any]:
         """The batches that the plan's sampler draws, collated as a DataLoader would.
 
-        With `max_physical_batch` a batch comes in parts, and `backward` returns True after the last. An empty batch
-        comes as one record of zeros that does not count: the step is taken, with its noise, like any other. With
-        `augment`, the views of each record follow each other and `backward` takes one loss per view.
+        With `max_physical_batch` a batch comes in parts, and `backward` returns True after the last. With `augment`,
+        the views of each record follow each other and `backward` takes one loss per view.
+
+        Poisson sampling sometimes draws an empty batch. It must look like any other: it is charged, gets its noise, and
+        your optimizer steps on noise alone. A model that stood still would tell that nobody was drawn, which ε does not
+        cover. So a record that does not count comes in its place, and `backward` throws its loss away unseen. It is the
+        data set's first record, because your model can take that one. With methods that work on a layer's maps, and in
+        a model that is split over ranks, the pass itself is needed; there it is a record of zeros.
 
         Without a seed, torch's own generators, which dropout draws from, get secret states for every part
         (`assay.training.masks`).
@@ -276,7 +288,6 @@ class PrivateStep(Unique):
             AssayError: The step is closed or unusable, `backward` was not called for a batch, or another loop over
                 `batches` began while this one was running.
         """
-        self._check_usable()
         records = (
             dataset
             if isinstance(dataset, Records)
@@ -290,6 +301,25 @@ class PrivateStep(Unique):
                 ),
             )
         )
+        return self._drawn(records, steps, lambda _: True)
+
+    def batches_or_none(self, records: Records, steps: int | None = None) -> Iterator[Any]:
+        """As `batches`, with None in place of a part without records; `backward_of_none` takes the step then.
+
+        For loops that need not call the model for such a part: `assay.fit`.
+        """
+        return self._drawn(records, steps, lambda part: not self._is_forgotten(part))
+
+    def _is_forgotten(self, part: BatchPart) -> bool:
+        """Whether a part has no records and nothing of its pass through the model is used.
+
+        A record that does not count still goes through the model where the noise must have the shape of a layer's
+        maps, and where all ranks are needed for a pass through a split model.
+        """
+        return part.padding and not self.chain.rules and not self.placement.split
+
+    def _drawn(self, records: Records, steps: int | None, gathers: Callable[[BatchPart], bool]) -> Iterator[Any]:
+        self._check_usable()
         if self._masks is not None:
             self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
         self._loop += 1
@@ -306,9 +336,8 @@ class PrivateStep(Unique):
             for part in batch.parts(passes):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
-                gathered = batch.gather(part)
                 self._batch.part = part
-                yield gathered
+                yield batch.gather(part, forgotten=self._is_forgotten(part)) if gathers(part) else None
                 self._check_usable()
                 if self._loop != loop:
                     raise AssayError(
@@ -316,7 +345,7 @@ class PrivateStep(Unique):
                         "the other. Finish one loop before the next"
                     )
             if self.taken == now:
-                raise AssayError("a batch was drawn but backward() was not called for it: every batch needs its step")
+                raise AssayError(_NO_BACKWARD)
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
@@ -335,15 +364,35 @@ class PrivateStep(Unique):
         """
         with _without_autocast(losses.device.type):
             self._check_call(losses)
-            self._unfinished = True  # if an exception comes from here on, noise may be drawn, or a part counted
-            self._add(losses)
-            if complete := self._batch.passes_left == 0:
-                self._release()
-            self._unfinished = False
+            return self._advance(losses)
+
+    def backward_of_none(self) -> bool:
+        """Do what `backward` does, for a part without records: `batches_or_none` gave None for it.
+
+        Returns:
+            As `backward`.
+
+        Raises:
+            AssayError: The part drawn last has records, or the step is closed, unusable or spent.
+        """
+        self._check_step_left()
+        part = self._batch.part
+        if part is None or not self._is_forgotten(part):
+            raise AssayError("the part drawn last has records: give their losses to backward()")
+        device = next(iter(self.engine.parameters.values())).device
+        with _without_autocast(device.type):
+            return self._advance(None)
+
+    def _advance(self, losses: Tensor | None) -> bool:
+        """Count one part of the batch; release after the last."""
+        self._unfinished = True  # if an exception comes from here on, noise may be drawn, or a part counted
+        self._add(losses)
+        if complete := self._batch.passes_left == 0:
+            self._release()
+        self._unfinished = False
         return complete
 
-    def _check_call(self, losses: Tensor) -> None:
-        """Refuse a call of `backward` that must not compute anything."""
+    def _check_step_left(self) -> None:
         self._check_usable()
         if self.taken >= self._limit:
             raise BudgetSpentError(
@@ -351,6 +400,10 @@ class PrivateStep(Unique):
                 + (f" of {self.ledger.ceiling:g}" if self.ledger.ceiling is not None else "")
                 + f" (δ = {self.plan.delta:g}); no further step is taken"
             )
+
+    def _check_call(self, losses: Tensor) -> None:
+        """Refuse a call of `backward` that must not compute anything."""
+        self._check_step_left()
         part = self._batch.part
         expected = None if part is None else len(part) * self._views
         if losses.dim() == 1 and losses.shape[0] != expected:
@@ -380,19 +433,18 @@ class PrivateStep(Unique):
                 "ledger=step.ledger, taken=step.taken): it draws fresh noise, and what was charged stays charged"
             )
 
-    def _add(self, losses: Tensor) -> None:
-        """Add the clipped gradients of one part to the batch."""
+    def _add(self, losses: Tensor | None) -> None:
+        """Add the clipped gradients of one part to the batch; there are no losses where nothing is collected."""
         batch, part = self._batch, self._batch.part
         assert part is not None
         batch.part = None
         if batch.passes_left > 1:
             for parameter in self.engine.parameters.values():
                 parameter.grad = None
-        # A record of zeros that does not count still goes through the model where the noise must have the shape of a
-        # layer's maps, and where all ranks are needed for a pass through a split model.
-        if part.padding and not self.chain.rules and not self.placement.split:
+        if self._is_forgotten(part):
             self.engine.forget()
         else:
+            assert losses is not None
             batch.add(*self._clipped_sum(losses, part))
         batch.passes_left -= 1
 
