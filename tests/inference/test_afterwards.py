@@ -145,13 +145,37 @@ def test_a_model_made_in_python_is_given_its_architecture(tmp_path: Path) -> Non
     plan = assay.Plan.calibrated(epsilon=3, delta=1e-3, records=40, batch_size=10, epochs=1)
     torch.manual_seed(0)
     result = assay.fit(nn.Linear(3, 2), TensorDataset(x, (x[:, 0] > 0).long()), plan=plan, out=tmp_path / "run")
-    with pytest.raises(assay.ConfigError, match=r"names\.model of .*run\.json is missing.*model=\.\.\."):
+    with pytest.raises(assay.ConfigError, match=r"run\.json says in its field made_by .*model=\.\.\."):
         assay.load(tmp_path / "run")
     with pytest.raises(assay.ConfigError, match="weight has shape"):
         assay.load(tmp_path / "run", model=nn.Linear(3, 5))
     loaded = assay.load(tmp_path / "run", model=nn.Linear(3, 2))
     assert torch.equal(loaded(x), result.model(x))
     assert loaded.predict(x).probabilities.shape == (40, 2)
+
+
+def test_a_run_made_in_python_says_how_it_goes_on(command: Any, tmp_path: Path) -> None:
+    class Kill(assay.Callback):
+        def on_step(self, progress: assay.Progress) -> None:
+            raise KeyboardInterrupt
+
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    plan = assay.Plan.calibrated(epsilon=3, delta=1e-3, records=40, batch_size=10, epochs=1)
+    data, run = TensorDataset(x, (x[:, 0] > 0).long()), tmp_path / "run"
+    names = {"data": "patients", "model": "net"}
+    with pytest.raises(KeyboardInterrupt):
+        assay.fit(nn.Linear(3, 2), data, plan=plan, out=run, names=names, callbacks=[Kill()])
+    assert f"assay.resume(model, train, {str(run)!r})" in (run / "UNFINISHED.txt").read_text()
+    for how in ("resume", "attack", "audit"):
+        code, _, err = command(how, run)
+        assert code in (1, 2)
+        assert "Python" in err
+        assert "KeyError" not in err
+    assay.resume(nn.Linear(3, 2), data, run)
+    for how in ("attack", "audit"):
+        code, _, err = command(how, run)
+        assert code == 2, err
+        assert "a run started from Python" in err
 
 
 def test_a_damaged_file_is_named(folder: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from assay.inference.preparing import Preparation
 from assay.models.circulant import replace_linear
 from assay.models.inputs import adapt_as
 from assay.models.torchvision import adopt
-from assay.runs.directory import RunDirectory
+from assay.runs.directory import RunDirectory, is_by_name
 from assay.runs.reading import statement_of
 from assay.training.inputs import load as load_data
 
@@ -148,10 +148,14 @@ def load(
     directory = RunDirectory.open(Path(run))
     record = directory.read_record()
     directory.check_files(record, directory.spec.name, directory.model.name)
-    names = _names(directory.read_spec()["names"], record)
+    spec = directory.read_spec()
+    names = _names(spec["names"], record)
     tensors = directory.read_model(record)
-    inputs = _inputs(names, directory, data_dir) if model is None or "inputs" in names else {}
-    network = _built(names, inputs, directory) if model is None else model
+    by_name = is_by_name(spec)
+    if model is None and not by_name:
+        raise _nameless(directory)
+    inputs = _inputs(names, data_dir) if by_name else {}
+    network = _built(names, inputs) if model is None else model
     _fill(network, tensors, directory)
     if task is None:
         task = _task(names, inputs, directory)
@@ -171,13 +175,11 @@ def _names(noted: Mapping[str, Any], record: Mapping[str, Any]) -> dict[str, Any
     return {**noted, **{key: value for key, value in chosen.items() if (key, value) != ("model", "unnamed")}}
 
 
-def _inputs(names: Mapping[str, Any], directory: RunDirectory, data_dir: Path | str | None) -> dict[str, Any]:
+def _inputs(names: Mapping[str, Any], data_dir: Path | str | None) -> dict[str, Any]:
     """The shapes of a record and of the model's input, and the number of outputs."""
     noted = names.get("inputs") or {}
     if noted.keys() >= {"record", "model", "outputs"}:
         return dict(noted)
-    if "model" not in names or "data" not in names or not _is_by_name(names):
-        raise _nameless(directory, "model" if "model" not in names else "inputs")
     known = data_dir if data_dir is not None else names.get("data_dir")
     bundle = load_data(  # a run of an earlier version: only its data set says what shape a record has
         names["data"],
@@ -196,23 +198,16 @@ def _inputs(names: Mapping[str, Any], directory: RunDirectory, data_dir: Path | 
     return {"record": list(shape), "model": list(shape), "outputs": bundle.classes}
 
 
-def _is_by_name(names: Mapping[str, Any]) -> bool:
-    """Whether `assay train` or `assay federate` made the run: those note where the data are."""
-    return "data_dir" in names
-
-
-def _nameless(directory: RunDirectory, field: str) -> ConfigError:
+def _nameless(directory: RunDirectory) -> ConfigError:
     return ConfigError(
         "run",
         str(directory.path),
-        f"a run whose model has a name: field names.{field} of {directory.spec} is missing, because the run was made "
-        "from Python. Give its architecture: assay.load(run, model=...)",
+        f"a run whose model has a name: {directory.spec} says in its field made_by that the run was made from Python. "
+        "Give its architecture: assay.load(run, model=...)",
     )
 
 
-def _built(names: Mapping[str, Any], inputs: Mapping[str, Any], directory: RunDirectory) -> nn.Module:
-    if "model" not in names:
-        raise _nameless(directory, "model")
+def _built(names: Mapping[str, Any], inputs: Mapping[str, Any]) -> nn.Module:
     with torch.random.fork_rng(devices=()):  # the weights are replaced; later draws must not change
         network = models.build(names["model"], input_shape=tuple(inputs["model"]), classes=inputs["outputs"])
         if names.get("circulant") is not None:

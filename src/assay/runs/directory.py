@@ -133,7 +133,13 @@ class RunDirectory:
 
     @property
     def resume_command(self) -> str:
-        """The shell command that continues the run."""
+        """What continues the run: a shell command, or a call in Python for a run that was made there."""
+        with contextlib.suppress(AssayError, OSError):  # a damaged run.json is reported by whoever resumes
+            spec = self.read_spec()
+            if not is_by_name(spec):
+                if spec.get("kind") == schema.FEDERATED:
+                    return f"assay.federated.server.resume(model, carrier, {str(self.path)!r}) from Python"
+                return f"assay.resume(model, train, {str(self.path)!r}) from Python"
         return f"assay resume {shlex.quote(str(self.path))}"
 
     @classmethod
@@ -160,7 +166,7 @@ class RunDirectory:
                 run._clear()
             path.mkdir(parents=True, exist_ok=True)
             remove_abandoned(path)
-            wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec})
+            wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec, "made_by": "names" if is_by_name(spec) else "python"})
             create_json(run.spec, wanted)
             if run.read_spec() != wanted:  # where folders cannot be locked
                 raise ConfigError("out", str(path), "a new or empty directory; another run has just begun there")
@@ -396,6 +402,18 @@ class RunDirectory:
         self.notice.unlink(missing_ok=True)
         self.checkpoint.unlink(missing_ok=True)
         self.records.unlink(missing_ok=True)
+
+
+def is_by_name(spec: Mapping[str, Any]) -> bool:
+    """Whether model and data of a run have names, so that commands can load them: `assay train` made it, or `train`.
+
+    A run that `assay.fit` made has a model and records that only its program knows, whatever `names` says of them.
+
+    Args:
+        spec: What run.json says; earlier versions did not note who made a run, but only commands noted `data_dir`.
+    """
+    made_by = spec.get("made_by")
+    return "data_dir" in spec["names"] if made_by is None else bool(made_by == "names")
 
 
 def read_record(path: Path) -> dict[str, Any]:

@@ -84,9 +84,16 @@ _NAMES: Mapping[str, Shape] = {
     "unit_column?": _TEXT,
 }
 _TRAINING: Mapping[str, Shape] = {"optimizer?": dict, "seed?": _WHOLE, "device?": str}
-SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES, "budget?": (dict, NoneType)}
+SPEC: Mapping[str, Shape] = {
+    "made_by?": str,
+    "plan": _PLAN,
+    "training": _TRAINING,
+    "names": _NAMES,
+    "budget?": (dict, NoneType),
+}
 """`run.json` of `assay train`."""
 FEDERATED_SPEC: Mapping[str, Shape] = {
+    "made_by?": str,
     "plan": _FEDERATED_PLAN,
     "training": _TRAINING,
     "names": _NAMES,

@@ -21,6 +21,7 @@ from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
+from assay.runs.directory import is_by_name
 
 UNFINISHED_CHOICE = (
     "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot "
@@ -157,7 +158,7 @@ def of_run(
         ConfigError: The run has no names, or the data are not those of the run.
     """
     names = spec["names"]
-    if "data" not in names:
+    if "data" not in names or not is_by_name(spec):
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     check_not_chosen(spec)
     known = names.get("data_dir")
