@@ -69,7 +69,7 @@ def white_box(
         _play(model, silo, plan, training)
         return audited(likelihood_scores(silo.seen, silo.size, silo.rate), coins, plan, confidence)
     more = with_canaries(plan, canaries)
-    site = _SiteWithUpdates(more, training, model, clients, coins, seed)
+    site = SiteWithUpdates(more, training, model, clients, coins, seed)
     _play(model, site, more, training, absent=site.absent, after_round=site.look)
     return audited(site.scores(), coins, plan, confidence)
 
@@ -169,7 +169,7 @@ def _play(
     )
 
 
-class _SiteWithUpdates(Site):
+class SiteWithUpdates(Site):
     """The run's clients and after them the canaries, whose updates are one coordinate each."""
 
     def __init__(
@@ -192,7 +192,7 @@ class _SiteWithUpdates(Site):
         self.absent = frozenset((torch.nonzero(~coins).flatten() + self._own).tolist()) if plan.hidden else frozenset()
         self._bare = self._without_noise()
         self._before = self.layout.vector(model).double()
-        self._seen: list[Tensor] = []
+        self.seen: list[Tensor] = []
         self._size: list[Tensor] = []
         self._heard = torch.zeros(len(coins), dtype=torch.float64)
         self._forget()
@@ -205,7 +205,7 @@ class _SiteWithUpdates(Site):
         unit = self.plan.noise_multiplier * self.plan.clip
         seen = (added - self._others()[self._where]) / unit
         if self.plan.hidden:
-            self._seen.append(seen)
+            self.seen.append(seen)
             # a coordinate that did not move at all is outside what the method sent in this round
             self._size.append((moved[self._where] != 0).double() / self.plan.noise_multiplier)
         elif self.plan.noise == "distributed":
@@ -216,7 +216,7 @@ class _SiteWithUpdates(Site):
     def scores(self) -> NDArray[np.float64]:
         """Higher for canaries that look included."""
         if self.plan.hidden:
-            return likelihood_scores(self._seen, self._size, self.plan.sampler.rate)
+            return likelihood_scores(self.seen, self._size, self.plan.sampler.rate)
         return np.asarray(self._heard.numpy())
 
     def _forget(self) -> None:
@@ -229,7 +229,7 @@ class _SiteWithUpdates(Site):
         if client < self._own:
             return super()._work(client, model, start, number, turn)
         if not self.plan.hidden:
-            self._pay(client, turn)
+            self.pay(client, turn)
         canary = client - self._own
         update = torch.zeros_like(start)
         update[self._where[canary]] = _LARGE * self.plan.clip * (1 if self._coins[canary] else -1)
@@ -250,7 +250,7 @@ class _SiteWithUpdates(Site):
                 client - self._own
             ]
         elif client < self._own and self._bare is not None:
-            stream = self._randomness.stream("canaries", 0)  # asked for nothing: there is no noise
+            stream = self.randomness.stream("canaries", 0)  # asked for nothing: there is no noise
             bare_fields, bare_arrays = self._bare.answer(work, instructions, number, stream)
             self._bare_answers.append(Message(bare_arrays, bare_fields))
             self._instructions = instructions
@@ -258,7 +258,7 @@ class _SiteWithUpdates(Site):
 
     def _read(self, message: Message, instructions: Arrays, number: int) -> Tensor:
         """One message as the server would read it if there were no other; all canaries' coordinates."""
-        update = self.exchange.combine([message], instructions, number, self._randomness.stream("canaries", 0))
+        update = self.exchange.combine([message], instructions, number, self.randomness.stream("canaries", 0))
         assert update is not None
         return update[self._where]
 
@@ -273,7 +273,7 @@ class _SiteWithUpdates(Site):
         """The sum that the run's own clients contributed in this round."""
         if self._bare is None or not self._bare_answers:
             return torch.zeros(self.layout.size, dtype=torch.float64)
-        stream = self._randomness.stream("canaries", 0)
+        stream = self.randomness.stream("canaries", 0)
         average = self._bare.combine(self._bare_answers, self._instructions, 0, stream)
         assert average is not None
         return average * self.plan.per_round
