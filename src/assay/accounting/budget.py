@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent
 
 from assay._util import journal
 from assay._util.figures import at_most
@@ -43,6 +43,7 @@ from assay._util.journal import Journal, JournalError
 from assay._util.signatures import PublicKey, read_private
 from assay.accounting import events
 from assay.accounting.adjacency import Adjacency
+from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
 from assay.errors import BudgetSpentError, ConfigError, DataError
@@ -151,6 +152,28 @@ class State:
         """The ε of all runs together; without those whose reservation still stands if not `with_open`."""
         counted = [np.array(one.costs) for one in self.accounts if with_open or not one.open]
         return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
+
+    def left(self) -> float:
+        """The ε of one more release with Gaussian noise that would fit, at the budget's δ: how much is left, in round terms.
+
+        Runs of many steps cost a little more than that for the same ε.
+        """
+        adjacency, delta = Adjacency(self.header["adjacency"]), self.header["delta"]
+        if not self.fits(self.filter.costs(GaussianDpEvent(_MOST_NOISE), adjacency)):
+            return 0.0
+        low, high = 1e-2, _MOST_NOISE
+        while high / low > 1 + 1e-4:
+            middle = math.sqrt(low * high)
+            fits = self.fits(self.filter.costs(GaussianDpEvent(middle), adjacency))
+            low, high = (low, middle) if fits else (middle, high)
+        return epsilon(GaussianDpEvent(high), delta, adjacency)
+
+    def so_far(self) -> list[float]:
+        """The ε of all runs up to each one, in the order in which they reserved."""
+        if not self.accounts:
+            return []
+        costs = np.cumsum([one.costs for one in self.accounts], axis=0)
+        return [self.filter.epsilon(each, self.header["delta"]) for each in costs]
 
     def fits(self, costs: Costs) -> bool:
         """Whether something that costs this may be released, beside all that is charged or reserved."""
@@ -365,12 +388,18 @@ class Budget:
                 "other means only"
             )
         spent, whole = state.spent(), self.filter.epsilon(state.costs + costs, self.delta)
-        still = sum(one.open for one in state.accounts)
-        waiting = f", {still} of them not ended yet" if still else ""
+        still, runs = sum(one.open for one in state.accounts), len(state.accounts)
+        so_far = (
+            "; there is no other run"
+            if not runs
+            else f"; {runs} so far, {still} of them not ended,"
+            if still
+            else f"; {runs} so far"
+        )
         said = (
             f"the budget {self.name} does not allow this run: all runs together would spend ε = {_shown(whole)} of"
-            f" {self.epsilon:g} at δ = {self.delta:g}; {len(state.accounts)} so far{waiting} have spent or reserved"
-            f" ε = {_shown(spent)}"
+            f" {self.epsilon:g} at δ = {self.delta:g}{so_far}"
+            + (f" spent or reserved ε = {_shown(spent)}" if runs else "")
         )
         fitting = None if noisier is None else self._fitting(state, noisier)
         if fitting is None:

@@ -243,7 +243,7 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
             accountant.compose(event)
     except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
         return pure
-    found = accountant.rdp[np.searchsorted(every, orders)]
+    found: NDArray[np.float64] = accountant.rdp[np.searchsorted(every, orders)]
     return np.minimum(np.maximum(found, 0.0) + _RDP_ROUNDING / (wanted - 1), pure)
 
 

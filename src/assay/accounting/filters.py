@@ -36,9 +36,10 @@ such a number an odometer).
 **Giving back.** A run may be given up after part of its releases: S counts what was released, and the decision to stop
 is one of those that the theorem allows. It must be made by what was released, and not by a look at the records.
 
-Runs may go on at the same time: each single release is chosen after all those that were made before it, by whichever
-run. The theorem speaks of releases with noise of their own. Noise that several steps have in common (`banded`) is not
-covered: such a run is one release that other runs would see from within, and is refused.
+Runs may go on at the same time: each single release is chosen after all those that were made before it, by whichever run.
+The theorem speaks of releases that are bounded one by one. Noise that several steps have in common (`banded`) is not covered:
+such a run is one release that other runs would see from within, and is refused. Amplification by random allocation (`shuffle`)
+is known of whole epochs, and is not counted here.
 """
 
 from __future__ import annotations
@@ -49,10 +50,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from assay.accounting import events
+from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import divergences
 from assay.errors import ConfigError, check_above_zero
@@ -119,7 +122,7 @@ class RenyiFilter:
 
     def costs(self, event: DpEvent, adjacency: Adjacency) -> Costs:
         """The Rényi divergences of an event at the orders; ∞ where there is no bound."""
-        return divergences(event, self.orders, adjacency)
+        return divergences(_step_by_step(event), self.orders, adjacency)
 
     def allows(self, costs: Sequence[float] | Costs, epsilon: float, delta: float) -> bool:
         """Whether releases of these costs, added up, satisfy (1) for (ε, δ).
@@ -154,6 +157,18 @@ class RenyiFilter:
     @cached_property
     def _numbers(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         return np.array(self.orders, dtype=np.float64), np.log(self.weights)
+
+
+def _step_by_step(event: DpEvent) -> DpEvent:
+    """The event without amplification by random allocation, which is known of whole epochs only.
+
+    Other runs may see an epoch from within. Even to those who know every allocation, a record is in one release of an epoch.
+    """
+    parts = [
+        SelfComposedDpEvent(leaf.event if isinstance(leaf, RandomAllocationDpEvent) else leaf, count)
+        for leaf, count in events.flatten(event)
+    ]
+    return ComposedDpEvent(parts)
 
 
 _SHARES = {2: 1, 3: 2, 4: 3, 6: 4, 8: 4, 11: 4, 16: 4, 23: 4, 32: 3, 48: 2, 64: 2, 128: 1, 256: 1, 512: 1}

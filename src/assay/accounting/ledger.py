@@ -332,6 +332,11 @@ class Ledger(Unique):
         return any(entry.once and entry.event == event for entry in self._entries)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing that costs anything was charged."""
+        return not list(events.flatten(self.event()))
+
+    @property
     def total_steps(self) -> int:
         """The number of steps charged in all segments, including those that a killed process lost."""
         return sum(entry.steps for entry in self._entries)
@@ -540,26 +545,45 @@ def _parsed(path: Path | None, line: bytes, number: int) -> dict[str, Any]:
     return found
 
 
-def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
-    """Steps, ε and δ by the ledger in a file. δ is None where nothing was charged yet.
+def read_ledger(path: Path, run: str | None = None) -> Ledger | None:
+    """A ledger by its file alone: δ, adjacency and ceiling are those of its first line.
 
     Args:
-        path: the file.
-        run: the digest of the run that it must belong to; None for any.
+        path: The file.
+        run: The digest of the run that it must belong to; None for whichever it names.
+
+    Returns:
+        The ledger, to be read; None where nothing was charged yet.
 
     Raises:
-        LedgerError: the ledger is damaged.
+        LedgerError: The ledger is damaged, or belongs to another run.
     """
     whole = path.read_bytes() if path.exists() else b""
     if b"\n" not in whole:
-        return 0, 0.0, None
+        return None
     try:
         header = json.loads(whole.split(b"\n", 1)[0])
         delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
-    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
-    return ledger.total_steps, ledger.epsilon(), float(delta)
+    return Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
+
+
+def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
+    """Steps, ε and δ by the ledger in a file.
+
+    Args:
+        path: The file.
+        run: The digest of the run that it must belong to; None for whichever it names.
+
+    Returns:
+        δ is None where nothing was charged yet.
+
+    Raises:
+        LedgerError: The ledger is damaged.
+    """
+    ledger = read_ledger(path, run)
+    return (0, 0.0, None) if ledger is None else (ledger.total_steps, ledger.epsilon(), float(ledger.delta))
 
 
 def _line(index: int, entry: _Entry) -> dict[str, Any]:

@@ -280,7 +280,7 @@ class Plan:
             chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
         if self.exact:
             chain = self._made_exact(chain)
-        return replace(chain, after=(*chain.after, *denoising.fresh(self.denoise)))
+        return replace(chain, after=(*chain.after, *map(copy.copy, self.denoise)))
 
     def _made_exact(self, chain: Chain) -> Chain:
         """The chain with exact noise instead of floating-point noise of the same multiplier."""

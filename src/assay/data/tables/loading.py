@@ -83,6 +83,7 @@ def table(
         test_units=None if test_whose is None else torch.from_numpy(test_whose.numbers),
         train_keys=None if whose is None else torch.from_numpy(whose.keys),
         unit_column=unit,
+        row_keys=torch.from_numpy(first.keys),
         task=task,
         schema=declared.to_json(),
     )
