@@ -110,9 +110,9 @@ def test_noise_has_the_promised_size_in_every_direction(records):
     plan = Plan(records=120, batch_size=size, steps=steps, noise_multiplier=sigma, delta=1e-3, clip=Flat(bound=bound))
     step = PrivateStep(model, plan, randomness=Seeded(8))
     seen = []
-    for _ in step.batches(TensorDataset(torch.zeros(120, 4), torch.zeros(120))):
+    for x, _ in step.batches(TensorDataset(torch.zeros(120, 4), torch.zeros(120))):
         # a loss without gradient: what is left is noise
-        assert step.backward((0.0 * model(torch.zeros(step._drawn, 4))).sum(1))
+        assert step.backward((0.0 * model(x)).sum(1))
         seen.append(gradient(model).clone())
     noise = torch.stack(seen).double() * size / (sigma * bound)
     eigenvalues = torch.linalg.eigvalsh(noise.T @ noise / steps)
@@ -161,7 +161,6 @@ def test_the_budget_is_a_hard_ceiling(model, records):
     taken = sum(step.backward(losses_of(model, batch)) for batch in step.batches(records))
     assert 0 < taken < 500
     assert step.epsilon() <= 2.0 < plan.epsilon(steps=taken + 1)
-    step._drawn = 20
     with pytest.raises(BudgetSpentError, match=r"the budget is spent after \d+ steps"):
         step.backward(losses_of(model, records[:20]))
     assert list(step.batches(records)) == []

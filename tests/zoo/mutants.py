@@ -225,11 +225,10 @@ class SkipsEmptyBatches(PrivateStep):
     """An empty batch releases nothing."""
 
     def _release(self) -> None:
-        if self._total:
+        if self._batch.total:
             super()._release()
             return
         self._pay(self.taken - self._origin)
-        self._pending = 1
         self.taken += 1
         for parameter in self.engine.parameters.values():
             parameter.grad = torch.zeros_like(parameter)

@@ -1,17 +1,16 @@
-"""The private step, for people's own loops: they keep model, loop, optimizer and scheduler.
+"""The private step, for your own training loop: you keep the model, the loop, the optimizer and the scheduler.
 
     step = assay.PrivateStep(model, plan)
     for x, y in step.batches(dataset):
-        losses = F.cross_entropy(model(x), y, reduction="none")   # one value a record
+        losses = F.cross_entropy(model(x), y, reduction="none")   # one loss per record
         if step.backward(losses):                                 # clip, sum, charge, add noise, write .grad
             optimizer.step()
 
-Under `torchrun` (or any other launch of several processes) the same loop trains on all of them: every rank gets its own part of each
-batch, and after `backward` all have the same `.grad` (`assay.distributed`).
+Under `torchrun` (or any other launcher) the same loop trains on several ranks. Each rank gets its share of every
+batch, and after `backward` all ranks hold the same `.grad` (`assay.distributed`).
 
-Privacy lives in the step, not in an optimizer: `backward` writes an ordinary, already private `.grad`, and whatever is
-done with it is post-processing. Any number of optimizers, schedulers or non-private models around it (a GAN's
-generator) need no wrapper.
+Privacy lives in the step, not in the optimizer: `backward` writes an ordinary `.grad` that is already private, and
+whatever follows is post-processing. Optimizers, schedulers and non-private models (a GAN's generator) need no wrapper.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import functools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,21 +56,56 @@ from assay.randomness.blocks import Blocks
 from assay.randomness.streams import OsSeeded, Randomness, taken_apart
 from assay.training import limits
 from assay.training.augment import Augmentation
-from assay.training.batches import Batches
+from assay.training.batches import Batches, BatchPart
 from assay.training.masks import Masks
 
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
 
 
+@dataclass(slots=True)
+class _BatchState:
+    """What belongs to one batch: its clipped sum so far, and the part of it that waits for its losses. Sensitive."""
+
+    passes_left: int = 1
+    part: BatchPart | None = None
+    """The part handed out last; None once `backward` has taken its losses."""
+    total: dict[str, Tensor] = field(default_factory=dict)
+    measured: list[Tensor] = field(default_factory=list)
+    """What the side queries have measured, one number each."""
+
+    def add(self, total: dict[str, Tensor], measured: list[Tensor]) -> None:
+        """Add the clipped sum and the side queries' numbers of one part."""
+        if not self.total:
+            self.total, self.measured = total, measured
+        else:
+            torch._foreach_add_(list(self.total.values()), list(total.values()))
+            self.measured = [a + b for a, b in zip(self.measured, measured, strict=True)]
+
+
 class PrivateStep(Unique):
-    """Turns losses, one a record, into a private gradient, and pays for it first.
+    """Turns the losses of a batch into a private gradient, and charges the ledger first.
 
-    Guarantee: what `.grad` holds after `backward` returned True, over all steps taken, is (ε, δ)-differentially private
-    with the ε that `epsilon()` states, provided that the batches come from `batches` and that nothing else computed
-    from the records is released.
+    Guarantee: the values of `.grad` after all calls of `backward` that returned True are together (ε, δ)-differentially
+    private, with the ε that `epsilon()` states. This holds if the batches come from `batches` and nothing else that was
+    computed from the records is released.
 
-    It exists once: it cannot be copied, and a forked process must make its own. An exception inside `backward` makes it unusable, because
-    nobody can tell how much noise was drawn by then; a new one on the same ledger goes on with fresh noise.
+    A step cannot be copied, and a forked process must make its own. An exception inside `backward` makes it unusable,
+    because it may have drawn noise already. A new step on the same ledger continues with fresh noise.
+
+    Args:
+        model: The model to train. Layers that mix records are refused.
+        plan: What is sampled, clipped and noised, and for how many steps.
+        ledger: Where steps are charged: a ledger, its path, or None for one in memory.
+        randomness: The source of all random numbers; the operating system's by default.
+        max_physical_batch: The largest number of records (or views) in memory at once. Results do not change.
+        side: Numbers to release beside the gradient, each for a share of the step's privacy.
+        augment: Random views of each record, averaged before clipping.
+        taken: How many steps of the plan were taken before, when a run resumes.
+        world: The ranks that train together; by default those of the current launch.
+
+    Raises:
+        ConfigError: The arguments do not fit together, or the ledger does not fit the plan.
+        UnsupportedModelError: The model mixes records, or has layers without a per-record gradient.
     """
 
     def __init__(
@@ -105,7 +139,7 @@ class PrivateStep(Unique):
             raise ConfigError(
                 "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
             )
-        with contextlib.ExitStack() as undo:  # what is refused leaves model and ledger as they were
+        with contextlib.ExitStack() as undo:  # an error here leaves model and ledger as they were
             self._attach(model, chain, ledger, taken, undo)
             self._later = {
                 factor: plan.chain(gradient_share, factor).on(self.engine.parameters).noise
@@ -122,9 +156,7 @@ class PrivateStep(Unique):
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
             self._masks: Masks | None = None
-            if (
-                self.randomness.fingerprint is None
-            ):  # a fixed seed fixes what the model draws as well, and is the caller's
+            if self.randomness.fingerprint is None:  # a seeded run's dropout follows the seed of the caller
                 self._masks = Masks(model, self.randomness.stream("model", 0))
                 undo.callback(self._masks.stop)
             if isinstance(self.chain.noise, BandedGaussian):
@@ -133,12 +165,7 @@ class PrivateStep(Unique):
         self._expected_size = plan.sampler.expected_size
         self.nonfinite = 0
         self._paid: list[DpEvent] = []
-        self._total: dict[str, Tensor] = {}
-        self._measured: list[Tensor] = []
-        self._pending = 1
-        self._padded, self._fill = False, 0
-        self._drawn: int | None = None
-        self._slots: Tensor | None = None
+        self._batch = _BatchState()
         self._block, self._charged_at = 1, -math.inf
         self._loop = 0
         self._closed = self._unfinished = self._rest_charged = False
@@ -151,7 +178,7 @@ class PrivateStep(Unique):
         taken: int,
         undo: contextlib.ExitStack,
     ) -> None:
-        """Take up the ledger and the model."""
+        """Open the ledger and attach the engine to the model."""
         plan, world = self.plan, self.world
         self._own_ledger = not isinstance(ledger, Ledger)
         if not isinstance(ledger, Ledger):
@@ -165,19 +192,19 @@ class PrivateStep(Unique):
             raise ConfigError(
                 "method",
                 plan.method.name,
-                "a ledger that was charged for what this method releases before its first step; `assay.fit` does all of that",
+                "a ledger that was charged for what this method releases before its first step; "
+                "`assay.fit` does all of that",
             )
-        # a clock may decide differently the next time, and the last bits with it: not where a run is to be repeated exactly
+        # A seeded run must repeat to the last bit, so timings must not choose between ways to compute a gradient.
         seeded = self.randomness.fingerprint is not None
         coins = self.randomness.stream("proof", taken)
         self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded, coins=coins)
         undo.callback(self.engine.detach)
-        # the noise of later levels of a schedule has its own; all else in the chain, which may have a state, is the same in all of them
+        # Later levels of a noise schedule replace the noise only (`_later`): the rest of the chain may have a state.
         self.chain = chain.on(self.engine.parameters)
         world.alike(model)
         self.placement: Placement = Everywhere(world)
-        # With a fixed seed a resumed run repeats the same draws, counted from the first step of the run. Fresh
-        # randomness starts anew.
+        # A resumed run with a seed counts its draws from the first step of the run. Fresh randomness counts from here.
         self._origin = 0 if seeded else taken
         self.taken = taken
         cost = functools.partial(plan.steps_event, start=self._origin)
@@ -188,16 +215,22 @@ class PrivateStep(Unique):
         self._limit = self._origin + world.once(lambda: self._segment.allowed)
 
     def _catch_up(self, noise: BandedGaussian) -> None:
-        """The past of a run that repeats its draws. A run with fresh randomness has none: its first step here is step 0."""
+        """Draw the noise of earlier steps again, which later steps take back in part; none with fresh randomness."""
         first = self.engine.parameters[min(self.engine.parameters)]
         streams = [self.placement.noise(self._noise.at(local)) for local in range(self.taken - self._origin)]
         size = sum(p.numel() for p in self.engine.parameters.values())
         noise.catch_up(size, streams, dtype=zeros_for(first).dtype, device=first.device)
 
     def shard(self, losses: Tensor, device: torch.device | None = None) -> None:
-        """Split the model over the ranks (FSDP2), for one that does not fit a device; before its optimizer is made.
+        """Split a model that does not fit one device over the ranks (FSDP2); call before the optimizer is made.
 
-        `losses` are those of two records or more, whichever: by them the engine proves itself on the whole model. They count for nothing.
+        Args:
+            losses: The losses of any two records or more. The engine checks itself on them while the model is whole;
+                they do not count as a step.
+            device: Where this rank keeps its share; by default where `losses` are.
+
+        Raises:
+            ConfigError: There is one rank only, the plan needs the whole model, or the losses cannot serve as a check.
         """
         from assay.distributed.shards import Shards  # FSDP2 takes a second to import
 
@@ -211,20 +244,23 @@ class PrivateStep(Unique):
         self.placement = Shards(self.engine, self.world, device or losses.device)
 
     def batches(self, dataset: Dataset[Any] | Records, steps: int | None = None) -> Iterator[Any]:
-        """The batches of the plan's sampler, up to the end of the plan (or `steps` of them), collated as a DataLoader
-        would.
+        """The batches that the plan's sampler draws, collated as a DataLoader would.
 
-        With `max_physical_batch`, a batch comes in parts and `backward` returns True after the last. A batch that came
-        out empty is given as one record of zeros, which counts for nothing: the step is taken, with its noise, as for
-        any other batch. With `augment`, each record comes as several views, one after the other, and `backward` takes one
-        loss a view; their gradients are averaged before clipping.
+        With `max_physical_batch` a batch comes in parts, and `backward` returns True after the last. An empty batch
+        comes as one record of zeros that does not count: the step is taken, with its noise, like any other. With
+        `augment`, the views of each record follow each other and `backward` takes one loss per view.
 
-        Without a seed, torch's own generators, which dropout draws from, have secret states for every part (`assay.training.masks`).
+        Without a seed, torch's own generators, which dropout draws from, get secret states for every part
+        (`assay.training.masks`).
 
-        One loop at a time: a second call ends the first, which raises an error where it goes on.
+        Args:
+            dataset: The records. On several ranks, either the whole data set, of which each rank takes an equal share,
+                or the share that only this rank has. The plan is always that of the whole.
+            steps: How many batches at most; by default up to the end of the plan or the budget.
 
-        On several ranks `dataset` is the whole data set, of which each rank takes an equal share, or the rank's own share, which no
-        other rank has. The plan is always that of the whole.
+        Raises:
+            AssayError: The step is closed or unusable, `backward` was not called for a batch, or another loop over
+                `batches` began while this one was running.
         """
         self._check_usable()
         records = dataset if isinstance(dataset, Records) else Records(dataset)
@@ -237,34 +273,50 @@ class PrivateStep(Unique):
         while self.taken < end:
             now = self.taken
             batch = drawing.draw(now - self._origin)
-            self._pending = passes = self.placement.passes(len(batch))
-            # parts of a batch whose loop was left in the middle: the very same batch is drawn here again, each record once
-            self._total, self._measured = {}, []
+            passes = self.placement.passes(len(batch))
+            # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
+            self._batch = _BatchState(passes)
             for part in batch.parts(passes):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
-                given = batch.gather(part)
-                self._drawn, self._slots, self._padded = len(part) * self._views, part.slots, part.padding
-                self._fill = part.fill
-                yield given
+                gathered = batch.gather(part)
+                self._batch.part = part
+                yield gathered
                 self._check_usable()
                 if self._loop != loop:
                     raise AssayError(
-                        "another loop over batches() of this PrivateStep has begun: parts of one batch would count in the other. Finish one loop "
-                        "before the next"
+                        "another loop over batches() of this PrivateStep has begun: parts of one batch would count in "
+                        "the other. Finish one loop before the next"
                     )
             if self.taken == now:
                 raise AssayError("a batch was drawn but backward() was not called for it: every batch needs its step")
 
     def backward(self, losses: Tensor) -> bool:
-        """Clip and add up; after the last part of a batch charge, add noise, write `.grad`, and return True.
+        """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
 
-        Until then `.grad` is None, so that an optimizer that steps anyway does nothing.
+        Args:
+            losses: One loss per record of the part drawn last (one per view with `augment`).
+
+        Returns:
+            Whether `.grad` holds the private gradient. Until the last part of a batch `.grad` is None, so that an
+            optimizer that steps anyway does nothing.
+
+        Raises:
+            BudgetSpentError: The plan or the budget allows no further step.
+            ConfigError: The losses do not belong to the part drawn last.
+            AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
-        # norms and sums in half precision would not keep the bound; the first question is quick, and enough where the answer is no
-        if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(losses.device.type):
-            with torch.autocast(losses.device.type, enabled=False):
-                return self.backward(losses)
+        with _without_autocast(losses.device.type):
+            self._check_call(losses)
+            self._unfinished = True  # if an exception comes from here on, noise may be drawn, or a part counted
+            self._add(losses)
+            if complete := self._batch.passes_left == 0:
+                self._release()
+            self._unfinished = False
+        return complete
+
+    def _check_call(self, losses: Tensor) -> None:
+        """Refuse a call of `backward` that must not compute anything."""
         self._check_usable()
         if self.taken >= self._limit:
             raise BudgetSpentError(
@@ -272,26 +324,23 @@ class PrivateStep(Unique):
                 + (f" of {self.ledger.ceiling:g}" if self.ledger.ceiling is not None else "")
                 + f" (δ = {self.plan.delta:g}); no further step is taken"
             )
-        if losses.dim() == 1 and losses.shape[0] != self._drawn:
+        part = self._batch.part
+        expected = None if part is None else len(part) * self._views
+        if losses.dim() == 1 and losses.shape[0] != expected:
             raise ConfigError(
                 "losses",
                 f"{len(losses)} values",
-                f"one for each of the {self._drawn} {'records' if self._views == 1 else 'views'} of the batch drawn last"
-                if self._drawn is not None
+                f"one for each of the {expected} {'records' if self._views == 1 else 'views'} of the batch drawn last"
+                if expected is not None
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
         check_losses(losses)
         if self._masks is not None and not self._masks.secret:
             raise AssayError(
-                "torch's generators were seeded between model(...) and backward(): what the loss draws from them would be known. Seed before the "
-                "model is called, or use a torch.Generator of your own; then call the model again for this batch"
+                "torch's generators were seeded between model(...) and backward(): what the loss draws from them would "
+                "be known. Seed before the model is called, or use a torch.Generator of your own; then call the model "
+                "again for this batch"
             )
-        # From here on nobody can tell how far an exception (an interrupt, a failed allocation) has let things go: noise may have been drawn, a
-        # part of a batch may count already.
-        self._unfinished = True
-        done = self._add(losses)
-        self._unfinished = False
-        return done
 
     def _check_usable(self) -> None:
         self.check_process()
@@ -299,59 +348,57 @@ class PrivateStep(Unique):
             raise AssayError("this PrivateStep was closed: make a new one to go on")
         if self._unfinished:
             raise AssayError(
-                "an exception ended a backward() of this PrivateStep in the middle, so it takes no further step: noise might be used twice. close() "
-                "it and make a new one on the same ledger, PrivateStep(model, plan, ledger=step.ledger, taken=step.taken): it draws fresh noise, "
-                "and what was charged stays charged"
+                "an exception ended a backward() of this PrivateStep in the middle, so it takes no further step: noise "
+                "might be used twice. close() it and make a new one on the same ledger, PrivateStep(model, plan, "
+                "ledger=step.ledger, taken=step.taken): it draws fresh noise, and what was charged stays charged"
             )
 
-    def _add(self, losses: Tensor) -> bool:
-        """Clip and add up, and release after the last part."""
-        self._drawn = None
-        if self._pending > 1:
+    def _add(self, losses: Tensor) -> None:
+        """Add the clipped gradients of one part to the batch."""
+        batch, part = self._batch, self._batch.part
+        assert part is not None
+        batch.part = None
+        if batch.passes_left > 1:
             for parameter in self.engine.parameters.values():
                 parameter.grad = None
-        # In a domain of maps, a batch without records must have noise of the same shape as any other, and a model that is split
-        # needs all ranks for a pass: the one record of zeros runs through the model like others, and counts for nothing.
-        if not self._padded or self.chain.rules or self.placement.split:
-            if self._views > 1:  # the mean over a record's views, one value a record
-                grads = self._collect(losses / self._views)
-                losses = losses.detach().view(-1, self._views).mean(1)
-            else:
-                grads = self._collect(losses * 0.0 if self._padded else losses)
-            total, norms = self.chain.clipped_sum(grads, self._groups, self._slots)
-            self.nonfinite += grads.nonfinite
-            if self.chain.rules:
-                self._forms |= grads.bases()
-            measured = [query.measure(losses, norms) for query in self._side]
-            if self._padded:
-                measured = [torch.zeros_like(value) for value in measured]
-                if not self.placement.split:  # there it holds what other ranks have added
-                    total = {name: torch.zeros_like(value) for name, value in total.items()}
-            if not self._total:
-                self._total, self._measured = total, measured
-            else:
-                torch._foreach_add_(list(self._total.values()), list(total.values()))
-                self._measured = [a + b for a, b in zip(self._measured, measured, strict=True)]
-        else:
+        # A record of zeros that does not count still goes through the model where the noise must have the shape of a
+        # layer's maps, and where all ranks are needed for a pass through a split model.
+        if part.padding and not self.chain.rules and not self.placement.split:
             self.engine.forget()
-        self._pending -= 1
-        if self._pending > 0:
-            return False
-        self._release()
-        return True
+        else:
+            batch.add(*self._clipped_sum(losses, part))
+        batch.passes_left -= 1
 
-    def _collect(self, losses: Tensor) -> RecordGrads:
+    def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """The clipped sum of one part's gradients, and what the side queries measure on it."""
+        if self._views > 1:  # a record's loss is the mean over its views
+            grads = self._collect(losses / self._views, part.fill)
+            losses = losses.detach().view(-1, self._views).mean(1)
+        else:
+            grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
+        total, norms = self.chain.clipped_sum(grads, self._groups, part.slots)
+        self.nonfinite += grads.nonfinite
+        if self.chain.rules:
+            self._forms |= grads.bases()
+        measured = [query.measure(losses, norms) for query in self._side]
+        if part.padding:
+            measured = [torch.zeros_like(value) for value in measured]
+            if not self.placement.split:  # in a split model the sum holds what other ranks have added
+                total = {name: torch.zeros_like(value) for name, value in total.items()}
+        return total, measured
+
+    def _collect(self, losses: Tensor, fill: int) -> RecordGrads:
         """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""
         if self._position is None:
             grads = self.engine.collect(losses, self._views)
         else:
             again = self._position.replayed(losses)
             first = self.engine.collect(losses, self._views)
-            if self.engine.proven:  # from here on the engine goes the way that it goes in all later steps
+            if self.engine.proven:  # from here on the engine computes as it will in all later steps
                 self._position.stop()
                 self._position = None
             grads = again.check(self.engine, self._views, self._whole_numbers) or first
-        grads.padding = self._fill if self.plan.exact else 0
+        grads.padding = fill if self.plan.exact else 0
         return grads
 
     def _whole_numbers(self, grads: RecordGrads) -> dict[str, Tensor]:
@@ -359,21 +406,21 @@ class PrivateStep(Unique):
         return on_grid.rounded(grads, self.chain.clip, self._groups, self.chain.noise.grid)
 
     def _release(self) -> None:
+        """Charge for the batch's sum, add noise and write `.grad`."""
         local = self.taken - self._origin
         if local >= self._segment.charged:
             self._pay(local)
-        total = self._total or self.chain.sum_of_nothing(self.engine.parameters)
-        measured = self._measured
-        self._total, self._measured, self._pending = {}, [], 1
+        batch, self._batch = self._batch, _BatchState()
+        total = batch.total or self.chain.sum_of_nothing(self.engine.parameters)
         factor = self.plan.noise_factor(self.taken)
-        self.taken += 1  # from here on: what follows may fail when the noisy sum has left this process already
-        # the noise is in the leader's part before the parts are added up, and the ledger was charged before either
+        self.taken += 1  # now: what follows may fail after the noisy sum has left this process
+        # The ledger is charged by now, and the leader adds the noise to its sum before the ranks' sums are added up.
         chain = self.chain if factor == 1.0 else replace(self.chain, noise=self._later[factor])
         released = chain.release(Bounded(total, chain.l2), self.placement.noise(self._noise.at(local)))
         self.placement.released(released.value)
         spent = [released.event]
         if self._side:
-            spent += self._release_side(measured, local, factor)
+            spent += self._release_side(batch.measured, local, factor)
         if spent != self._paid:  # compared once; steps rarely differ in what they release
             _check_paid(events.joint(spent), self.plan.chain(noise_factor=factor).event())
             self._paid = spent
@@ -382,7 +429,7 @@ class PrivateStep(Unique):
             parameter.grad = self.placement.gradient(parameter, grads[name])
 
     def _release_side(self, measured: list[Tensor], local: int, factor: float) -> list[DpEvent]:
-        """Release what the side queries measured and hand it to them; what that cost."""
+        """Release what the side queries measured and hand it to them. Returns the cost."""
         measured = measured or [torch.zeros((), dtype=torch.float64) for _ in self._side]
         sides = []
         for i, (query, value) in enumerate(zip(self._side, measured, strict=True)):
@@ -395,34 +442,33 @@ class PrivateStep(Unique):
         return [side.event for side in sides]
 
     def _pay(self, local: int) -> None:
-        """Charge this step, and a few ahead if steps are short; nothing is released before the ledger is on disk."""
+        """Charge this step, and a few more if steps are short. Nothing is released before the ledger is on disk."""
         now = time.monotonic()
-        self._block = (
-            min(4096, 2 * self._block) if now - self._charged_at < _FLUSH_SECONDS else max(1, self._block // 2)
-        )
+        early = now - self._charged_at < _FLUSH_SECONDS
+        self._block = min(4096, 2 * self._block) if early else max(1, self._block // 2)
         self._charged_at = now
         self._segment.charge(min(local + self._block, self._limit - self._origin))
 
     def settle(self) -> None:
-        """Give back what was charged ahead and not used. Call when a loop ends or pauses in an orderly way."""
+        """Return what was charged ahead and not used. Call when a loop ends or pauses in an orderly way."""
         if not self._rest_charged:
             self._segment.settle(self.taken - self._origin)
 
     def charge_rest(self) -> None:
-        """Charge all steps up to `limit`, for a run that ends here because of what it released. None is given back.
+        """Charge all steps up to `limit`, for a run that stops early because of what it released.
 
-        The ε of a number of steps that was chosen by looking at released values is too small; that of all steps holds
-        (`assay.runs.callbacks`).
+        If released values decide when a run stops, the ε of the steps taken is too small; the ε of all planned steps
+        holds (`assay.runs.callbacks`). `settle` returns nothing afterwards.
         """
         self._segment.charge(self._limit - self._origin)
         self._rest_charged = True
 
     def epsilon(self) -> float:
-        """The verified ε charged so far; never less than what was spent."""
+        """The verified ε charged so far, never less than what was spent."""
         return self.ledger.epsilon()
 
     def epsilon_taken(self) -> float:
-        """The verified ε of the steps taken, without those that are paid for ahead."""
+        """The verified ε of the steps taken, without those charged ahead."""
         return self._segment.epsilon_after(self.taken - self._origin)
 
     @property
@@ -431,9 +477,9 @@ class PrivateStep(Unique):
         return self._limit
 
     def close(self) -> None:
-        """Settle the ledger, let others charge it if it was made here, and give the model back as it was. No step follows."""
+        """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         self._closed = True
-        if self._process is here():  # a forked child has nothing to settle: its parent goes on
+        if self._process is here():  # a forked child has nothing to settle: its parent continues
             self.settle()
         if self._own_ledger:
             self.ledger.close()
@@ -444,13 +490,20 @@ class PrivateStep(Unique):
         self.engine.detach()
 
 
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
+    """Full precision for norms and sums: rounded to half precision they would not keep the clipping bound."""
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type):  # the first question is quick
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
 def _size_of_parts(batch_size: float) -> int:
-    """How many records go through the model at once with exact noise: a power of two up to 64 that batches fill."""
+    """How many records go through the model at once with exact noise: a power of two from 8 to 64."""
     return min(64, max(8, 1 << math.ceil(math.log2(max(1.0, batch_size)))))
 
 
 def _check_exact(model: nn.Module, side: Sequence[SideQuery]) -> None:
-    """Refuse exact noise for what is not computed or released exactly."""
+    """Refuse what exact noise does not cover: other releases, and devices other than the CPU."""
     if side:
         raise ConfigError(
             "side", [type(query).__name__ for query in side], "nothing beside the gradient with exact noise"
@@ -463,7 +516,7 @@ def _check_exact(model: nn.Module, side: Sequence[SideQuery]) -> None:
 
 
 def _left_of(asked: Sequence[SideQuery]) -> float:
-    """What side queries leave of a step's privacy for the gradient."""
+    """The share of a step's privacy that side queries leave for the gradient."""
     shares = [query.share for query in asked]
     if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
         raise ConfigError(
@@ -473,13 +526,13 @@ def _left_of(asked: Sequence[SideQuery]) -> float:
 
 
 def _claimed_charges(ledger: Ledger) -> Any:
-    """What the ledger holds, once nobody else can charge it."""
+    """Lock the ledger against other processes; the charges it holds."""
     ledger.claim()
     return ledger.charges()
 
 
 def _check_ledger(ledger: Ledger, plan: Plan) -> None:
-    """Refuse a ledger by which the plan's ε would be another one, or its ceiling none."""
+    """Refuse a ledger with another δ, adjacency or a higher ceiling than the plan's."""
     if (ledger.delta, ledger.adjacency) != (plan.delta, plan.adjacency):
         raise ConfigError(
             "ledger",
@@ -494,7 +547,7 @@ def _check_ledger(ledger: Ledger, plan: Plan) -> None:
 
 
 def _check_paid(released: DpEvent, charged: DpEvent) -> None:
-    """What was released must cost no more than what was charged; they are computed apart, so this can only be a bug."""
+    """Stop if a release cost more than was charged. The two are computed separately, so this can only be a bug."""
     if isinstance(charged, NonPrivateDpEvent) or released == charged:
         return
     both = isinstance(released, GaussianDpEvent) and isinstance(charged, GaussianDpEvent)
