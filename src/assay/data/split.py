@@ -15,7 +15,7 @@ of a split in their `run.json`; `SplitRule(by="position")` gives them the record
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ VALIDATION_SHARE = 1 / 10
 """Of the training records, where some are set aside to choose settings by."""
 
 _KEY = b"assay: split by content, 1"
+_UNIT_KEY = b"assay: a unit's id, 1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ BY_CONTENT = SplitRule()
 """All records, told apart by their content."""
 
 
-def drawn(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], purpose: str, share: float) -> Mask:
+def drawn(x: npt.NDArray[np.float32], y: npt.NDArray[Any], purpose: str, share: float) -> Mask:
     """Which records the hash draws for a purpose: about `share` of them.
 
     Whether a record is drawn depends on its content, the purpose and the share alone: not on its position, nor on other records.
@@ -77,8 +78,32 @@ def drawn(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], purpose: str, sh
     places = np.empty(len(x), np.uint64)
     for i, (row, label) in enumerate(zip(x, y, strict=True)):
         content = hashlib.blake2b(np.ascontiguousarray(row).tobytes(), digest_size=8, key=_KEY, person=person)
-        content.update(int(label).to_bytes(8, "little"))
+        # a class as the eight bytes of its number, which older runs have; a number or a row of labels as its own bytes
+        content.update(int(label).to_bytes(8, "little") if y.dtype.kind == "i" else label.tobytes())
         places[i] = int.from_bytes(content.digest(), "little") >> 11
+    return places.astype(np.float64) * 2.0**-53 < share
+
+
+def unit_keys(ids: Sequence[str]) -> npt.NDArray[np.int64]:
+    """A stable key for each id of a unit (a patient, a client): a keyed hash of the id's text alone.
+
+    Two ids with one key (less than one in 10^7 tables of a million persons) are treated as one person, which protects both.
+    """
+    digests = (hashlib.blake2b(one.encode(), digest_size=8, key=_UNIT_KEY).digest() for one in ids)
+    return np.frombuffer(b"".join(digests), dtype="<i8").astype(np.int64)
+
+
+def drawn_units(keys: npt.NDArray[np.int64], purpose: str, share: float) -> Mask:
+    """Which units the hash draws for a purpose: about `share` of them; keys are those of `unit_keys`.
+
+    Whether a unit is drawn depends on its id, the purpose and the share alone. So all of its rows are in one part, whatever
+    they hold, and another person more or less moves nobody.
+    """
+    person = hashlib.blake2b(purpose.encode(), digest_size=hashlib.blake2b.PERSON_SIZE).digest()
+    places = np.empty(len(keys), np.uint64)
+    for i, key in enumerate(keys):
+        digest = hashlib.blake2b(int(key).to_bytes(8, "little", signed=True), digest_size=8, key=_KEY, person=person)
+        places[i] = int.from_bytes(digest.digest(), "little") >> 11
     return places.astype(np.float64) * 2.0**-53 < share
 
 

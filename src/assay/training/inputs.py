@@ -14,7 +14,7 @@ from assay import data as data_room
 from assay import features as features_room
 from assay import models as models_room
 from assay.data import DataBundle
-from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule, drawn
+from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
 from assay.errors import ConfigError
 from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
@@ -56,7 +56,7 @@ def load(
 def _aside(bundle: DataBundle, rule: SplitRule) -> torch.Tensor:
     """Which training records are set aside to choose settings by."""
     if rule.by == CONTENT:
-        aside = torch.from_numpy(drawn(bundle.train_x.numpy(), bundle.train_y.numpy(), "validation", VALIDATION_SHARE))
+        aside = bundle.drawn("validation", VALIDATION_SHARE)
     else:
         aside = Seeded(0).stream("validation", 0).uniform(len(bundle.train_x)) * 10 < 1
     if not 0 < int(aside.sum()) < len(aside):
@@ -65,15 +65,14 @@ def _aside(bundle: DataBundle, rule: SplitRule) -> torch.Tensor:
 
 
 def _validated(bundle: DataBundle, aside: torch.Tensor) -> DataBundle:
-    train_x, train_y = bundle.train_x[~aside], bundle.train_y[~aside]
-    test_x, test_y = bundle.train_x[aside], bundle.train_y[aside]
     notes = (
         f"{bundle.notes} A tenth of the training records was set aside to choose settings by, and accuracies are those on it: exact "
         "numbers about these records, which ε does not cover."
     )
     if bundle.split.by == CONTENT:
-        notes += " Which records those are follows from a hash of each record's own content."
-    return replace(bundle, train_x=train_x, train_y=train_y, test_x=test_x, test_y=test_y, notes=notes)
+        what = "each record's own content" if bundle.unit_column is None else "the id of the person they belong to"
+        notes += f" Which records those are follows from a hash of {what}."
+    return replace(bundle.with_test(aside), notes=notes)
 
 
 def check_features(features: str | None, model: str, augment: str | None) -> None:

@@ -60,6 +60,10 @@ class Split:
     @classmethod
     def of(cls, bundle: DataBundle, stream: Stream) -> Split:
         """About one of every ten records is for validation; the same stream splits alike."""
+        if bundle.train_units is not None:  # coins and scores are of records: a person would count several times
+            raise ConfigError(
+                "unit", bundle.unit_column, "no unit with a choice that is charged: it is made record by record"
+            )
         aside = stream.uniform(len(bundle.train_x)) * _PARTS < 1
         if not 0 < int(aside.sum()) < len(aside):
             raise ConfigError("records", len(aside), f"many more than {_PARTS}, to set some aside for validation")
