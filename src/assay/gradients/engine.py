@@ -48,6 +48,7 @@ from assay.gradients.rules.layers import (
 from assay.gradients.rules.shared_indices import SharedIndices
 from assay.gradients.units import Unit, Units
 from assay.gradients.uses.base import Apart, Dense, Found
+from assay.gradients.uses.persons import Persons
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
 from assay.models import compat, copies
@@ -262,12 +263,15 @@ class Engine:
         self._names = {id(p): name for name, p in self.model.named_parameters()}
         self._watch.by_versions = False
 
-    def collect(self, losses: Tensor, views: int = 1) -> RecordGrads:
+    def collect(self, losses: Tensor, views: int | Persons = 1) -> RecordGrads:
         """One backward pass of `losses` [B]; every record's gradient of every trainable parameter.
 
-        With `views`, so many rows in a row belong to one record, and its gradient is the sum of theirs (`assay.gradients.uses.views`).
+        With `views`, so many rows in a row belong to one record, and its gradient is the sum of theirs
+        (`assay.gradients.uses.views`). With `Persons` each has a number of rows of their own.
         """
         check_losses(losses)
+        if isinstance(views, Persons) and views.rows != len(losses):
+            raise ConfigError("losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons")
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise UnsupportedModelError(
@@ -307,11 +311,13 @@ class Engine:
         finally:
             self.forget()
         uses = gathered(found) if len(found) > 1 else found
-        if views > 1:
+        if isinstance(views, Persons):
+            uses = [(names, views.folded(use)) for names, use in uses]
+        elif views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
         if self._measured:
             cost.choose_all(uses)
-        records = self._records // views
+        records = len(views) if isinstance(views, Persons) else self._records // views
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if not proving:
             self._proof = None
