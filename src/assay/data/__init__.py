@@ -13,10 +13,22 @@ if TYPE_CHECKING:
     from assay.data.catalog import DatasetInfo, available
     from assay.data.fetch import get
     from assay.data.sources import load
+    from assay.data.tables.loading import table
+    from assay.data.tables.schema import Schema
+    from assay.data.task import Task
 
-__all__ = ["DataBundle", "DatasetInfo", "available", "get", "load"]
+__all__ = ["DataBundle", "DatasetInfo", "Schema", "Task", "available", "get", "load", "table"]
 
 __getattr__ = lazy.exports(
     __name__,
-    {"DataBundle": "bundle", "DatasetInfo": "catalog", "available": "catalog", "get": "fetch", "load": "sources"},
+    {
+        "DataBundle": "bundle",
+        "DatasetInfo": "catalog",
+        "Schema": "tables.schema",
+        "Task": "task",
+        "available": "catalog",
+        "get": "fetch",
+        "load": "sources",
+        "table": "tables.loading",
+    },
 )

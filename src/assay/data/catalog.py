@@ -109,5 +109,7 @@ def describe(name: object) -> DatasetInfo:
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
     names = ", ".join(info.name for info in available())
-    accepted = f"one of {names}; or, to train on, the path of an .npz file with arrays x and y"
+    accepted = (
+        f"one of {names}; or, to train on, the path of a table (.csv, .parquet) or of an .npz file with arrays x and y"
+    )
     raise ConfigError("data", str(name), accepted)

@@ -7,19 +7,27 @@ alone, and preprocessing costs no privacy.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from assay.data import tables
 from assay.data.bundle import DataBundle
 from assay.data.catalog import Split, describe
-from assay.data.formats.npz import read_npz
+from assay.data.formats.npz import Arrays, read_npz
 from assay.data.locate import require
-from assay.data.split import CONTENT, POSITION, TEST_SHARE, SplitRule, drawn, one_of_five
-from assay.errors import DataError
+from assay.data.split import CONTENT, POSITION, TEST_SHARE, SplitRule, drawn, drawn_units, one_of_five, unit_keys
+from assay.data.tables.loading import Numbered, numbered
+from assay.data.tables.loading import takes as is_table
+from assay.errors import ConfigError, DataError
+
+_LOG = logging.getLogger("assay")
 
 _NPZ_NOTES = (
     "Features are used as they are in the file (float32); whether they were made with statistics of the data "
@@ -31,20 +39,35 @@ _SPLIT_NOTES = {
     POSITION: " The file has no test part: one of every five positions is set aside for testing by a fixed draw, "
     "whatever the records are. One record less in the file moves those that follow it.",
 }
+_UNIT_NOTES = (
+    " The file has no test part: about one of every five persons ({}) is set aside for testing with all of their records, by a "
+    "hash of the id. One person more or less in the file moves nobody else from one part to the other."
+)
 
 
-def load(name_or_path: str | Path, data_dir: str | Path | None = None, *, split: str = CONTENT) -> DataBundle:
-    """A data set by name (`available()`), or one's own from an .npz file with arrays x and y.
+def load(
+    name_or_path: str | Path,
+    data_dir: str | Path | None = None,
+    *,
+    split: str = CONTENT,
+    target: str | None = None,
+    schema: tables.Schema | Mapping[str, Any] | Path | str | None = None,
+    unit: str | None = None,
+) -> DataBundle:
+    """A data set by name (`available()`), or one's own: a table, or an .npz file with arrays x and y.
 
-    Files are looked up in `data_dir`, `$ASSAY_DATA`, the user's cache and system folders, in this order, and
-    verified against known SHA-256 sums. Nothing is fetched: what is not there is a `DataError` that says how
-    to supply it.
+    Files of a named data set are looked up in `data_dir`, `$ASSAY_DATA`, the user's cache and system folders, in this order,
+    and verified against known SHA-256 sums. Nothing is fetched: what is not there is a `DataError` that says how to supply it.
 
     Args:
-        name_or_path: A name of the catalogue, or the path of an .npz file.
+        name_or_path: A name of the catalogue, or the path of a .csv, .tsv, .parquet or .npz file.
         data_dir: Where to look first.
         split: How an .npz file without a test part is split (`assay.data.split`): by each record's `content`, or by
             its `position`, as earlier versions did.
+        target: The column of a table to predict; several with commas between them.
+        schema: What is publicly known of a table's columns (`assay.data.table`).
+        unit: The column of a table, or the array of an .npz file, that says whose each record is. Parts are then split by a
+            keyed hash of the id: nobody has records in two of them.
 
     Returns:
         The data set; its parts do not change from one call to the next.
@@ -54,8 +77,15 @@ def load(name_or_path: str | Path, data_dir: str | Path | None = None, *, split:
         ConfigError: There is no such data set, file or split.
     """
     rule = SplitRule(by=split)
+    if is_table(name_or_path):
+        return tables.table(name_or_path, target=target, schema=schema, unit=unit)
+    for field, value in (("target", target), ("schema", schema)):
+        if value is not None:
+            raise ConfigError(field, value, f"nothing beside {name_or_path}: it is for tables (.csv, .tsv, .parquet)")
     if Path(name_or_path).suffix == ".npz":
-        return _own(Path(name_or_path).expanduser(), rule)
+        return _own(Path(name_or_path).expanduser(), rule, unit)
+    if unit is not None:
+        raise ConfigError("unit", unit, f"nothing beside {name_or_path}, which has no column to say whose a record is")
     info = describe(name_or_path)
     found = require(info, data_dir) if info.files else None
     train, test = info.read(info, iter(()) if found is None else found.contents())
@@ -81,28 +111,68 @@ def _bundle(train: Split, test: Split, *, name: str, classes: int, unit: str, no
     )
 
 
-def _own(path: Path, rule: SplitRule) -> DataBundle:
-    arrays = read_npz(path)
+def _own(path: Path, rule: SplitRule, unit: str | None) -> DataBundle:
+    arrays = read_npz(path, unit)
     train: Split = (arrays.x, arrays.y)
-    unit, notes = "one record of the file", _NPZ_NOTES
+    what, notes = "one record of the file", _NPZ_NOTES + _unused_words(path, arrays)
+    keys, test_keys = _keys(arrays.units), _keys(arrays.units_test)
     if arrays.x_test is None or arrays.y_test is None:
-        train, test = _divided(path, arrays.x, arrays.y, rule)
-        unit, notes = "one training record of the file", _NPZ_NOTES + _SPLIT_NOTES[rule.by]
+        testing = _testing(path, arrays, rule, keys)
+        train, test = (arrays.x[~testing], arrays.y[~testing]), (arrays.x[testing], arrays.y[testing])
+        if keys is not None:
+            keys, test_keys = keys[~testing], keys[testing]
+        what = "one training record of the file"
+        notes += _SPLIT_NOTES[rule.by] if unit is None else _UNIT_NOTES.format(unit)
     else:
         test = (arrays.x_test, arrays.y_test)
+        if keys is not None and test_keys is not None and (common := len(np.intersect1d(keys, test_keys))):
+            raise DataError(f"{path}: {common} persons are in both {unit} and {unit}_test; nobody may be in both parts")
     classes = 1 + int(max(train[1].max(), test[1].max()))
     if classes < 2:
         raise DataError(f"{path}: every label is 0; labels of at least two classes are required")
-    bundle = _bundle(train, test, name=path.name, classes=classes, unit=unit, notes=notes, source="own file")
-    return replace(bundle, split=rule)
+    bundle = _bundle(train, test, name=path.name, classes=classes, unit=what, notes=notes, source="own file")
+    if keys is None or test_keys is None:
+        return replace(bundle, split=rule)
+    whose, test_whose = numbered(keys), numbered(test_keys)
+    return replace(
+        bundle, split=rule, unit=f"one {unit} with all of their records", unit_column=unit, **_fields(whose, test_whose)
+    )
 
 
-def _divided(path: Path, x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], rule: SplitRule) -> tuple[Split, Split]:
-    """Training and test part of a file that has no test part of its own."""
-    testing = one_of_five(len(x)) if rule.by == POSITION else drawn(x, y, "test", TEST_SHARE)
+def _fields(whose: Numbered, test_whose: Numbered) -> dict[str, Any]:
+    return {
+        "train_units": torch.from_numpy(whose.numbers),
+        "test_units": torch.from_numpy(test_whose.numbers),
+        "train_keys": torch.from_numpy(whose.keys),
+    }
+
+
+def _keys(ids: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
+    return None if ids is None else unit_keys([str(one) for one in ids.tolist()])
+
+
+def _unused_words(path: Path, arrays: Arrays) -> str:
+    """What to say of arrays that nobody asked for: one of them may say whose each record is."""
+    if not arrays.unused:
+        return ""
+    names = ", ".join(arrays.unused)
+    _LOG.warning(
+        "%s: not used: %s. If one of them says whose each record is, name it as the unit (--unit)", path.name, names
+    )
+    return f" The file also has {names}, which is not used."
+
+
+def _testing(path: Path, arrays: Arrays, rule: SplitRule, keys: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
+    """Which records of a file without a test part are for testing."""
+    x, y = arrays.x, arrays.y
+    if keys is not None:
+        testing = drawn_units(keys, "test", TEST_SHARE)
+    else:
+        testing = one_of_five(len(x)) if rule.by == POSITION else drawn(x, y, "test", TEST_SHARE)
     if testing.all() or not testing.any():
+        by = "their content" if keys is None else "whose they are"
         raise DataError(
-            f"{path} has no test part, and a fifth of its {len(x)} records, drawn by their content, leaves one part empty: "
+            f"{path} has no test part, and a fifth of its {len(x)} records, drawn by {by}, leaves one part empty: "
             "put records for testing into arrays x_test and y_test"
         )
-    return (x[~testing], y[~testing]), (x[testing], y[testing])
+    return testing

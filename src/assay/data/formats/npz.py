@@ -27,10 +27,17 @@ class Arrays(NamedTuple):
     y: npt.NDArray[np.int64]
     x_test: npt.NDArray[np.float32] | None
     y_test: npt.NDArray[np.int64] | None
+    units: npt.NDArray[Any] | None = None
+    units_test: npt.NDArray[Any] | None = None
+    unused: tuple[str, ...] = ()
+    """Arrays of the file that nobody asked for."""
 
 
-def read_npz(path: Path) -> Arrays:
+def read_npz(path: Path, unit: str | None = None) -> Arrays:
     """The arrays of `path`, never unpickling.
+
+    With a `unit`, the array of that name says whose each record of x is, and `<unit>_test` whose each of x_test is; ids are
+    whole numbers or texts.
 
     Guaranteed: x is finite and has at least one feature a record, y has one integer label >= 0 a record, and
     the test split, if there is one, has records of the same shape. Anything else is a `DataError` that names
@@ -38,21 +45,39 @@ def read_npz(path: Path) -> Arrays:
     """
     if not path.is_file():
         raise ConfigError("data", str(path), "the path of an existing .npz file")
-    found = _open(path)
+    found, unused = _open(path, () if unit is None else (unit, f"{unit}_test"))
     if ("x_test" in found) != ("y_test" in found):
         raise DataError(f"{path} has only one of x_test and y_test; give both, or neither to have a part split off")
     x, y = _split(path, found, "x", "y")
     if "x_test" not in found:
         if len(x) < 5:
             raise DataError(f"{path}: x has {len(x)} records, at least 5 are needed to split a test part off")
-        return Arrays(x, y, None, None)
+        return Arrays(x, y, None, None, _units(path, found, unit, len(x)), None, unused)
     x_test, y_test = _split(path, found, "x_test", "y_test")
     if x_test.shape[1:] != x.shape[1:]:
         raise DataError(f"{path}: records of x_test have shape {x_test.shape[1:]}, those of x {x.shape[1:]}")
-    return Arrays(x, y, x_test, y_test)
+    named = None if unit is None else f"{unit}_test"
+    whose = _units(path, found, unit, len(x)), _units(path, found, named, len(x_test))
+    return Arrays(x, y, x_test, y_test, *whose, unused)
 
 
-def _open(path: Path) -> Mapping[str, npt.NDArray[Any]]:
+def _units(
+    path: Path, found: Mapping[str, npt.NDArray[Any]], name: str | None, records: int
+) -> npt.NDArray[Any] | None:
+    """Whose each record is."""
+    if name is None:
+        return None
+    if name not in found:
+        raise DataError(f"{path} has no array {name}, which must say whose each record is")
+    ids = found[name]
+    if ids.dtype.kind not in "iuUS":
+        raise DataError(f"{path}: {name} is of type {ids.dtype}; ids must be whole numbers or texts")
+    if ids.shape != (records,):
+        raise DataError(f"{path}: {name} has shape {ids.shape}, ({records},) is required: whose each record is")
+    return np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids
+
+
+def _open(path: Path, more: tuple[str, ...]) -> tuple[Mapping[str, npt.NDArray[Any]], tuple[str, ...]]:
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             single = file.read(6) == np.lib.format.MAGIC_PREFIX
@@ -65,10 +90,10 @@ def _open(path: Path) -> Mapping[str, npt.NDArray[Any]]:
             if missing:
                 names = ", ".join(sorted(there)) or "nothing"
                 raise DataError(f"{path} has no array {' or '.join(missing)}; it has {names}, and x and y are required")
-            for key in _KEYS:
-                if key in there:
-                    _check_member(path, archive, there[key], key)
-            return {key: _array(archive, there[key]) for key in _KEYS if key in there}
+            wanted = [key for key in (*_KEYS, *more) if key in there]
+            for key in wanted:
+                _check_member(path, archive, there[key], key)
+            return {key: _array(archive, there[key]) for key in wanted}, tuple(sorted(there.keys() - set(wanted)))
     except DataError:
         raise
     except Exception as error:  # damage shows as almost anything: zip, zlib, header or memory errors

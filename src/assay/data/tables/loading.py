@@ -1,0 +1,173 @@
+"""A table as a `DataBundle`: read, prepared by its schema, and divided into a training and a test part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from assay.data.bundle import DataBundle
+from assay.data.split import TEST_SHARE, drawn_units
+from assay.data.tables.preparing import Rows, prepare, task_of
+from assay.data.tables.reading import SUFFIXES, Table, header, read_table
+from assay.data.tables.schema import Schema, as_schema, listed, targets
+from assay.data.tables.templates import blank, template
+from assay.errors import ConfigError, DataError
+
+_LEAST = 5  # rows, or persons, of which a fifth can be set aside
+NOTES = (
+    "Rows were prepared by the schema that stands in the record and is taken as public: numbers are scaled by declared bounds and "
+    "clamped to them, values beside the declared levels count as one other level, a missing value has a feature of its own, words "
+    "are counted by a hash. No statistic of the rows is used."
+)
+
+
+def table(
+    source: Path | str | Any,
+    *,
+    target: str | Sequence[str] | None = None,
+    schema: Schema | Mapping[str, Any] | Path | str | None = None,
+    unit: str | None = None,
+    test: Path | str | Any | None = None,
+) -> DataBundle:
+    """A CSV or Parquet file, a pyarrow table or a `datasets.Dataset` as a data set to train on.
+
+    Nothing is computed from the rows but what the schema declares, row by row, so preparing them costs no privacy. Without a
+    test part, about a fifth of the rows is set aside for testing by a keyed hash of each row's values; with a unit, about a
+    fifth of the persons, by a keyed hash of the id, so that nobody has rows in both parts.
+
+    Args:
+        source: The path of a file (.csv, .tsv, .parquet, .pq), or a table in memory.
+        target: The column to predict; several columns of type flag for a multi-label task. None takes what the schema names.
+        schema: What is publicly known of the columns: the path of a .toml file, a `Schema`, or a mapping such as
+            `{"age": {"type": "number", "low": 0, "high": 100}}`.
+        unit: The column that says whose a row is.
+        test: Another table, to test on in place of a fifth.
+
+    Returns:
+        The data set, with its task, its schema and, with a unit, whose each row is.
+
+    Raises:
+        ConfigError: There is no schema; the message holds one to fill in. Or the schema does not fit the table.
+        DataError: The table cannot be read; the message names file, row, column and what is accepted.
+    """
+    if schema is None:
+        raise ConfigError("schema", None, _asks_for_one(source, target))
+    declared = as_schema(schema, target)
+    found = read(source, declared.delimiter)
+    rows = prepare(found, declared, unit)
+    task = task_of(declared)
+    if test is None:
+        first, second = _divided(found.name, rows, unit)
+    else:
+        first, second = rows, prepare(read(test, declared.delimiter), declared, unit)
+        _check_apart(first, second, unit)
+    whose, test_whose = (None if rows.persons is None else numbered(rows.persons) for rows in (first, second))
+    return DataBundle(
+        name=Path(found.name).name,
+        train_x=torch.from_numpy(first.x),
+        train_y=torch.from_numpy(first.y),
+        test_x=torch.from_numpy(second.x),
+        test_y=torch.from_numpy(second.y),
+        classes=task.outputs,
+        unit="one row of the table" if unit is None else f"one {unit} with all of their rows",
+        notes=NOTES + ("" if test is not None else _divided_words(unit)),
+        source="own file",
+        train_units=None if whose is None else torch.from_numpy(whose.numbers),
+        test_units=None if test_whose is None else torch.from_numpy(test_whose.numbers),
+        train_keys=None if whose is None else torch.from_numpy(whose.keys),
+        unit_column=unit,
+        task=task,
+        schema=declared.to_json(),
+    )
+
+
+def takes(name: str | Path) -> bool:
+    """Whether it is the path of a table."""
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def read(source: Path | str | Any, delimiter: str | None = None) -> Table:
+    """The rows of a file or of a table in memory."""
+    if isinstance(source, str | Path):
+        return read_table(Path(source).expanduser(), delimiter=delimiter)
+    rows = getattr(source, "with_format", None)
+    found = rows("arrow")[:] if rows is not None else source
+    if not hasattr(found, "column_names") or not hasattr(found, "num_rows"):
+        raise ConfigError("source", type(source).__name__, "a path, a pyarrow.Table or a datasets.Dataset")
+    if found.num_rows == 0:
+        raise DataError(f"the table has no rows; at least {_LEAST} are required")
+    return Table(name=str(getattr(source, "builder_name", None) or "table"), rows=found, first_row=1)
+
+
+def _asks_for_one(source: Path | str | Any, target: str | Sequence[str] | None) -> str:
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        names, empty, called = header(path), template(path), f"{path.stem}.toml"
+    else:
+        found = read(source)
+        names = found.columns
+        empty = blank(found.name, {field.name: str(field.type) for field in found.rows.schema})
+        called = "schema.toml"
+    for name in targets(target):
+        if name not in names:
+            raise ConfigError("target", name, f"a column of the table: {listed(names)}")
+    return (
+        f"what is publicly known of the columns. Save this as {called}, fill it in, and say --schema {called} (from Python "
+        f'schema="{called}"); `assay data schema` writes it, and fills it in from a public sample\n\n{empty}'
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbered:
+    """Whose each row is, by number, and the stable key of each person."""
+
+    numbers: npt.NDArray[np.int64]
+    keys: npt.NDArray[np.int64]
+
+
+def numbered(persons: npt.NDArray[np.int64]) -> Numbered:
+    """Persons numbered from 0, in the order of their keys, which says nothing about them."""
+    keys, numbers = np.unique(persons, return_inverse=True)
+    return Numbered(numbers=numbers.reshape(-1).astype(np.int64), keys=keys)
+
+
+def _divided(name: str, rows: Rows, unit: str | None) -> tuple[Rows, Rows]:
+    keys = rows.keys if rows.persons is None else rows.persons
+    testing = drawn_units(keys, "test", TEST_SHARE)
+    if testing.all() or not testing.any():
+        there = f"{len(keys)} rows" if unit is None else f"{len(np.unique(keys))} persons (column {unit!r})"
+        raise DataError(
+            f"{name} has {there}: too few to set a fifth aside for testing, drawn by a hash. Give more (at least {_LEAST}, better "
+            "100), or from Python a table of its own: test=..."
+        )
+    return _only(rows, ~testing), _only(rows, testing)
+
+
+def _only(rows: Rows, kept: npt.NDArray[np.bool_]) -> Rows:
+    persons = None if rows.persons is None else rows.persons[kept]
+    return Rows(x=rows.x[kept], y=rows.y[kept], keys=rows.keys[kept], persons=persons)
+
+
+def _check_apart(first: Rows, second: Rows, unit: str | None) -> None:
+    if first.persons is None or second.persons is None:
+        return
+    if common := len(np.intersect1d(first.persons, second.persons)):
+        raise ConfigError("test", f"{common} persons of the training part", f"rows of others: {unit!r} must differ")
+
+
+def _divided_words(unit: str | None) -> str:
+    if unit is None:
+        return (
+            " About one of every five rows is set aside for testing, by a hash of its own values. One row more or less moves no "
+            "other row from one part to the other."
+        )
+    return (
+        f" About one of every five persons (column {unit}) is set aside for testing with all of their rows, by a hash of the id. One "
+        "person more or less moves nobody else from one part to the other."
+    )

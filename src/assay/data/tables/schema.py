@@ -1,0 +1,418 @@
+"""What is publicly known of a table's columns: their types, ranges and levels. Rows are prepared by this and nothing else.
+
+    [table]                       # optional
+    delimiter = ","
+    decimal = "."
+    missing = ["", "NA", "?"]
+
+    [columns.age]
+    type = "number"
+    low = 0
+    high = 100
+
+    [columns.ward]
+    type = "category"
+    levels = ["surgery", "medicine", "children"]
+
+A schema must hold public facts only: what a codebook, a form or a standard says, or what another, public table shows. A range
+or a list of levels that was read off the private rows is not covered by any ε.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+from assay.errors import ConfigError
+
+MISSING_MARKS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
+"""What stands for a missing value where a schema does not say otherwise."""
+_MOST_LEVELS = 10_000
+_MOST_SIZE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column. With `required`, a missing value is an error, and no feature says that one is missing."""
+
+    type: ClassVar[str]
+    required: bool = False
+
+    @property
+    def width(self) -> int:
+        """How many features it becomes, without the one for missing values."""
+        raise NotImplementedError
+
+    def names(self, column: str) -> list[str]:
+        """What each of these features is."""
+        raise NotImplementedError
+
+    def to_json(self) -> dict[str, Any]:
+        """As TOML and JSON hold it; a date as text."""
+        held = {
+            key: value.isoformat() if isinstance(value, datetime.date) else value for key, value in asdict(self).items()
+        }
+        return {"type": self.type, **{k: list(v) if isinstance(v, tuple) else v for k, v in held.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Column):
+    """A number between declared bounds, scaled to [0, 1]. What lies outside is moved to the nearer bound."""
+
+    type: ClassVar[str] = "number"
+    low: float
+    high: float
+    loss: str = "squared"
+    """As a target: `squared` or `huber`."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("low", self.low), ("high", self.high)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ConfigError(name, value, "a finite number")
+        if not self.low < self.high:
+            raise ConfigError("high", self.high, f"a number above low, {self.low:g}")
+
+    @property
+    def width(self) -> int:
+        """One."""
+        return 1
+
+    def names(self, column: str) -> list[str]:
+        """The column's own."""
+        return [column]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Category(Column):
+    """One of the declared levels, a feature each. With `other`, one more stands for every value that is not declared."""
+
+    type: ClassVar[str] = "category"
+    levels: tuple[str, ...]
+    other: bool = True
+
+    def __post_init__(self) -> None:
+        _check_levels(self.levels)
+
+    @property
+    def width(self) -> int:
+        """The levels, and the other one."""
+        return len(self.levels) + self.other
+
+    def names(self, column: str) -> list[str]:
+        """`column=level`."""
+        return [f"{column}={level}" for level in self.levels] + ([f"{column} is another"] if self.other else [])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Column):
+    """Any of the declared levels at once, separated by `separator`: a feature each. An empty value has none of them."""
+
+    type: ClassVar[str] = "labels"
+    levels: tuple[str, ...]
+    separator: str = ";"
+
+    def __post_init__(self) -> None:
+        _check_levels(self.levels, least=1)
+        if not isinstance(self.separator, str) or not self.separator:
+            raise ConfigError("separator", self.separator, "a text of at least one character")
+
+    @property
+    def width(self) -> int:
+        """The levels."""
+        return len(self.levels)
+
+    def names(self, column: str) -> list[str]:
+        """`column has level`."""
+        return [f"{column} has {level}" for level in self.levels]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag(Column):
+    """Yes or no: 1, true, t, yes, y or 0, false, f, no, n, in capitals or not."""
+
+    type: ClassVar[str] = "flag"
+
+    @property
+    def width(self) -> int:
+        """One."""
+        return 1
+
+    def names(self, column: str) -> list[str]:
+        """The column's own."""
+        return [column]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Date(Column):
+    """A day, or a day with a time, in a declared range: its place in the range, and its season as sine and cosine.
+
+    `format` is that of Python's strptime, for example "%d.%m.%Y"; without one it is ISO 8601, 2024-05-17.
+    """
+
+    type: ClassVar[str] = "date"
+    first: datetime.date
+    last: datetime.date
+    format: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("first", "last"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                try:
+                    object.__setattr__(self, name, datetime.date.fromisoformat(value))
+                except ValueError:
+                    raise ConfigError(name, value, "a date such as 2024-05-17") from None
+            elif isinstance(value, datetime.datetime) or not isinstance(value, datetime.date):
+                raise ConfigError(name, value, "a date such as 2024-05-17")
+        if not self.first < self.last:
+            raise ConfigError("last", self.last.isoformat(), f"a date after first, {self.first.isoformat()}")
+
+    @property
+    def width(self) -> int:
+        """Three."""
+        return 3
+
+    def names(self, column: str) -> list[str]:
+        """Its place in the range, and its season."""
+        return [column, f"sine of {column} in the year", f"cosine of {column} in the year"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Text(Column):
+    """Words, counted in `size` cells by a hash of each (no list of words is made), scaled to length 1."""
+
+    type: ClassVar[str] = "text"
+    size: int = 256
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= _MOST_SIZE:
+            raise ConfigError("size", self.size, f"a whole number from 1 to {_MOST_SIZE}")
+
+    @property
+    def width(self) -> int:
+        """The number of cells."""
+        return self.size
+
+    def names(self, column: str) -> list[str]:
+        """The cells by number."""
+        return [f"words of {column}, cell {i}" for i in range(self.size)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skip(Column):
+    """A column that is not used, an identifier for example."""
+
+    type: ClassVar[str] = "skip"
+
+    @property
+    def width(self) -> int:
+        """None."""
+        return 0
+
+    def names(self, column: str) -> list[str]:  # noqa: ARG002
+        """None."""
+        return []
+
+
+TYPES: Mapping[str, type[Column]] = {
+    kind.type: kind for kind in (Number, Category, Labels, Flag, Date, Text, Skip)
+}  # fmt: skip
+
+
+def _check_levels(levels: object, least: int = 1) -> None:
+    if not isinstance(levels, tuple) or not all(isinstance(one, str) for one in levels):
+        raise ConfigError("levels", levels, 'a list of texts, such as ["yes", "no"]')
+    if not least <= len(levels) <= _MOST_LEVELS:
+        raise ConfigError(
+            "levels", f"{len(levels)} levels", f"from {least} to {_MOST_LEVELS}; a text column takes more"
+        )
+    if len(set(levels)) < len(levels):
+        twice = next(one for at, one in enumerate(levels) if one in levels[:at])
+        raise ConfigError("levels", twice, "each level once")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schema:
+    """How the rows of a table become features and a target. It holds public facts only (see the module).
+
+    Args:
+        columns: Every column that a table may have, in the order of the features.
+        target: The columns to predict; `--target` names them.
+        delimiter: Between values of a CSV file; None is a comma, or a tab in a .tsv file.
+        decimal: The decimal mark of numbers in a CSV file, "." or ",".
+        missing: What stands for a missing value.
+
+    Raises:
+        ConfigError: A part is not accepted; the message names the column.
+    """
+
+    columns: Mapping[str, Column]
+    target: tuple[str, ...] = ()
+    delimiter: str | None = None
+    decimal: str = "."
+    missing: tuple[str, ...] = field(default=MISSING_MARKS)
+
+    def __post_init__(self) -> None:
+        if not self.columns:
+            raise ConfigError("schema", {}, "at least one column")
+        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+            raise ConfigError("schema.table.delimiter", self.delimiter, 'one character, such as ","')
+        if self.decimal not in (".", ","):
+            raise ConfigError("schema.table.decimal", self.decimal, '"." or ","')
+        for name in self.target:
+            if name not in self.columns:
+                raise ConfigError("target", name, f"a column of the schema: {_listed(self.columns)}")
+            if isinstance(self.columns[name], Date | Text | Skip):
+                kinds = "number, category, labels or flag"
+                raise ConfigError("target", name, f"a column of type {kinds}; it is of type {self.columns[name].type}")
+        if len(self.target) > 1:
+            for name in self.target:
+                if not isinstance(self.columns[name], Flag):
+                    said = f"columns of type flag where there are several; {name} is of type {self.columns[name].type}"
+                    raise ConfigError("target", ",".join(self.target), said)
+
+    def features(self, unit: str | None = None) -> dict[str, Column]:
+        """The columns that become features: all but the target, those to skip and that of the unit."""
+        return {
+            name: column
+            for name, column in self.columns.items()
+            if name not in self.target and name != unit and not isinstance(column, Skip)
+        }
+
+    def feature_names(self, unit: str | None = None) -> list[str]:
+        """What each feature is, in order."""
+        return [
+            one
+            for name, column in self.features(unit).items()
+            for one in (*column.names(name), *([] if column.required else [f"{name} is missing"]))
+        ]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a run holds it."""
+        return {
+            "table": {"delimiter": self.delimiter, "decimal": self.decimal, "missing": list(self.missing)},
+            "target": list(self.target),
+            "columns": [{"name": name, **column.to_json()} for name, column in self.columns.items()],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schema:
+        """From what `to_json` wrote."""
+        columns = {one["name"]: {k: v for k, v in one.items() if k != "name"} for one in data["columns"]}
+        return _read(data["table"], columns, tuple(data["target"]), "schema")
+
+    @classmethod
+    def from_toml(cls, path: Path | str) -> Schema:
+        """From a file that a person wrote, or `assay data schema`.
+
+        Raises:
+            ConfigError: The file is not there, is not TOML, or says something that is not accepted.
+        """
+        path = Path(path)
+        try:
+            data = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+        except OSError as error:
+            raise ConfigError("schema", str(path), f"a readable file; {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError("schema", str(path), "a file in UTF-8") from None
+        except tomllib.TOMLDecodeError as error:
+            raise ConfigError("schema", str(path), f"a file in TOML: {error}") from None
+        if (extra := data.keys() - {"table", "columns"}) or not isinstance(data.get("columns"), dict):
+            said = f"the sections [table] and [columns.NAME]{f'; not {min(extra)}' if extra else ''}"
+            raise ConfigError("schema", str(path), said)
+        table = dict(data.get("table", {}))
+        target = table.pop("target", [])
+        target = (target,) if isinstance(target, str) else tuple(target)
+        return _read(table, data["columns"], target, str(path))
+
+
+def _read(table: Mapping[str, Any], columns: Mapping[str, Any], target: tuple[str, ...], where: str) -> Schema:
+    if extra := table.keys() - {"delimiter", "decimal", "missing"}:
+        raise ConfigError(f"{where}: table.{min(extra)}", table[min(extra)], "delimiter, decimal, missing or target")
+    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    read = {name: column_of(said, f"{where}: column {name!r}") for name, said in columns.items()}
+    return Schema(columns=read, target=target, **settings)
+
+
+def column_of(said: object, where: str = "column") -> Column:
+    """A column from what TOML or JSON says of it.
+
+    Args:
+        said: `{"type": "number", "low": 0, "high": 1}`.
+        where: What to call it in an error.
+
+    Returns:
+        The column.
+
+    Raises:
+        ConfigError: It is not accepted.
+    """
+    kinds = ", ".join(TYPES)
+    if not isinstance(said, Mapping) or said.get("type") not in TYPES:
+        shown = said.get("type", "nothing") if isinstance(said, Mapping) else said
+        raise ConfigError(f"{where}: type", shown, f"one of {kinds}")
+    kind = TYPES[said["type"]]
+    known = {one.name: one for one in fields(kind)}
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key != "type"}
+    if extra := given.keys() - known.keys():
+        raise ConfigError(
+            f"{where}: {min(extra)}", given[min(extra)], f"for type {kind.type} one of {', '.join(known)}"
+        )
+    for name, one in known.items():
+        if name not in given and one.default is MISSING and one.default_factory is MISSING:
+            raise ConfigError(f"{where}: {name}", "nothing", f"a value, which type {kind.type} needs")
+        if name in ("required", "other") and name in given and not isinstance(given[name], bool):
+            raise ConfigError(f"{where}: {name}", given[name], "true or false")
+    try:
+        return kind(**given)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error.field}", error.value, error.accepted) from None
+
+
+def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[str] | str | None = None) -> Schema:
+    """A schema as a person may give it: itself, the JSON of a run, columns by name, or the path of a .toml file.
+
+    Args:
+        schema: The schema.
+        target: The columns to predict, in place of those that the schema names; several may be one text with commas.
+
+    Returns:
+        The schema with its target.
+
+    Raises:
+        ConfigError: It is not accepted, or there is no target.
+    """
+    if isinstance(schema, str | Path):
+        found = Schema.from_toml(schema)
+    elif isinstance(schema, Schema):
+        found = schema
+    elif isinstance(schema.get("columns"), list):
+        found = Schema.from_json(schema)
+    else:
+        found = _read({}, schema, (), "schema")
+    names = targets(target) or found.target
+    if not names:
+        raise ConfigError("target", target, f"the column to predict, one of {_listed(found.columns)}")
+    return Schema(
+        columns=found.columns, target=names, delimiter=found.delimiter, decimal=found.decimal, missing=found.missing
+    )
+
+
+def targets(target: Sequence[str] | str | None) -> tuple[str, ...]:
+    """The columns to predict, from a text with commas or a list."""
+    if target is None:
+        return ()
+    return tuple(one.strip() for one in target.split(",")) if isinstance(target, str) else tuple(target)
+
+
+def _listed(names: Mapping[str, Any] | Sequence[str], most: int = 12) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+listed = _listed
