@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
+from assay.data.units import Ids
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
@@ -41,6 +42,7 @@ from assay.runs.result import Result, cross_entropy
 from assay.runs.run import Course, Run, Saved
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
+from assay.training.batches import unit_records
 from assay.training.meter import MeanLoss
 from assay.training.preflight import checked
 from assay.training.record import KIND, facts
@@ -61,6 +63,7 @@ def fit(
     force: bool = False,
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    units: Ids | None = None,
 ) -> Result:
     """Train `model` in place on `train` under `plan`.
 
@@ -77,6 +80,7 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+        units: Whose each row of `train` is, where the plan's unit is a person: an id for each row.
 
     Returns:
         The model with its record and its privacy statement.
@@ -88,6 +92,7 @@ def fit(
     training, ranks = training or Training(), world()
     if test is not None:
         Records(test).check_pairs("test")
+    unit_records(Records(train), units, plan)
     plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
     directory = None
     if out is not None:
@@ -95,7 +100,7 @@ def fit(
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks, units)
 
 
 def _run(
@@ -109,12 +114,13 @@ def _run(
     names: Mapping[str, Any],
     callbacks: Iterable[Callback],
     ranks: World,
+    units: Ids | None,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
 
     def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
-        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved)
+        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved, units=units)
 
     return Run(
         begin,
@@ -158,6 +164,7 @@ def resume(
     test: Dataset[Any] | None = None,
     loss: Loss = cross_entropy,
     callbacks: Iterable[Callback] = (),
+    units: Ids | None = None,
 ) -> Result:
     """Continue the run in directory `out`, under the plan and settings it was started with.
 
@@ -168,6 +175,7 @@ def resume(
         test: As for `fit`.
         loss: As for `fit`.
         callbacks: As for `fit`.
+        units: As for `fit`.
 
     Returns:
         What `fit` would have returned.
@@ -179,7 +187,7 @@ def resume(
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
-    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
+    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks, units)
 
 
 def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
@@ -200,6 +208,10 @@ class Insertion:
         """The records to train on; `data` are those that the stage leaves."""
         return Records(data, device)
 
+    def units(self, own: Ids | None) -> Ids | None:
+        """Whose each record is; `own` are those of the run's."""
+        return own
+
     def loss(self, own: Loss) -> Loss:
         """The loss to train with; `own` is the one that the stage leaves."""
         return own
@@ -217,6 +229,7 @@ def train_again(
     training: Training | None = None,
     steps: int | None = None,
     insertion: Insertion | None = None,
+    units: Ids | None = None,
 ) -> nn.Module:
     """Train `model` in place exactly as `fit` does, in this process alone, and write nothing: no file, no record, no ε.
 
@@ -234,6 +247,7 @@ def train_again(
         steps: How many of the plan's steps to take; all by default. Noise and learning rate of a step follow from its
             place in the whole plan.
         insertion: What to put into the run.
+        units: Whose each row of `train` is, where the plan's unit is a person.
 
     Returns:
         The model as `fit` would release it, in eval mode.
@@ -244,7 +258,8 @@ def train_again(
     training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
     plan = checked(model, train, loss, plan, training, None, 1)
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    with closing(Loop(model, train, plan, loss, training.at_batch(plan.batch_size), ledger, insertion)) as loop:
+    used = training.at_batch(plan.batch_size)
+    with closing(Loop(model, train, plan, loss, used, ledger, insertion, units=units)) as loop:
         for _ in loop.advance(steps):
             pass
         loop.apply_average()
@@ -270,6 +285,7 @@ class Loop(Course):
         ranks: World = ALONE,
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
+        units: Ids | None = None,
     ) -> None:
         """Run the stage, if there is one, and take up `saved`.
 
@@ -285,6 +301,7 @@ class Loop(Course):
         with ExitStack() as undo:  # what fails here leaves the model to others
             randomness = training.randomness()
             self._run_stage(train, ledger, randomness)
+            self.train = unit_records(self.train, self.insertion.units(units), plan)
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))

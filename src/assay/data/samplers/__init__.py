@@ -42,6 +42,11 @@ class Sampler(ABC):
     tight: ClassVar[bool] = False
     """Whether `compose` is known to state exactly what the steps cost, and not only a bound from above."""
 
+    together: ClassVar[bool] = False
+    """Whether k records cost what `assay.accounting.groups.enlarged` makes of `compose`: each record has coins of its own, and k of them
+    are in a step's batch no oftener than k independent ones.
+    """
+
     records: int
     expected_size: float
 

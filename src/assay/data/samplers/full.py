@@ -19,6 +19,7 @@ class FullBatch(Sampler):
     """All records, every step."""
 
     name: ClassVar[str] = "full"
+    together: ClassVar[bool] = True
     tight: ClassVar[bool] = True
     whole: ClassVar[bool] = True
 

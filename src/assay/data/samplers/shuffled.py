@@ -21,10 +21,12 @@ class Shuffled(Sampler):
     Each record draws its batch independently of the others (so batch sizes vary around the expected one), and one
     record changes one batch an epoch and no other: under add-or-remove-one an epoch costs exactly one release, whatever
     the number of its batches. Amplification by shuffling is not claimed: accounting shuffled batches as Poisson ones
-    understates ε.
+    understates ε. Of k records n_1, …, n_b are in the epoch's batches, Σ n_i = k: together they move the epoch's sums by at most
+    √(Σ n_i²) ≤ k times the bound.
     """
 
     name: ClassVar[str] = "shuffle"
+    together: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = True
     _drawn: dict[tuple[Randomness, int], Tensor] = field(default_factory=dict, repr=False, compare=False)
 
