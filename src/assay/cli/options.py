@@ -52,6 +52,25 @@ Clip = Annotated[
     typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat. (default: the method's own)"),
 ]
 Data = Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")]
+Unit = Annotated[
+    str | None,
+    typer.Option(
+        help="The column (or array) that says whose a row is: ε then protects a person with all of their rows."
+    ),
+]
+UnitRows = Annotated[
+    int | None,
+    typer.Option(
+        "--unit-rows", help="How many rows of a person are used at the most, chosen by a hash of their content."
+    ),
+]
+UnitSampling = Annotated[
+    str,
+    typer.Option(
+        "--unit-sampling",
+        help="persons: persons are sampled and clipped as one; rows: rows are, and ε counts a person's rows together.",
+    ),
+]
 Variant = Annotated[
     str | None, typer.Option(help="sound (default), or published: the paper's algorithm to the letter.")
 ]

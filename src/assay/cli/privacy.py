@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +16,7 @@ from assay.errors import ConfigError
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
     from assay.methods.plan import Plan
+    from assay.methods.ways import Way
 
 
 def register(app: typer.Typer) -> None:
@@ -93,6 +94,12 @@ def calibrate(
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="What persons are called, such as patient_id: compare the two ways to protect a person."),
+    ] = None,
+    persons: Annotated[int | None, typer.Option(help="With --unit: how many persons the records belong to.")] = None,
+    unit_rows: options.UnitRows = None,
     json: options.Json = False,
 ) -> None:
     """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
@@ -102,9 +109,32 @@ def calibrate(
     from assay.gradients import clipping
     from assay.methods.by_name import method_of
     from assay.methods.perturb.mean import parse as parse_center
-    from assay.methods.plan import Plan
+    from assay.methods.plan import Plan, steps_for
+    from assay.methods.ways import compare
 
     chosen = method_of(method, variant, noise_form, groups, option)
+    if unit is not None:
+        if None in (persons, unit_rows, batch_size) or noise_multiplier is not None:
+            given = {"persons": persons, "unit_rows": unit_rows, "batch_size": batch_size}
+            raise ConfigError(
+                "unit", given, "--persons, --unit-rows and --batch-size (in rows) beside it; the noise is found"
+            )
+        sampler = samplers.parse(sampling)
+        start = Plan(
+            records=records,
+            batch_size=batch_size or 1,
+            steps=steps_for(epochs, sampler(records, batch_size or 1)) if steps is None else steps,
+            noise_multiplier=1.0,
+            delta=delta,
+            sampling=sampler,
+            adjacency=adjacency,
+            method=chosen,
+            clip=clipping.parse(clip or str(chosen.clip)),
+            micro_batch=micro_batch,
+            noise_schedule=schedules.parse(noise_schedule),
+        )
+        report_ways(compare(start, unit=unit, persons=persons or 0, most=unit_rows or 0, epsilon=epsilon), json)
+        return
     plan = Plan.calibrated(
         epsilon=epsilon,
         delta=delta,
@@ -124,6 +154,25 @@ def calibrate(
     report_plan(plan, json)
 
 
+def report_ways(ways: Sequence[Way], as_json: bool) -> None:
+    """Two ways to protect a person, the better one first."""
+    best = ways[0]
+    unit = best.plan.unit
+    assert unit is not None
+    note_delta(best.plan.delta, unit.persons)
+    if as_json:
+        print_json({"unit": str(unit), "better": best.sampled.value, "ways": [way.to_json() for way in ways]})
+        return
+    out = console()
+    out.print(f"unit of privacy: {unit}; {unit.persons} persons, at most {unit.rows} rows each")
+    for way in ways:
+        out.print(
+            f"{way.sampled.value} sampled: {way.plan.steps} steps, batches of {way.plan.batch_size:.4g} {way.sampled.value}, "
+            f"noise multiplier {way.plan.noise_multiplier:.4g}, noise in the averaged gradient {way.noise:.4g} C"
+        )
+    out.print(f"less noise: --unit-sampling {best.sampled.value}")
+
+
 def note_delta(delta: float, units: int) -> None:
     """Say it where δ is too large for so many records or clients."""
     from assay.runs.statement import large_delta
@@ -134,7 +183,7 @@ def note_delta(delta: float, units: int) -> None:
 
 def report_plan(plan: Plan, as_json: bool) -> None:
     """What a plan would spend."""
-    note_delta(plan.delta, plan.records)
+    note_delta(plan.delta, plan.protected)
     facts = {
         "steps": plan.steps,
         "sampling_rate": plan.sampler.rate,

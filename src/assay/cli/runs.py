@@ -45,6 +45,9 @@ def train(
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
+    unit: options.Unit = None,
+    unit_rows: options.UnitRows = None,
+    unit_sampling: options.UnitSampling = "persons",
     validation: Annotated[
         bool,
         typer.Option(
@@ -176,7 +179,7 @@ def train(
             report_plan(made.plan, json)
         return
     if ranks.leader:
-        note_delta(made.plan.delta, made.plan.records)
+        note_delta(made.plan.delta, made.plan.protected)
     with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
         result = made.fit(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)

@@ -271,7 +271,9 @@ class Engine:
         """
         check_losses(losses)
         if isinstance(views, Persons) and views.rows != len(losses):
-            raise ConfigError("losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons")
+            raise ConfigError(
+                "losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons"
+            )
         for name, parameter in self._frozen.items():
             if parameter.requires_grad:
                 raise UnsupportedModelError(

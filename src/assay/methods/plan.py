@@ -240,7 +240,9 @@ class Plan:
             raise ConfigError("variant", "published", f"sound with a unit: no paper claims anything for {unit}")
         if self.stage is not None:
             name, value = self.stage_option
-            raise ConfigError(name, value, f"nothing that is released about rows before training, where the unit is {unit}")
+            raise ConfigError(
+                name, value, f"nothing that is released about rows before training, where the unit is {unit}"
+            )
         if self.micro_batch > 1:
             raise ConfigError("micro_batch", self.micro_batch, f"1 where the unit is {unit}")
         if unit.whole:
@@ -252,7 +254,9 @@ class Plan:
         if unit.persons != self.records:
             raise ConfigError("records", self.records, f"{unit.persons}, the number of persons: persons are sampled")
         if self.exact:
-            raise ConfigError("exact", True, "a row as the unit, or unit_sampling rows: sums over persons are not exact")
+            raise ConfigError(
+                "exact", True, "a row as the unit, or unit_sampling rows: sums over persons are not exact"
+            )
         if not self.method.needs_layers and self.chain().rules:
             raise ConfigError(
                 "method", self.method.name, "one that does not work on whole maps of a layer, where persons are sampled"
@@ -260,7 +264,9 @@ class Plan:
 
     def _check_rows_together(self, unit: Unit) -> None:
         if self.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
-            raise ConfigError("adjacency", self.adjacency.value, "add-or-remove-one where the rows of a person are sampled")
+            raise ConfigError(
+                "adjacency", self.adjacency.value, "add-or-remove-one where the rows of a person are sampled"
+            )
         if not self.together:
             raise ConfigError(
                 "unit_sampling",
@@ -292,6 +298,11 @@ class Plan:
     def noise_factor(self, step: int) -> float:
         """The factor on the noise multiplier in this step, counted from 0."""
         return 1.0 if len(self.stretches) == 1 else schedules.within(self.stretches, step, 1)[0][1]
+
+    @property
+    def protected(self) -> int:
+        """How many there are of what ε protects: records, or persons."""
+        return self.records if self.unit is None else self.unit.persons
 
     @cached_property
     def sampler(self) -> Sampler:

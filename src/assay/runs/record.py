@@ -34,6 +34,7 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def groups(self, event: DpEvent, /) -> Mapping[int, float]: ...
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
 
@@ -75,6 +76,7 @@ def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float 
         "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
         "gdp_mu": number(gdp_mu(verified, plan.delta)),
         "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
+        "groups": [{"size": size, "epsilon": number(eps)} for size, eps in plan.groups(event).items()],
     }
 
 
@@ -138,6 +140,7 @@ class Facts:
     micro_batch: int = 1
     center: str | None = None
     exact: bool = False
+    persons: Mapping[str, Any] | None = None
     federated: Mapping[str, Any] | None = None
 
 
@@ -189,6 +192,7 @@ def build_record(
         "features": names.get("features"),
         "unit": facts.unit,
         "records": facts.records,
+        "persons": None if facts.persons is None else dict(facts.persons),
         "validation_of": names.get("validation_of"),
         "split": names.get("split"),
         "epsilon": epsilon_facts(plan, ledger, facts.accountant, facts.claimed),

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 from assay import features as features_room
 from assay import methods as methods_room
@@ -18,6 +18,7 @@ from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog
 from assay.data import sampling as samplers
 from assay.data.sampling import Sampler
+from assay.data.units import Unit, parse_sampled, rows_kept
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clipping
 from assay.integrations import tensorboard as logs
@@ -68,6 +69,9 @@ class Settings:
     denoise: Sequence[str] | None = None
     data: str = catalog.DEFAULT
     records: int | None = None
+    unit: str | None = None
+    unit_rows: int | None = None
+    unit_sampling: str = "persons"
     validation: bool = False
     features: str | None = None
     model: str = "lenet5"
@@ -180,11 +184,30 @@ class Settings:
             precision=self.precision,
         )
 
-    def plan(self, records: int) -> Plan:
+    def unit_of(self, bundle: DataBundle) -> Unit | None:
+        """Who is protected in this data set, where it is a person with all of their rows.
+
+        Args:
+            bundle: The data set, loaded with `unit`.
+
+        Raises:
+            ConfigError: A setting of the unit is not accepted, or is given without a unit.
+        """
+        sampled = parse_sampled(self.unit_sampling)
+        if self.unit is None:
+            if self.unit_rows is not None:
+                raise ConfigError("unit_rows", self.unit_rows, "nothing without --unit, which says whose a row is")
+            return None
+        assert bundle.unit_column is not None
+        assert bundle.persons is not None
+        return Unit(name=bundle.unit_column, persons=bundle.persons, rows=self.unit_rows, sampled=sampled)
+
+    def plan(self, records: int, unit: Unit | None = None) -> Plan:
         """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
 
         Args:
-            records: How many training records there are.
+            records: How many training records, or persons where these are sampled, there are.
+            unit: Who is protected, where it is not a record.
 
         Raises:
             ConfigError: A part (clipping, an encoding, a method) is not accepted.
@@ -205,6 +228,7 @@ class Settings:
             method=chosen,
             encode=encode_room.parse_all(self.encode or ()),
             denoise=denoise_room.parse_all(self.denoise or ()),
+            unit=unit,
             exact=self.exact_noise,
         )
 
@@ -220,6 +244,11 @@ class Prepared:
     names: dict[str, Any]
     source: tuple[Any, ...]
     """What of the settings decides the bundle."""
+
+    @property
+    def units(self) -> Tensor | None:
+        """Whose each training record is, where a person is the unit."""
+        return self.bundle.train_units
 
     def check(self, ranks: int = 1) -> None:
         """Refuse what a run of so many ranks would be refused for.
@@ -245,6 +274,7 @@ class Prepared:
                 force=force,
                 names=self.names,
                 callbacks=[*callbacks, logged],
+                units=self.units,
             )
 
 
@@ -295,7 +325,14 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
     )
     names = spec["names"]
     with logs.logging(names.get("log"), path, scored(names)) as logged:
-        return resume_run(network, bundle.train, path, test=bundle.test, callbacks=[*callbacks, logged])
+        return resume_run(
+            network,
+            bundle.train,
+            path,
+            test=bundle.test,
+            callbacks=[*callbacks, logged],
+            units=bundle.train_units,
+        )
 
 
 def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool = False) -> Prepared:
@@ -382,18 +419,20 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     clipping.parse(o.clip or str(chosen.clip))
     encode_room.parse_all(o.encode or ())
     denoise_room.parse_all(o.denoise or ())
-    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal)
+    parse_sampled(o.unit_sampling)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.unit)
     if like is not None and like.source == source:
         bundle = like.bundle
     else:
-        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal)
+        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal, unit=o.unit)
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
     network = build(o.model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
+    unit = o.unit_of(bundle)
     plan = planned(
-        replace(o.plan(len(bundle.train_x)), method=chosen.for_model(network)),
+        replace(o.plan(_counted(bundle, unit), unit), method=chosen.for_model(network)),
         epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
@@ -408,11 +447,19 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "split": bundle.split.to_json(),
         "unit": bundle.unit,
+        "unit_column": bundle.unit_column,
         "notes": bundle.notes,
         "log": o.log,
         "tuning": o.described,
     }
     return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
+
+
+def _counted(bundle: DataBundle, unit: Unit | None) -> int:
+    """How many of what is sampled there are: records, persons, or the rows that are kept of them."""
+    if unit is None or bundle.train_units is None:
+        return len(bundle.train_x)
+    return unit.persons if unit.whole else rows_kept(bundle.train_units, unit.rows)
 
 
 def _default_batch(sampling: type[Sampler], records: int) -> int:

@@ -35,15 +35,17 @@ def load(
     validation: bool = False,
     rehearsal: bool = False,
     rule: SplitRule = BY_CONTENT,
+    unit: str | None = None,
 ) -> DataBundle:
     """The data set, or about so many of its training records; with features in place of the records where any are asked for.
 
     With `validation`, a tenth of the training records stands in for the test records, the same at every call. In a `rehearsal`, which
     trains nothing, features are those of the first record, over and over: their shape and the number of records are as they will be.
-    `rule` says by what records are told apart; the bundle's `split` gives the same records again.
+    `rule` says by what records are told apart; the bundle's `split` gives the same records again. `unit` names the column that says whose a
+    record is.
     """
     wanted = None if features is None else features_room.parse(features)
-    bundle = data_room.load(data, data_dir, split=rule.by).limited(records, rule)
+    bundle = data_room.load(data, data_dir, split=rule.by, unit=unit).limited(records, rule)
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
@@ -132,11 +134,15 @@ def of_run(
         names.get("features"),
         validation=whole is not None,
         rule=rule,
+        unit=names.get("unit_column"),
     )
-    if len(bundle.train_x) != used:
-        raise ConfigError(
-            "data", names["data"], f"the records of the run: it used {used}, here there are {len(bundle.train_x)}"
-        )
+    protected = spec["plan"].get("unit")
+    if isinstance(protected, dict):
+        used, there, what = protected["persons"], bundle.persons, "persons"
+    else:
+        there, what = len(bundle.train_x), "records"
+    if there != used:
+        raise ConfigError("data", names["data"], f"the {what} of the run: it used {used}, here there are {there}")
     return bundle, network_of(names, bundle, seed)
 
 

@@ -137,7 +137,9 @@ class PrivateStep(Unique):
         if augment is not None and world.size > 1:
             raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
         if augment is not None and plan.unit is not None and plan.unit.whole:
-            raise ConfigError("augment", str(augment), f"no views where the unit is {plan.unit} and persons are sampled")
+            raise ConfigError(
+                "augment", str(augment), f"no views where the unit is {plan.unit} and persons are sampled"
+            )
         if self._views > 1 and chain.rules:
             raise ConfigError(
                 "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
