@@ -20,7 +20,7 @@ from assay import methods, models
 from assay.data.sampling import FullBatch
 from assay.gradients.clipping import ClipRule, Flat
 from assay.methods import denoise, encode
-from assay.randomness.adding import add_normal
+from assay.randomness.normal import add_normal
 from assay.randomness.rounded import Words
 from assay.randomness.streams import OsSeeded, Stream
 

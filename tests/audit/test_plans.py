@@ -128,7 +128,7 @@ def test_what_a_step_shows_is_composed_from_below(sampling, steps):
     )
     shown = composed(plan, 1.0)
     assert 0 < shown <= plan.epsilon()
-    if sampling in ("poisson", "full"):
+    if sampling in (Poisson, FullBatch):
         assert shown > 0.98 * plan.epsilon()
 
 
@@ -144,3 +144,25 @@ def test_bands_show_their_first_step_alone():
     )
     once = Plan(records=1000, batch_size=100, steps=1, noise_multiplier=1.0, delta=1e-5)
     assert composed(plan, 1.0) == pytest.approx(composed(once, 1.0))
+
+
+def theorem_1_of_lssgd(steps: int, batch: int, noise: float) -> Plan:
+    return Plan(
+        records=60_000,
+        batch_size=batch,
+        steps=steps,
+        noise_multiplier=noise,
+        delta=1e-5,
+        sampling=WithoutReplacement,
+        adjacency=Adjacency.REPLACE_ONE,
+        clip=clipping.Flat(bound=1.0),
+        method=methods.get("lssgd", variant="published"),
+    )
+
+
+def test_a_record_replaced_by_its_opposite_refutes_theorem_1_of_lssgd():
+    """One step on a tenth of the records: the canary is replaced by its worst opposite, and the audit exceeds the claim."""
+    found = audit_plan(theorem_1_of_lssgd(1, 6000, 1.8386), randomness=Seeded(5), releases=4000)
+    assert found.claimed == pytest.approx(0.7502, rel=1e-3)
+    assert 1.2 < found.audit.epsilon <= found.verified == pytest.approx(2.03, rel=2e-3)
+    assert found.verdict is Verdict.CLAIM_REFUTED

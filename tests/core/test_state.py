@@ -20,8 +20,7 @@ from assay.accounting.ledger import Ledger, LedgerError
 from assay.data.sampling import FullBatch
 from assay.errors import AssayError, UnsupportedModelError
 from assay.gradients.clipping import Flat
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Secure, Seeded
+from assay.randomness.streams import Blocks, OsSeeded, Secure, Seeded
 
 SIZE = 90  # Linear(90, 90) has 8190 numbers: a block of noise lasts for 8 steps
 DATA = TensorDataset(torch.zeros(40, SIZE))

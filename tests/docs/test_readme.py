@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from assay import Plan, methods
-from assay.data.sampling import Poisson, Shuffled
+from assay import Adjacency, Plan, methods
+from assay.data.sampling import Poisson, Shuffled, WithoutReplacement
+from assay.gradients.clipping import Flat
 from docs.pages import DOCS, read
 
 GREDP = methods.get("gredp", variant="published", groups=5)
 GREDP_REAL = methods.get("gredp", variant="published", groups=5, noise_form="real")
+LSSGD = methods.get("lssgd", variant="published")
 DISCRETE = methods.get("discrete", variant="published")
 SIXTY = {"records": 60_000, "delta": 1e-5}
 ROOT = DOCS.parent
@@ -52,6 +54,19 @@ def test_every_block_runs_and_prints_what_is_shown(tmp_path, monkeypatch):
         (
             "Discretised gradients, micro-batches of 4",
             {"noise_multiplier": 1.0, "batch_size": 256, "steps": 8000, "method": DISCRETE, "micro_batch": 4},
+            {},
+        ),
+        (
+            "DP-LSSGD, one step on a tenth",
+            {
+                "noise_multiplier": 1.8386,
+                "batch_size": 6000,
+                "steps": 1,
+                "method": LSSGD,
+                "clip": Flat(1.0),
+                "sampling": WithoutReplacement,
+                "adjacency": Adjacency.REPLACE_ONE,
+            },
             {},
         ),
         (

@@ -13,8 +13,7 @@ from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.laplace import Laplace
 from assay.mechanisms.types import Bounded
 from assay.methods.chain import Chain
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import Seeded
+from assay.randomness.streams import Blocks, Seeded
 
 SHAPES = {"a": (3, 4), "b": (5,), "c": ()}
 COORDINATES = 18

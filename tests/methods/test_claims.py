@@ -4,7 +4,9 @@ import math
 
 import pytest
 
-from assay import Plan, methods
+from assay import Adjacency, Plan, methods
+from assay.accounting.epsilon import gaussian_epsilon
+from assay.data.sampling import WithoutReplacement
 from assay.gradients import clipping as clip
 
 
@@ -114,10 +116,38 @@ def lssgd(epsilon_wanted: float) -> Plan:
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 0.15, 0.2, 0.25, 0.3])
-def test_the_lssgd_claim_inverts_theorem_1_which_is_loose(epsilon):
+def test_the_lssgd_claim_inverts_theorem_1_which_is_loose_at_the_settings_of_table_2(epsilon):
     plan = lssgd(epsilon)
     assert plan.claimed() == pytest.approx(epsilon, rel=1e-9)
     assert plan.epsilon() < 0.5 * epsilon
+
+
+@pytest.mark.parametrize(
+    ("batch", "steps", "noise", "claimed", "least", "most"),
+    [(6000, 1, 1.8386, 0.7502, 2.027, 2.031), (600, 16, 1.8206, 0.3002, 0.607, 0.62)],
+)
+def test_theorem_1_of_lssgd_fails_within_its_own_condition(batch, steps, noise, claimed, least, most):
+    """Fixed-size batches, one record replaced. All other gradients are -G·e, x has +G·e and x' has -G·e: each step is a
+    mixture of N(0, 1) and N(2G/noise, 1), and with one step the exact ε is log(1 + q(e^ε₀ - 1)) at δ/q.
+    """
+    plan = Plan(
+        records=60000,
+        batch_size=batch,
+        steps=steps,
+        noise_multiplier=noise,
+        delta=1e-5,
+        sampling=WithoutReplacement,
+        adjacency=Adjacency.REPLACE_ONE,
+        clip=clip.Flat(bound=1.0),
+        method=methods.get("lssgd", variant="published"),
+    )
+    rate, log = batch / 60000, math.log(1e5)
+    assert plan.claimed() ** 2 <= 5 * steps * log * rate**2, "the theorem's own condition"
+    assert plan.claimed() == pytest.approx(claimed, rel=1e-3)
+    assert least < plan.epsilon() < most
+    if steps == 1:
+        exact = math.log1p(rate * math.expm1(gaussian_epsilon(noise / 2, 1e-5 / rate)))
+        assert plan.epsilon() == pytest.approx(exact, rel=1e-3)
 
 
 def test_theorem_1_claims_nothing_beyond_its_condition():

@@ -221,7 +221,7 @@ def test_impossible_input_shape(shape: tuple[int, ...]) -> None:
     assert refusal("mlp", input_shape=shape).field == "input_shape"
 
 
-@pytest.mark.parametrize("classes", [1, 0, -2])
+@pytest.mark.parametrize("classes", [0, -2])
 def test_impossible_classes(classes: int) -> None:
     error = refusal("mlp", classes=classes)
     assert (error.field, error.value) == ("classes", classes)

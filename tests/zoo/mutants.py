@@ -17,9 +17,8 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
-from assay.randomness.bits import Hashed
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Seeded
+from assay.randomness.generators import Hashed
+from assay.randomness.streams import Blocks, OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
 from assay.training.step import PrivateStep
 
@@ -369,12 +368,12 @@ class ForgetsItsPath(Ledger):
 class AdvancesFirst(Blocks):
     """The place of the next rows is written down before they are drawn: a draw that fails leaves the old rows there."""
 
-    def _row(self, step, call, shape, dtype, device):
+    def row(self, step, call, shape, dtype, device):
         kept = next(iter(self._kept.values()), None)
         if kept is not None and step >= kept.first + len(kept.rows):
             self._kept = {kind: replace(kept, first=kept.first + len(kept.rows)) for kind in self._kept}
             kept.stream.normal((len(kept.rows), *shape), dtype=dtype, device=device)
-        return super()._row(step, call, shape, dtype, device)
+        return super().row(step, call, shape, dtype, device)
 
 
 class GoesOnAfterErrors(PrivateStep):

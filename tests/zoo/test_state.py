@@ -13,8 +13,7 @@ from assay import Plan, PrivateStep
 from assay.data.sampling import FullBatch
 from assay.errors import AssayError
 from assay.gradients.clipping import Flat
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded
+from assay.randomness.streams import Blocks, OsSeeded
 
 from . import mutants
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from assay.accounting import events
 from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of, combined
-from assay.accounting.losses import Gaussian, Terms, epsilon_at, refined
+from assay.accounting.losses import Gaussian, Term, Terms, epsilon_at, refined
 from assay.errors import ConfigError
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "UnaccountableError",
     "bound",
     "delta_for",
+    "divergences",
     "epsilon",
     "epsilon_after",
     "epsilon_curve",
@@ -161,6 +162,55 @@ def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float
         return math.inf
     orders, divergences = _divergences(terms)
     return float(np.min(divergences - math.log(delta) / (orders - 1)))
+
+
+def divergences(event: DpEvent, orders: tuple[int, ...], adjacency: Adjacency) -> NDArray[np.float64]:
+    """Return upper bounds on the Rényi divergences of the event, in both directions (Mironov 2017).
+
+    A release that is known by its largest loss ε only is ε²/2-concentrated (Bun and Steinke 2016, proposition 1.4):
+    its divergence of order α is at most the lesser of ε and αε²/2.
+
+    Args:
+        event: What is released.
+        orders: Whole numbers of at least 2.
+        adjacency: Which data sets are neighbours.
+
+    Returns:
+        One number for each order; `math.inf` where no bound is at hand, and where something leaves without noise.
+
+    Raises:
+        UnaccountableError: The event has no bound under this adjacency.
+    """
+    if not orders or min(orders) < 2:
+        raise ConfigError("orders", orders, "whole numbers of at least 2")
+    terms = _terms(event, adjacency)
+    if terms is None:
+        return np.full(len(orders), math.inf)
+    total = np.zeros(len(orders))
+    for term, count in terms:
+        total += count * _divergences_of(term, orders)
+    return total
+
+
+@functools.lru_cache(maxsize=1024)
+def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
+    """The divergences of one release, raised by what rounding may have lowered them."""
+    wanted = np.array(orders, dtype=np.float64)
+    pure = np.minimum(term.pure, wanted * term.pure**2 / 2)
+    event = term.renyi()
+    if event is None:
+        return pure
+    # repeat-and-select converts between orders inside: more of them make its bound better, and none makes it wrong
+    every = sorted({*orders, *range(2, 64)})
+    relation = NeighboringRelation.REPLACE_ONE if term.replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
+    accountant = rdp.RdpAccountant(orders=every, neighboring_relation=relation)
+    try:
+        with _quietly():
+            accountant.compose(event)
+    except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
+        return pure
+    found = accountant.rdp[np.searchsorted(every, orders)]
+    return np.minimum(np.maximum(found, 0.0) + _RDP_ROUNDING / (wanted - 1), pure)
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:

@@ -100,6 +100,8 @@ class Segment(Unique):
         allowed = self._wanted
         if allowed and ceiling is not None and self._with(self._cost(allowed)) > ceiling:
             allowed = most_steps(lambda n: self._with(self._cost(n)), ceiling, limit=self._wanted)
+        if allowed and not self._covered(allowed):
+            allowed = most_steps(lambda n: 0.5 if self._covered(n) else 2.0, 1.0, limit=allowed)
         # in this order, and not before: an exception must not leave more steps allowed than the ceiling permits
         self.allowed = allowed
         self._beside = others
@@ -109,9 +111,8 @@ class Segment(Unique):
         if self._others() != self._beside:
             self._clear()
         if steps > self.allowed:
-            ceiling, delta = self._ledger.ceiling, self._ledger.delta
             raise BudgetSpentError(
-                f"the budget is spent: the ceiling of ε = {ceiling} (δ = {delta:g}) allows {self.allowed} steps here, not {steps}"
+                f"the budget is spent: {self._ledger.bounds()} allows {self.allowed} steps here, not {steps}"
             )
         self._write(steps)
 
@@ -136,6 +137,10 @@ class Segment(Unique):
 
     def _others(self) -> list[DpEvent]:
         return [entry.event for i, entry in enumerate(self._ledger._entries) if i != self._index]
+
+    def _covered(self, steps: int) -> bool:
+        covers = self._ledger.covers
+        return covers is None or covers(ComposedDpEvent([*self._others(), self._event(steps)]))
 
     def _with(self, event: DpEvent) -> float:
         return epsilon(ComposedDpEvent([*self._others(), event]), self._ledger.delta, self._ledger.adjacency)
@@ -176,6 +181,8 @@ class Ledger(Unique):
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
         self.run = run
         """The digest of the run that the ledger belongs to, if it belongs to one."""
+        self.covers: Callable[[DpEvent], bool] | None = None
+        """Whether a budget that the run is under allows a ledger that holds this; None without one."""
         self._entries: list[_Entry] = []
         self._written = 0  # entries that have a line; a segment has none before its first charge
         self._last: Segment | None = None
@@ -192,7 +199,7 @@ class Ledger(Unique):
     def reading(self, charges: list[_Entry]) -> Ledger:
         """A ledger of these charges in memory only, for a process that must know what is spent while another one keeps the file."""
         copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling, run=self.run)
-        copy._entries = charges
+        copy._entries, copy.covers = charges, self.covers
         return copy
 
     def claim(self) -> None:
@@ -274,12 +281,21 @@ class Ledger(Unique):
             raise BudgetSpentError(
                 f"the budget is spent: a release before training would make it ε = {spent:.4g} of {self.ceiling} (δ = {self.delta:g})"
             )
+        if self.covers is not None and not self.covers(ComposedDpEvent([self.event(), event])):
+            raise BudgetSpentError(
+                "the budget is spent: a release before training is not part of what was reserved there"
+            )
         self._entries.append(_Entry(0, _NOTHING))
         try:
             self._write(len(self._entries) - 1, _Entry(0, event, once=True, draws=draws))
         except BaseException:
             self._entries.pop()
             raise
+
+    def bounds(self) -> str:
+        """What limits the steps, in words."""
+        ceiling = f"the ceiling of ε = {self.ceiling} (δ = {self.delta:g})"
+        return ceiling if self.covers is None else f"{ceiling}, or the reservation in the budget of these records,"
 
     def paid(self, event: DpEvent) -> bool:
         """Whether a release of this cost was charged."""

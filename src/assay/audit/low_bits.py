@@ -20,8 +20,7 @@ from assay.audit.bounds import Errors
 from assay.audit.specimen import Specimen, flat, releases_of
 from assay.mechanisms.types import Bounded
 from assay.methods.chain import Chain
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Randomness
+from assay.randomness.streams import Blocks, OsSeeded, Randomness
 
 
 def low_bits(

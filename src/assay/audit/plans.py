@@ -125,7 +125,7 @@ def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     # around, which is all that a replacement can do.
     doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
     event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
-    return shown_by(event, plan.delta, plan.adjacency)
+    return shown_by(event, plan.delta, plan.sampler.shown_under or plan.adjacency)
 
 
 def shown_by(event: DpEvent, delta: float, adjacency: Adjacency) -> float:

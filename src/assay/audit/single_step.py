@@ -23,8 +23,7 @@ from assay.audit.bounds import Errors
 from assay.audit.specimen import Specimen, flat, releases_of
 from assay.mechanisms.types import Bounded
 from assay.methods.chain import Chain
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Randomness
+from assay.randomness.streams import Blocks, OsSeeded, Randomness
 
 _LARGE = 1000.0  # gradients of canaries over the clipping bound: every rule clips them
 BARE = 1e-4  # noise below this part of the canary's effect is rounding, not noise

@@ -10,7 +10,20 @@ import typer
 import typer.core
 from safetensors import SafetensorError
 
-from assay.cli import attack, audit, catalogue, compare, federate, federation, privacy, report, reproduce, runs, tune
+from assay.cli import (
+    attack,
+    audit,
+    catalogue,
+    compare,
+    federate,
+    federation,
+    keys,
+    privacy,
+    report,
+    reproduce,
+    runs,
+    tune,
+)
 from assay.cli.output import fail, note, say, unfailing
 from assay.distributed.launch import check_alone
 from assay.errors import AssayError, LeaderError
@@ -56,6 +69,7 @@ compare.register(app)
 reproduce.register(app)
 tune.register(app)
 report.register(app)
+keys.register(app)
 catalogue.register(app)
 
 

@@ -51,7 +51,10 @@ Clip = Annotated[
     str | None,
     typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat. (default: the method's own)"),
 ]
-Data = Annotated[str, typer.Option(help="A data set's name (`assay data`) or a .npz file with x and y.")]
+Data = Annotated[
+    str,
+    typer.Option(help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), or a .npz file with x and y."),
+]
 Unit = Annotated[
     str | None,
     typer.Option(
@@ -69,6 +72,16 @@ UnitSampling = Annotated[
     typer.Option(
         "--unit-sampling",
         help="persons: persons are sampled and clipped as one; rows: rows are, and ε counts a person's rows together.",
+    ),
+]
+Target = Annotated[
+    str | None,
+    typer.Option(help="The column of a table to predict; several yes-or-no columns with commas between them."),
+]
+Schema = Annotated[
+    Path | None,
+    typer.Option(
+        help="What is publicly known of a table's columns, a .toml file; `assay data schema` writes one to fill in."
     ),
 ]
 Variant = Annotated[

@@ -42,6 +42,8 @@ def train(
     encode: options.Encode = None,
     denoise: options.Denoise = None,
     data: options.Data = options.DEFAULT_DATA,
+    target: options.Target = None,
+    schema: options.Schema = None,
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,

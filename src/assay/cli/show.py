@@ -98,6 +98,7 @@ def called(scored: str) -> str:
 
 def outcome(result: Result) -> None:
     """The end of a run: accuracy, the three ε, and where everything is."""
+    from assay.runs.metrics import shown as shown_figures
     from assay.runs.statement import choices, initial_weights, scored, shown
     from assay.training.tuning import in_words
 
@@ -110,6 +111,7 @@ def outcome(result: Result) -> None:
     tuning = record.get("tuning") or {}
     rows = {
         f"{scored(record)} accuracy": None if accuracy is None else f"{accuracy:.2%}",
+        **shown_figures(record["result"]),
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from assay.errors import ConfigError, check_fields
 
 BINARY, MULTICLASS, MULTILABEL, REGRESSION = "binary", "multiclass", "multilabel", "regression"
@@ -82,6 +84,21 @@ class Task:
     def is_classification(self) -> bool:
         """Whether a record has exactly one class."""
         return self.kind in (BINARY, MULTICLASS)
+
+    def scaled(self, target: Tensor) -> Tensor:
+        """Targets of a regression as training sees them: moved into [-1, 1], and clamped to it."""
+        low, high = self._bounds()
+        return (2 * (target - low) / (high - low) - 1).clamp(-1, 1)
+
+    def unscaled(self, output: Tensor) -> Tensor:
+        """What a model of a regression says, in the units of the target."""
+        low, high = self._bounds()
+        return low + (output + 1) * (high - low) / 2
+
+    def _bounds(self) -> tuple[float, float]:
+        if self.low is None or self.high is None:
+            raise ConfigError("task", self.kind, "regression: other tasks have no range")
+        return self.low, self.high
 
     def to_json(self) -> dict[str, Any]:
         """As `run.json` and `record.json` hold it."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 
 from assay.errors import ConfigError
+
+_LET_GO_SECONDS = 0.2
 
 
 def launched() -> bool:
@@ -57,4 +60,7 @@ def _leave() -> None:
     from torch import distributed as dist
 
     if dist.is_initialized():
+        # A thread of gloo may still hold the tensors of the last message. If it lets go of them while Python shuts down,
+        # the process aborts after all work is done, and torchrun reports a failed run. Sleeping lets that thread finish.
+        time.sleep(_LET_GO_SECONDS)
         dist.destroy_process_group()

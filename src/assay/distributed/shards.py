@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor
 from assay.distributed.world import Ranks
 from assay.errors import UnsupportedModelError
 from assay.gradients.engine import Engine
-from assay.randomness.adding import add_normal, add_vector
+from assay.randomness.normal import add_normal, add_vector
 from assay.randomness.streams import Stream
 
 # one function, renamed in torch 2.13

@@ -1,6 +1,6 @@
 """Federated learning: clients keep their records, the server sees messages; ε is about one client or one record.
 
-`run` is the server's loop and `site` a client's step. They meet in bytes (`wire`), carried by whatever implements `carrier`.
+`server` holds the loop and `client` one client's turn. They exchange bytes (`wire`) over a `transport`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
 """What binomial noise costs: the theorem of cpSGD, and divergences computed from the distribution itself.
 
-The mechanism adds Bin(N, ½) - N/2, independent in each coordinate, to a whole-number vector; the presence of one client moves that
-by v with ‖v‖_∞ ≤ L, ‖v‖₂ ≤ D.
+The mechanism adds Bin(N, ½) - N/2 to each coordinate of a whole-number vector, independently. The presence of one
+client moves that vector by v with ‖v‖_∞ ≤ L and ‖v‖₂ ≤ D.
 """
 
 from __future__ import annotations
@@ -20,14 +20,23 @@ _ORDERS = 1 + np.geomspace(5e-3, 1e7, 160)  # Rényi orders beyond 1
 
 
 def theorem_epsilon(trials: int, dimension: int, delta: float, l1: float, l2: float, linf: float) -> float:
-    """ε at δ of one release by Agarwal et al. 2018 (arXiv:1805.10559), theorem 1, with p = ½ and unit scale.
+    """ε at δ of one release by theorem 1 of Agarwal et al., "cpSGD", 2018 (arXiv:1805.10559), p = ½ and unit scale.
 
     If N/4 ≥ max(23 log(10d/δ), 2Δ_∞), then with b = 1/3, c = √2 · 7/4 (rounded to 5/2 there) and d_p = 2/3
 
         ε = Δ₂ √(2 log(1.25/δ)) / √(N/4) + (Δ₂ c √log(10/δ) + Δ₁ b) / (N/4 (1 - δ/10))
             + (⅔ Δ_∞ log(1.25/δ) + Δ_∞ d_p log(20d/δ) log(10/δ)) / (N/4).
 
-    `math.inf` where its condition fails: then it says nothing.
+    Args:
+        trials: N.
+        dimension: d, the number of coordinates.
+        delta: δ.
+        l1: Δ₁.
+        l2: Δ₂.
+        linf: Δ_∞.
+
+    Returns:
+        ε, or `math.inf` where the condition fails: the theorem says nothing then.
     """
     variance = trials / 4
     if variance < max(23 * math.log(10 * dimension / delta), 2 * linf):
@@ -43,16 +52,25 @@ def theorem_epsilon(trials: int, dimension: int, delta: float, l1: float, l2: fl
 def rho(trials: int, largest: int, l2: float) -> float:
     """A ρ for which the mechanism is ρ-zero-concentrated private, computed from the binomial distribution.
 
-    Coordinates are independent, so the divergence of order α for a shift v is Σ_i r_α(|v_i|) ≤ D² max_{1≤t≤L} r_α(t)/t², with
-    r_α(t) the divergence of one coordinate shifted by t. ρ is the supremum of that over α > 1, divided by α. (No shift is known to be
-    the worst for the privacy loss in many dimensions, so a privacy loss distribution of one shift would not be a bound; this is.)
+    Coordinates are independent, so the divergence of order α for a shift v is
+    Σ_i r_α(|v_i|) ≤ D² max_{1≤t≤L} r_α(t)/t², with r_α(t) the divergence of one coordinate shifted by t. ρ is the
+    supremum of that over α > 1, divided by α. (In many dimensions no shift is known to be the worst for the privacy
+    loss. So the privacy loss distribution of one shift would not be a bound; this is.)
 
-    Shifted binomials end at different places, so all is restricted to outcomes within 12 standard deviations of N/2 in each coordinate;
-    by Hoeffding's inequality the rest has probability below 4e-31 a coordinate even when shifted (L is at most half a deviation),
-    far less than the 2e-15 that the accountant takes off δ for each release. `math.inf` where N is too small for that.
+    Shifted binomials end at different places. We therefore keep only outcomes within 12 standard deviations of N/2 in
+    each coordinate. By Hoeffding's inequality the rest has probability below 4e-31 in each coordinate, even when
+    shifted (L is at most half a deviation). The accountant takes 2e-15 off δ for each release, which is far more.
 
-    Supremum over all real α: (α - 1) r_α is convex in α, so that it lies below the chords between the orders at which it is computed,
-    and beyond the last one r_α is at most the largest log ratio.
+    The supremum is over all real α: (α - 1) r_α is convex in α, so it lies below the chords between the orders at which
+    it is computed. Beyond the last order, r_α is at most the largest log ratio.
+
+    Args:
+        trials: N.
+        largest: L.
+        l2: D.
+
+    Returns:
+        ρ, or `math.inf` where N is too small for the argument above.
     """
     deviation = math.sqrt(trials) / 2
     if trials < 4 * _DEVIATIONS**2 or largest > deviation / 2:
@@ -69,9 +87,8 @@ def _per_square(trials: int, shift: int) -> float:
 def _losses(trials: int, shift: int) -> list[tuple[Array, Array]]:
     """(log probabilities, log ratios) of a restricted pair that has no smaller divergences, in both directions.
 
-    Neighbouring outcomes are put together in blocks, and the log ratio within a block, whatever its distribution there, is
-    replaced by its least and its largest value with the same mean: by convexity E e^{c·ratio} grows, for every c. The
-    number of blocks does not depend on N.
+    Neighbouring outcomes form blocks. Within a block, the log ratio is replaced by its least and its largest value with
+    the same mean. By convexity that increases E e^{c·ratio} for every c. The number of blocks does not depend on N.
     """
     reach = min(int(_DEVIATIONS * math.sqrt(trials) / 2), trials // 2 - shift)
     at = trials // 2 + np.arange(-reach - shift, reach + 1, dtype=np.float64)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def bytes_for(size: int) -> int:
-    """How many bytes a set of so many coordinates takes."""
+    """How many bytes a set of `size` coordinates takes."""
     return -(-size // 8)
 
 

@@ -1,10 +1,12 @@
 """A site: where clients live. One client's whole turn is `Site.answer`: bytes in, bytes out.
 
-What a client promises its user does not rest on the tasks that the server sends: it clips and adds its noise itself (unless the server is
-trusted with that), keeps a ledger of its own (`ledgers`, one file a client, written before an answer leaves), refuses to go beyond its
-ceiling, and takes fresh noise each time it is asked, however often the server asks about the same round. It rests on the plan and the
-folder that the site is opened with: a node of a deployment sees to it that those are its own (`carriers/pinned.py`), and elsewhere server
-and clients are one operator's.
+A client's promise to its user does not rest on the tasks that the server sends. The client clips and adds its noise
+itself, unless the server is trusted with that. It keeps a separate ledger (one file per client in `ledgers`), writes it
+before an answer leaves, and refuses to exceed its ceiling. It draws fresh noise each time, however often the server
+asks about one round.
+
+The promise rests on the plan and the folder with which the site is opened. A node of a deployment chooses both itself
+(`transport/pinned.py`). Elsewhere one operator runs the server and the clients.
 """
 
 from __future__ import annotations
@@ -19,8 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from assay import data as data_room
-from assay import models as models_room
+from assay import data, models
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.data.split import CONTENT, SplitRule
@@ -43,17 +44,23 @@ TASK_FIELDS = {"round": int, "turn": int}
 
 
 def open_site(settings: Mapping[str, Any]) -> Site:
-    """The site that a JSON-able description asks for: the `plan`, `training` and `names` of a run's run.json and, optionally,
-    `ledgers`, a folder for the clients' ledgers (without it they are kept in memory). All of it is believed.
+    """Open the site that a description asks for.
+
+    Args:
+        settings: `plan`, `training` and `names` as in run.json, and `ledgers`, a folder for the clients' ledgers
+            (without one they stay in memory). All of it is believed.
+
+    Returns:
+        The site, with every client's records.
     """
     names = settings["names"]
     folder = names["data_dir"]
     rule = SplitRule.from_json(names.get("split"))
-    whole = data_room.load(names["data"], None if folder is None else Path(folder), split=rule.by)
+    whole = data.load(names["data"], None if folder is None else Path(folder), split=rule.by)
     bundle = whole.limited(None if rule.by == CONTENT else names["records"], rule)
     x, y = bundle.train_x, bundle.train_y
     parts = partition.parse(names["partition"]).divide(y.numpy(), settings["plan"]["clients"], names["partition_seed"])
-    model = models_room.build(names["model"], input_shape=bundle.input_shape, classes=bundle.classes)
+    model = models.build(names["model"], input_shape=bundle.input_shape, classes=bundle.classes)
     if names["circulant"] is not None:
         replace_linear(model, names["circulant"])
     ledgers = settings.get("ledgers")
@@ -69,7 +76,8 @@ def open_site(settings: Mapping[str, Any]) -> Site:
 class Site:
     """Clients with their records, and one model that they train in turn, each from where the task says.
 
-    Guarantee: an answer depends on no other client's records: nothing that a turn leaves in the model reaches the next (`Pristine`).
+    Guarantee: an answer depends on no other client's records. Nothing that a turn leaves in the model reaches the next
+    (`Pristine`).
     """
 
     def __init__(
@@ -92,8 +100,17 @@ class Site:
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
     def answer(self, client: int, task: bytes) -> bytes:
-        """One client's turn. With a fixed seed the same task gives the same bytes. A task that is not one is a `WireError`; a
-        client that has spent its budget answers with a refusal.
+        """Take one client's turn. With a fixed seed the same task gives the same bytes.
+
+        Args:
+            client: The client's number.
+            task: What the server sent.
+
+        Returns:
+            The answer, or a refusal from a client that has spent its budget.
+
+        Raises:
+            WireError: The bytes are not a task of this plan.
         """
         asked = decode(task, "task", self._schema)
         number, turn = asked.fields["round"], asked.fields["turn"]
@@ -113,7 +130,7 @@ class Site:
         return self.exchange.answer(work, instructions, number, self._stream(f"noise of client {client}", number))
 
     def _stream(self, purpose: str, number: int) -> Stream:
-        # The server chooses the round's number, so without a seed it must not choose the noise: a count of our own does.
+        # The server chooses the round's number. Without a seed it must not choose the noise, so we count ourselves.
         self._answered += 1
         return self._randomness.stream(purpose, self._answered if self._randomness.fingerprint is None else number)
 
@@ -144,7 +161,7 @@ class Site:
         )
 
     def _ledger(self, client: int) -> Ledger:
-        """The client's ledger, read anew from its file and claimed: another process may have answered for the client in between."""
+        """Read the client's ledger from its file and lock it: another process may have answered for the client."""
         if self._folder is None and client in self._ledgers:
             return self._ledgers[client]
         if self._folder is not None:
@@ -168,7 +185,7 @@ class Site:
             ledger.close()
 
     def _train_privately(self, client: int, model: nn.Module, turn: int) -> float:
-        """The private step on the client's own records; a client without records has nothing to protect and does nothing."""
+        """Take private steps on the client's records. A client without records does nothing."""
         x, _ = self.records[client]
         silo = self.plan.silo
         assert silo is not None
@@ -191,7 +208,7 @@ class Site:
         return 0.0
 
     def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
-        """DP-SGD at a client under this plan, after so many steps of its own (unseeded: after those its ledger knows), and its records."""
+        """DP-SGD at a client after `taken` of its steps (unseeded: after those in its ledger), and its records."""
         ledger, seed = self._ledger(client), self.training.seed
         step = PrivateStep(
             model.train(),
@@ -205,6 +222,6 @@ class Site:
 
 
 def _derived(seed: int, client: int) -> int:
-    """A seed of a client's own."""
+    """A separate seed for each client."""
     material = seed.to_bytes(8, "little") + client.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(material, digest_size=8, person=b"assay client").digest(), "little")

@@ -1,6 +1,6 @@
-"""What an operator needs for a federation of several machines: certificates, node keys, a superlink that is not open to all, nodes that join it.
+"""What an operator of several machines needs: certificates, node keys, a superlink for known nodes, and the nodes.
 
-Thin over Flower's own commands, and only with TLS and node authentication on.
+A thin layer over Flower's own commands, always with TLS and node authentication.
 """
 
 from __future__ import annotations
@@ -27,17 +27,21 @@ from assay.federated.transport.superlink import read_public_key
 _DAYS = 365
 _INTERFACES = ("0.0.0.0", "127.0.0.1")
 _START_SECONDS = 90.0
-_RESTARTS, _PAUSE, _STEADY = (
-    6,
-    5.0,
-    120.0,
-)  # a node that ended before it had run for _STEADY seconds so often in a row is told to give up
+# A node gives up after it has ended _RESTARTS times in a row within _STEADY seconds.
+_RESTARTS, _PAUSE, _STEADY = 6, 5.0, 120.0
 
 
 def write_certificates(directory: Path, hosts: Sequence[str]) -> None:
-    """A certificate for the superlink at these host names and addresses, and the authority that vouches for it.
+    """Write a certificate for the superlink, and the authority that vouches for it. Both are valid for a year.
 
-    The authority's own key is not kept: nobody can make a second server that the nodes would trust. A new one is made in its place after a year.
+    The authority's key is not kept, so nobody can make a second server that the nodes would trust.
+
+    Args:
+        directory: Where the files go.
+        hosts: The superlink's host names and addresses.
+
+    Raises:
+        ConfigError: The directory already has certificates, or a host is not a name or an address.
     """
     require("flwr")
     from cryptography import x509
@@ -68,17 +72,8 @@ def write_certificates(directory: Path, hosts: Sequence[str]) -> None:
             )
         )
 
-    usage = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
+    unused = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+    usage = dict.fromkeys(unused.split(), False)
     ca = (
         certificate("Assay federation authority", authority_key.public_key())
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
@@ -123,7 +118,17 @@ def _name(host: str) -> Any:
 
 
 def write_node_key(path: Path) -> Path:
-    """A node's key (ECDSA P-384) at `path`, for its owner only, and the public half beside it, for the operator of the superlink."""
+    """Write a node's key (ECDSA P-384), readable by its owner only, and beside it the public half.
+
+    Args:
+        path: Where the secret key goes.
+
+    Returns:
+        The file of the public half, for the operator of the superlink.
+
+    Raises:
+        ConfigError: One of the files exists.
+    """
     require("flwr")
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -152,9 +157,16 @@ def _write_secret(path: Path, content: bytes) -> None:
 
 
 def serve(certificates: Path, address: str, say: Callable[[str], None]) -> None:
-    """Run a superlink at `address` until interrupted. Only nodes whose public keys are in `certificates`/nodes may join.
+    """Run a superlink until interrupted. Its state stays in memory: what clients send may lack noise.
 
-    Its state is in memory: what clients send is not yet noised, and is never written to disk.
+    Args:
+        certificates: The directory of `write_certificates`. Only nodes with a public key in its `nodes` may join.
+        address: Interface and port.
+        say: Told when the superlink is up.
+
+    Raises:
+        ConfigError: The address or the directory cannot be used.
+        AssayError: The superlink ended, or did not start.
     """
     require("flwr")
     host, port = split_address("address", address)
@@ -206,11 +218,23 @@ def join(
     settings: Path | None,
     say: Callable[[str], None],
 ) -> None:
-    """Run node `node` of `nodes` until interrupted: it holds the clients whose number leaves the remainder `node` when divided by `nodes`.
+    """Run a node until interrupted. It restarts when its superlink did.
 
-    Assay's own code answers for it, whatever the superlink sends (`carriers/supernode.py`), under one plan, with ledgers in a folder of its own:
-    the one beside its key, unless `settings` name another (`carriers/pinned.py`). Entries of the JSON file `settings` replace what the
-    server says of them. The node is started again when its superlink was.
+    Only Assay's installed code answers for the node, whatever the superlink sends (`transport/supernode.py`). It
+    answers under one plan, with ledgers in a folder that the server cannot name (`transport/pinned.py`).
+
+    Args:
+        superlink: The superlink's host and port.
+        certificates: A directory with the superlink's `ca.crt`.
+        key: The node's secret key. Ledgers go into a folder beside it, unless `settings` name another.
+        node: The node's number. It holds the clients whose number leaves this remainder when divided by `nodes`.
+        nodes: How many nodes there are.
+        settings: A JSON file. Its entries replace what the server says of them.
+        say: Told when the node restarts.
+
+    Raises:
+        ConfigError: An argument cannot be used.
+        AssayError: The node keeps ending as soon as it starts.
     """
     require("flwr")
     split_address("superlink", superlink)
@@ -226,32 +250,15 @@ def join(
     if settings is not None:
         _check_settings(settings)
         environment[SETTINGS_VARIABLE] = str(settings.absolute())
-    command = [
-        sys.executable,
-        "-m",
-        "assay.federated.transport.supernode",
-        "--superlink",
-        superlink,
-        "--root-certificates",
-        str(ca),
-    ]
-    command += [
-        "--auth-supernode-private-key",
-        str(key),
-        "--node-config",
-        f"partition-id={node} num-partitions={nodes}",
-    ]
+    command = [sys.executable, "-m", "assay.federated.transport.supernode", "--superlink", superlink]
+    command += ["--root-certificates", str(ca), "--auth-supernode-private-key", str(key)]
+    command += ["--node-config", f"partition-id={node} num-partitions={nodes}"]
     processes, failures = Processes(), 0
     try:
         while failures < _RESTARTS:
             started = time.monotonic()
-            own_port = [
-                "--host",
-                "127.0.0.1",
-                "--port",
-                str(_free_port()),
-            ]  # where the node talks to the process that does its work
-            processes.start([*command, *own_port], environment, sys.stderr.buffer).wait()
+            inside = ["--host", "127.0.0.1", "--port", str(_free_port())]  # where the node talks to its worker process
+            processes.start([*command, *inside], environment, sys.stderr.buffer).wait()
             failures = 0 if time.monotonic() - started > _STEADY else failures + 1
             say("the node has ended; it is started again")
             time.sleep(_PAUSE)

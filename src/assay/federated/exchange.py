@@ -1,4 +1,4 @@
-"""What passes between server and client in a round of a method, and the plainest one: an update each, and their average."""
+"""What server and client exchange in a round, and the plainest exchange: updates, which the server averages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ Arrays = Mapping[str, Array]
 class Work:
     """What a client did in its turn. Sensitive: it stays with the client.
 
-    `update` is what training changed (zeros if that held NaN or Inf), `loss` the sum over its epochs of the mean training
-    loss, `weight` how much this client counts, from 0 to 1 (a public bound: the update is clipped first and weighted then).
-    `loss_at(vector)` is the mean loss of the model `vector` on the client's records.
+    Attributes:
+        start: The model that the server sent.
+        update: What training changed; zeros if that held NaN or Inf.
+        loss: The sum over the epochs of the mean training loss.
+        records: How many records the client has.
+        weight: How much this client counts, from 0 to 1. The update is clipped first and weighted then.
+        lr: The client's learning rate.
+        loss_at: The mean loss of a model, given as a vector, on the client's records.
     """
 
     start: Tensor
@@ -38,7 +43,7 @@ class Work:
 
 
 class Exchange(Protocol):
-    """One method at work, both sides of it. Whatever state it has comes from released values only."""
+    """Both sides of a method. Its state comes from released values only."""
 
     @property
     def task_arrays(self) -> Mapping[str, tuple[str, int]]:
@@ -66,12 +71,12 @@ class Exchange(Protocol):
         ...
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up a state."""
+        """Continue from a state."""
         ...
 
 
 class Plain:
-    """The half of an exchange that says nothing: a task holds the model only, and nothing must survive a restart."""
+    """The defaults of an exchange: a task holds the model only, and nothing must survive a restart."""
 
     @property
     def task_arrays(self) -> Mapping[str, tuple[str, int]]:
@@ -87,7 +92,7 @@ class Plain:
         return {}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Nothing to take up."""
+        """Nothing."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,7 @@ class Averaging(Plain):
     bound: float
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
-        """One number a coordinate."""
+        """A number for each coordinate."""
         return Schema({"update": (self.noise.dtype, self.layout.size)})
 
     def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002

@@ -1,4 +1,4 @@
-"""A federated run by names: what `assay federate` takes, and all that such a run needs."""
+"""From the settings of a federated run by name to everything that the run needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay import models as models_room
+from assay import models
 from assay.data import DataBundle, catalog
 from assay.errors import ConfigError
 from assay.federated import methods, partition
@@ -90,7 +90,7 @@ class FederatedSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedFederation:
-    """All that a federated run needs, made from its settings."""
+    """Everything that a federated run needs, made from its settings."""
 
     network: torch.nn.Module
     bundle: DataBundle
@@ -100,7 +100,7 @@ class PreparedFederation:
     engine: str
     reach: carriers.Reach
     picture: str
-    """What a picture of the partition is called."""
+    """The title of a picture of the partition."""
 
     def run(self, *, out: Path, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
         """Train across the clients; see `federate`."""
@@ -135,7 +135,7 @@ def federate(
         settings: The run by names.
         out: A new directory for the run.
         force: Replace an earlier run in `out`; its ledger stays.
-        callbacks: See the run as it goes on, and may end it.
+        callbacks: Told about the run's progress; they may end it.
 
     Returns:
         The model, its record and its statement.
@@ -151,14 +151,14 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
 
     Args:
         run: The run's directory.
-        data_dir: Where data sets are, if not where the run found them.
-        callbacks: See the run as it goes on, and may end it.
+        data_dir: Where data sets are, if they have moved since.
+        callbacks: Told about the run's progress; they may end it.
 
     Returns:
         As `federate`.
 
     Raises:
-        ConfigError: The run was started from Python with a model of its own.
+        ConfigError: The run was started from Python with a model or data that have no name.
     """
     directory = RunDirectory.open(Path(run))
     spec = directory.read_spec()
@@ -176,7 +176,13 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
 
 
 def prepare(o: FederatedSettings) -> PreparedFederation:
-    """Load the data, divide them, build the model and find the noise.
+    """Load and divide the data, build the model and find the noise.
+
+    Args:
+        o: The run by names.
+
+    Returns:
+        Everything that the run needs.
 
     Raises:
         ConfigError: A setting is not accepted.
@@ -209,7 +215,7 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
     sizes = [len(part) for part in parts]
     silo = _silo(network, sizes, training) if o.unit == "record" else None
     usual = o.clients if o.unit == "record" else max(1, o.clients // 10)
-    plan = _planned(
+    plan = _plan(
         FederatedPlan(
             clients=o.clients,
             per_round=usual if o.per_round is None else o.per_round,
@@ -256,16 +262,16 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
 
 
 def _silo(network: torch.nn.Module, sizes: list[int], training: Training) -> Silo:
-    """DP-SGD at the clients: as many steps for each as `epochs` take for a client of average size."""
-    models_room.compat.check(network)
+    """DP-SGD at the clients. Each takes as many steps as `epochs` are for a client of average size."""
+    models.compat.check(network)
     trainable_layers(network)
     held = [size for size in sizes if size]
     steps = training.steps or max(1, round(training.epochs * float(np.mean(held)) / training.batch_size))
     return Silo(records=min(held), batch_size=training.batch_size, steps=steps)
 
 
-def _planned(start: FederatedPlan, epsilon: float | None, noise_multiplier: float | None) -> FederatedPlan:
-    """Noise found for ε; or noise given, and ε (if also given) a ceiling that may end the run early."""
+def _plan(start: FederatedPlan, epsilon: float | None, noise_multiplier: float | None) -> FederatedPlan:
+    """Find the noise for ε. If the noise is given, ε is a ceiling that may end the run early."""
     if noise_multiplier is None:
         return start.calibrated(1.0 if epsilon is None else epsilon)
     check_ceiling(epsilon, start.method.variant)

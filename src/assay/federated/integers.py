@@ -19,13 +19,17 @@ _BITS = {8: np.uint8, 16: np.uint16, 32: np.uint32}
 
 
 def discrete_gaussian(std: float, size: int, stream: Stream) -> Whole:
-    """Independent draws with P(x) ∝ exp(-x²/2σ²) on the whole numbers (Canonne, Kamath and Steinke 2020), to within 2⁻⁵³."""
-    return _drawn(_gaussian_tail(std), size, stream)
+    """Independent draws with P(x) ∝ exp(-x²/2σ²) on the whole numbers, to within 2⁻⁵³.
+
+    The distribution is that of Canonne, Kamath and Steinke, "The discrete Gaussian for differential privacy", 2020
+    (arXiv:2004.00010).
+    """
+    return _draw(_gaussian_tail(std), size, stream)
 
 
 def centred_binomial(trials: int, size: int, stream: Stream) -> Whole:
     """Independent draws of Bin(N, ½) - N/2, N even, to within 2⁻⁵³."""
-    return _drawn(_binomial_tail(trials), size, stream)
+    return _draw(_binomial_tail(trials), size, stream)
 
 
 def bits_for(largest: float) -> int:
@@ -67,8 +71,8 @@ def _binomial_tail(trials: int) -> NDArray[np.float64]:
     return np.asarray(2 * binom.sf(trials // 2 + size - 1, trials, 0.5))
 
 
-def _drawn(tail: NDArray[np.float64], size: int, stream: Stream) -> Whole:
-    # P(|x| ≥ m) = P(u ≤ tail[m]) for u uniform in (0, 1]: the size is how many of the falling tails u does not exceed
+def _draw(tail: NDArray[np.float64], size: int, stream: Stream) -> Whole:
+    # P(|x| ≥ m) = P(u ≤ tail[m]) for u uniform in (0, 1]: the magnitude is the number of tails that u does not exceed
     uniform = 1 - stream.uniform(size).numpy()
     magnitude = np.searchsorted(-tail, -uniform, side="right").astype(np.int64)
     sign = np.where(stream.uniform(size).numpy() < 0.5, -1, 1)

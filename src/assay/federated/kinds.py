@@ -1,4 +1,4 @@
-"""The kinds of runs, by `kind` in run.json. This package is the first that knows all of them."""
+"""The kinds of runs, by `kind` in run.json. `federated` is the first package that knows all of them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from assay.training import record as central
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """What one must know of a kind of run to read its directory.
+    """What is needed to read the directory of a kind of run.
 
     Attributes:
-        name: As run.json and record.json say it.
-        steps: What advances are called: "steps" or "rounds".
-        planned: The key of the plan that says how many there are.
-        plan: Makes the plan of run.json's `plan`.
-        sentences: Makes what the statement says that only the plan knows, from run.json.
+        name: Its name in run.json and record.json.
+        steps: What its advances are called: "steps" or "rounds".
+        planned: The key of the plan that holds their number.
+        plan: Reads run.json's `plan`.
+        sentences: Makes the statement's sentences that only the plan knows, from run.json.
     """
 
     name: str
@@ -55,8 +55,11 @@ def kind_of(spec: Mapping[str, Any]) -> Kind:
     Args:
         spec: What run.json says. Earlier versions did not name the kind of a central run.
 
+    Returns:
+        Its kind.
+
     Raises:
-        AssayError: A kind that this version does not know.
+        AssayError: This version does not know the kind.
     """
     name = spec.get("kind", central.KIND)
     if name not in _KINDS:
@@ -65,12 +68,15 @@ def kind_of(spec: Mapping[str, Any]) -> Kind:
 
 
 def complete_record(directory: RunDirectory) -> dict[str, Any]:
-    """The record of a finished run, with all that its statement needs.
+    """The record of a finished run, with everything that its statement needs.
 
-    Records of earlier versions did not store the sentences that only the plan knows: these come from run.json.
+    Earlier versions did not store the sentences that only the plan knows: these come from run.json.
 
     Args:
-        directory: A finished run's.
+        directory: The run's directory.
+
+    Returns:
+        The record.
     """
     record = directory.read_record()
     if "sentences" in record:

@@ -1,7 +1,7 @@
 """A model as one vector of numbers, and the bound on a vector.
 
-Only floating-point tensors are in the vector. Whole-number buffers (counters) never leave a client: they cannot be clipped, and
-noise on them means nothing.
+Only floating-point tensors are in the vector. Whole-number buffers (counters) never leave a client: they cannot be
+clipped, and noise on them means nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ class Layout:
 
     @classmethod
     def of(cls, model: nn.Module, *, parameters_only: bool = False) -> Layout:
-        """The floating-point tensors of a model. `parameters_only` leaves out buffers: what a forward pass writes into them
-        has no noise, so that where records are protected one by one they must stay at the client.
+        """The layout of a model's floating-point tensors.
+
+        Args:
+            model: The model.
+            parameters_only: Leave buffers out. A forward pass writes into them without noise, so where single records
+                are protected, buffers must stay at the client.
+
+        Returns:
+            The layout.
         """
         kept = {name for name, p in model.named_parameters() if p.requires_grad}
         state = model.state_dict()
@@ -42,10 +49,10 @@ class Layout:
 
     def blocks(self) -> dict[str, slice]:
         """Where each tensor is in the vector."""
-        found, start = {}, 0
+        blocks, start = {}, 0
         for name, shape in self.shapes.items():
-            found[name] = slice(start, start := start + math.prod(shape))
-        return found
+            blocks[name] = slice(start, start := start + math.prod(shape))
+        return blocks
 
     def vector(self, model: nn.Module) -> Tensor:
         """The model as a vector, float32 on the CPU."""
@@ -56,8 +63,8 @@ class Layout:
         """Put a vector into the model; what is not in the vector stays."""
         state = model.state_dict()
         with torch.no_grad():
-            for name, part in self.blocks().items():
-                state[name].copy_(vector[part].view(self.shapes[name]))
+            for name, block in self.blocks().items():
+                state[name].copy_(vector[block].view(self.shapes[name]))
 
 
 def clipped(vector: Tensor, bound: float) -> Tensor:
@@ -71,9 +78,9 @@ def clipped(vector: Tensor, bound: float) -> Tensor:
         largest = float(wide.abs().max()) if len(wide) else 0.0
         if not math.isfinite(largest):
             return torch.zeros_like(wide)
-        wide = wide / largest  # finite numbers whose squares are not
+        wide = wide / largest  # the numbers are finite, their squares are not
         norm = float(torch.linalg.vector_norm(wide))
     if norm <= bound:
         return wide
-    # a hair below, so that rounding in the norm and in the products cannot lead above
+    # a little below, so that rounding in the norm and in the products cannot exceed the bound
     return wide * (bound / norm * (1 - 1e-12))

@@ -1,4 +1,4 @@
-"""Training at a client: some epochs or steps of SGD from the global model, on the client's own records."""
+"""Training at a client: some epochs or steps of SGD from the global model, on the client's records."""
 
 from __future__ import annotations
 
@@ -19,11 +19,18 @@ _LOSS_BATCH = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """What a client does in its turn, and how the server moves; nothing of it decides ε.
+    """How clients and server train. Nothing here decides ε.
 
-    `steps`, if given, replaces `epochs`. `server_lr` multiplies the average update. `weight_records`, if given, lets a client
-    with n records count min(n, weight_records)/weight_records: a public bound, so that no weight exceeds 1. `keep_models` is how many of the
-    models on the way, which are released anyway, stay in the run's directory.
+    Attributes:
+        epochs: Passes over a client's records in one turn.
+        steps: Steps in one turn; replaces `epochs`.
+        batch_size: Records in a client's batch.
+        lr: The clients' learning rate.
+        server_lr: Multiplies the average update.
+        weight_records: A public bound b: a client with n records counts min(n, b)/b. None: all clients count 1.
+        seed: Fixes all random numbers. The run is then reproducible and not private.
+        secure_rng: Draw random numbers from the operating system.
+        keep_models: How many intermediate models, which are released anyway, stay in the run's directory.
     """
 
     epochs: int = 1
@@ -60,7 +67,18 @@ class Training:
 
 
 def train(model: nn.Module, x: Tensor, y: Tensor, training: Training, stream: Stream) -> float:
-    """Train in place; returns the sum over the epochs of the mean training loss. SGD without state: a client keeps nothing."""
+    """Train in place by SGD without momentum: a client keeps no state.
+
+    Args:
+        model: Trained in place.
+        x: The client's inputs.
+        y: Their labels.
+        training: How to train.
+        stream: Decides the order of the records.
+
+    Returns:
+        The sum over the epochs of the mean training loss.
+    """
     model.train()
     parameters = [p for p in model.parameters() if p.requires_grad]
     total = 0.0
@@ -81,13 +99,13 @@ def mean_loss(model: nn.Module, x: Tensor, y: Tensor) -> float:
     model.eval()
     total = 0.0
     for start in range(0, len(x), _LOSS_BATCH):
-        part = slice(start, start + _LOSS_BATCH)
-        total += float(F.cross_entropy(model(x[part]), y[part], reduction="sum"))
+        batch = slice(start, start + _LOSS_BATCH)
+        total += float(F.cross_entropy(model(x[batch]), y[batch], reduction="sum"))
     return total / max(1, len(x))
 
 
 def _batches(records: int, training: Training, stream: Stream) -> Iterator[Tensor]:
-    """Batches of a new random order each epoch; with `steps`, as many of them as that."""
+    """Batches in a new random order each epoch; exactly `steps` of them if that is set."""
     if records == 0:
         return
     each = math.ceil(records / training.batch_size)

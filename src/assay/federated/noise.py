@@ -1,14 +1,14 @@
 """Where the noise comes from: the server, each client by itself, or all clients together.
 
-A client's vector (its update, or what a method makes of it) is bounded by C. Each kind of noise says how it is sent, what the
-server makes of it, and what one participation costs, noise relative to C.
+A client's vector (its update, or what a method makes of it) is bounded by C. Each kind of noise says how the vector is
+sent, what the server makes of it, and what one participation costs. Noise is relative to C.
 
-- `Central`: the client sends its clipped vector; the server, which is trusted, clips it again, since it believes no client, adds
-  N(0, σ²C²) to the sum once and divides by the expected number of clients, a constant. Who was drawn stays hidden.
+- `Central`: the client sends its clipped vector. The server is trusted, but believes no client: it clips again. Then it
+  adds N(0, σ²C²) to the sum once and divides by the expected number of clients, a constant. Who was drawn stays hidden.
 - `Local`: the client adds N(0, σ²C²) itself. Whatever the server does, each message is private by itself.
-- `Distributed`: each client adds a discrete Gaussian share of the noise and sends integers modulo 2^k, so that an aggregator can
-  add them up without seeing any. The guarantee is for the sum; it needs as many shares as were counted on, see there.
-- `Released`: the vector is private already (it comes out of DP-SGD on the client's own records) and is sent as it is.
+- `Distributed`: each client adds a discrete Gaussian share of the noise and sends integers modulo 2^k. An aggregator
+  can add these up without seeing any of them. The guarantee is for the sum, and needs a minimum number of shares.
+- `Released`: the vector is already private (it is the result of DP-SGD on the client's records) and is sent as it is.
 
 For `Local`, `Distributed` and `Released` the server sees who answers, so an average is over those who did.
 """
@@ -46,11 +46,11 @@ class Noise(Protocol):
 
     @property
     def dtype(self) -> str:
-        """Of the array on the wire; it has one number a coordinate."""
+        """The type of the array on the wire, which has a number for each coordinate."""
         ...
 
     def send(self, vector: Tensor, stream: Stream) -> Array:
-        """At the client: clip, and protect if that is the client's business."""
+        """At the client: clip, and add noise if that is the client's task."""
         ...
 
     def average(self, received: Sequence[Array], size: int, stream: Stream) -> Tensor | None:
@@ -112,11 +112,12 @@ class Local:
 
 @dataclass(frozen=True)
 class Distributed:
-    """Discrete Gaussian noise in shares (Kairouz, Liu and Steinke 2021, "The distributed discrete Gaussian mechanism").
+    """Discrete Gaussian noise in shares.
 
-    A vector is put on a grid by rounding towards zero, which lengthens nothing: the integers have norm at most Δ = C/grid,
-    exactly. Each client adds discrete Gaussians of standard deviation s. By theorem 1 there, the sum of n such shares protects
-    one client with ρ-zero-concentrated privacy for
+    Kairouz, Liu and Steinke, "The distributed discrete Gaussian mechanism for federated learning with secure
+    aggregation", 2021 (arXiv:2102.06387). A vector is put on a grid by rounding towards zero, so the integers have norm
+    at most Δ = C/grid, exactly. Each client adds discrete Gaussians of standard deviation s. By theorem 1 there, the
+    sum of n such shares protects one client with ρ-zero-concentrated privacy for
 
         ρ = ½ (Δ²/(n s²) + τd/2),   τ = 10 Σ_{k<n} exp(-2π² s² k/(k+1)),
 
@@ -124,8 +125,9 @@ class Distributed:
     post-processing.
 
     Shares are made for `minimum` clients: Δ/(√minimum s) ≤ 1/σ. If more answer, there is more noise. If fewer do, the
-    sum must not be opened: the round is refused, and stays charged. A client that lies about its share takes its part of the noise away:
-    `minimum` counts the honest. This needs an aggregator that reveals the sum only, and only of at least `minimum` clients.
+    sum must not be opened: the round is refused, and stays charged. A client that lies about its share removes that
+    share of the noise, so `minimum` counts honest clients. The aggregator must reveal the sum only, and only of at
+    least `minimum` clients.
     """
 
     bound: float
@@ -181,7 +183,7 @@ class Distributed:
 
 @dataclass(frozen=True)
 class Released:
-    """No noise: the vector is private when it gets here, or, in a published method, it is not."""
+    """No noise: the vector is already private, or a published method leaves it unprotected."""
 
     dtype: str = "float32"
 

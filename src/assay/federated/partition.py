@@ -1,7 +1,7 @@
 """Which records each client holds: `iid`, `dirichlet:ALPHA` or `label:K`, the same for the same seed everywhere.
 
-Every record goes to exactly one client. A partition stands in for the world, where clients have what they have; it is made from
-the labels of a data set and a public seed, and it is not private.
+Every record goes to exactly one client. In the world, clients hold what they hold. A partition imitates that from the
+labels of a data set and a public seed, and is not private.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ _ACCEPTED = "iid, dirichlet:ALPHA (ALPHA above 0) or label:K (K whole, 1 or abov
 class Partition:
     """How records are divided among clients.
 
-    iid: at random, sizes equal to within one. dirichlet: of each class, client k gets a share; the shares of a class are one
-    draw of Dirichlet(α, ..., α) (Hsu et al. 2019), so that small α means unequal clients. label: records sorted by label are cut
-    into clients × K shards of equal size and each client gets K of them (McMahan et al. 2017), hence few labels a client.
+    - iid: at random; sizes are equal to within one.
+    - dirichlet: the clients' shares of each class are one draw of Dirichlet(α, ..., α), so a small α means unequal
+      clients (Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution for federated visual
+      classification", 2019, arXiv:1909.06335).
+    - label: records sorted by label are cut into clients × K equal shards and each client gets K of them, hence few
+      labels (McMahan et al., "Communication-efficient learning of deep networks from decentralized data", 2017,
+      arXiv:1602.05629).
     """
 
     kind: str
@@ -36,7 +40,19 @@ class Partition:
         return self.kind if self.value is None else f"{self.kind}:{self.value:g}"
 
     def divide(self, labels: Indices, clients: int, seed: int) -> list[Indices]:
-        """The indices of each client's records, sorted."""
+        """Divide records among clients.
+
+        Args:
+            labels: The label of each record.
+            clients: How many clients there are.
+            seed: Public; the same seed gives the same division.
+
+        Returns:
+            The sorted indices of each client's records.
+
+        Raises:
+            ConfigError: There are more clients, or shards, than records.
+        """
         if not 1 <= clients <= len(labels):
             raise ConfigError("clients", clients, f"a whole number from 1 to the number of records, {len(labels)}")
         rng = np.random.default_rng(seed)
@@ -45,7 +61,20 @@ class Partition:
 
 
 def parse(text: str) -> Partition:
-    """A partition as people type it."""
+    """Read a partition as people type it.
+
+    Args:
+        text: `iid`, `dirichlet:ALPHA` or `label:K`.
+
+    Returns:
+        The partition.
+
+    Raises:
+        ConfigError: The text is none of these.
+
+    >>> str(parse("dirichlet:0.5"))
+    'dirichlet:0.5'
+    """
     kind, _, rest = text.partition(":")
     try:
         value = float(rest) if rest else None
@@ -66,7 +95,7 @@ def counts(labels: Indices, parts: list[Indices], classes: int) -> NDArray[np.in
 
 
 def draw(table: NDArray[np.int64], path: Path, title: str) -> None:
-    """A picture of `counts`: one bar a client, one colour a label."""
+    """Draw `counts` as a picture: a bar for each client, a colour for each label."""
     from matplotlib.figure import Figure  # only needed here, and slow to import
 
     clients, classes = table.shape
@@ -80,7 +109,7 @@ def draw(table: NDArray[np.int64], path: Path, title: str) -> None:
     axes.set(xlabel="client", ylabel="records", title=title)
     if classes <= 20:
         axes.legend(title="label", fontsize="x-small", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
-    replace_file(path, lambda part: figure.savefig(part, format="png", dpi=110))
+    replace_file(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
 
 
 def _iid(labels: Indices, clients: int, _: float | None, rng: np.random.Generator) -> list[Indices]:
@@ -94,17 +123,17 @@ def _dirichlet(labels: Indices, clients: int, alpha: float | None, rng: np.rando
         members = rng.permutation(np.flatnonzero(labels == label))
         shares = rng.dirichlet(np.full(clients, alpha))
         cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
-        for own, part in zip(held, np.split(members, cuts), strict=True):
-            own.append(part)
-    return [np.concatenate(own) for own in held]
+        for share, piece in zip(held, np.split(members, cuts), strict=True):
+            share.append(piece)
+    return [np.concatenate(pieces) for pieces in held]
 
 
 def _label(labels: Indices, clients: int, each: float | None, rng: np.random.Generator) -> list[Indices]:
     assert each is not None
     shards = clients * int(each)
     if shards > len(labels):
-        raise ConfigError("partition", f"label:{each:g}", f"at most {len(labels) // clients} shards a client")
+        raise ConfigError("partition", f"label:{each:g}", f"at most {len(labels) // clients} shards for each client")
     order = rng.permutation(len(labels))
     pieces = np.array_split(order[np.argsort(labels[order], kind="stable")], shards)
     given = rng.permutation(shards).reshape(clients, int(each))
-    return [np.concatenate([pieces[shard] for shard in own]) for own in given]
+    return [np.concatenate([pieces[shard] for shard in theirs]) for theirs in given]

@@ -2,14 +2,14 @@
 
 Unit `client`: neighbours differ in one client with all its records.
 
-- `central` noise: the server is trusted and who was drawn stays hidden, so clients are drawn by Poisson sampling with rate
-  per_round/clients, which amplifies; neighbours differ by adding or removing a client.
-- `local` and `distributed` noise: the server sees who answers. What is hidden is what a client holds, not that it takes part:
-  neighbours replace a client's records by any others, so that its vector moves by up to 2C, and nothing is amplified. A
-  client pays for each time it is asked; in passes over all clients that is at most ⌈rounds · per_round/clients⌉ times.
+- `central` noise: the server is trusted and who was drawn stays hidden. Clients are drawn by Poisson sampling with rate
+  per_round/clients, which amplifies. Neighbours differ by adding or removing a client.
+- `local` and `distributed` noise: the server sees who answers. What a client holds is hidden, that it takes part is
+  not. Neighbours replace a client's records by any others, so its vector moves by up to 2C, and nothing is amplified. A
+  client pays each time it is asked; in passes over all clients that is at most ⌈rounds · per_round/clients⌉ times.
 
-Unit `record`: each client runs DP-SGD on its own records and what it sends is post-processing. ε is that of a record at the
-client with the fewest records, where the sampling rate is largest; others have less.
+Unit `record`: each client runs DP-SGD on its records, and what it sends is post-processing. ε is that of a record at
+the client with the fewest records, where the sampling rate is largest. At other clients ε is smaller.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ NOISES = ("central", "local", "distributed")
 
 
 def check_whole(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Refuse what is no whole number in the range."""
+    """Refuse anything but a whole number in the range.
+
+    Raises:
+        ConfigError: It is something else.
+    """
     whole = isinstance(value, int) and not isinstance(value, bool)
     if not (whole and isinstance(value, int) and least <= value <= (value if most is None else most)):
         raise ConfigError(name, value, f"a whole number, {least} or above" + (f", at most {most}" if most else ""))
@@ -46,7 +50,13 @@ def check_whole(name: str, value: object, least: int, most: int | None = None) -
 
 @dataclass(frozen=True, kw_only=True)
 class Silo:
-    """DP-SGD at one client, for the unit `record`: the fewest records a client has, its batch and its steps each time it is asked."""
+    """DP-SGD at one client, for the unit `record`.
+
+    Attributes:
+        records: The fewest records that a client has.
+        batch_size: The expected batch.
+        steps: Steps in each turn.
+    """
 
     records: int
     batch_size: float
@@ -55,10 +65,24 @@ class Silo:
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedPlan:
-    """A federated run as its privacy sees it. `size` is the number of coordinates of an update.
+    """Everything about a federated run that decides ε.
 
-    `minimum` is how many must answer for a round with distributed noise to be opened. `public_seed` fixes what is no secret: the
-    order in which clients are asked where the server sees it, and rotations.
+    Attributes:
+        clients: How many clients there are.
+        per_round: How many are asked in a round: the expected number where they are drawn.
+        rounds: How many rounds there are.
+        size: The number of coordinates of an update.
+        noise_multiplier: Noise relative to `clip`.
+        delta: δ.
+        clip: The bound C on a client's vector, or on a record's gradient for the unit `record`.
+        unit: What ε protects: `client` or `record`.
+        noise: Where noise comes from: `central`, `local` or `distributed`.
+        minimum: How many must answer for a round with distributed noise to be opened; None: all who are asked.
+        public_seed: Fixes what is not secret: rotations, and the order in which clients are asked where that is seen.
+        silo: DP-SGD at the clients, for the unit `record`.
+        method: What clients and server exchange.
+        epsilon_limit: A hard ceiling on the verified ε.
+        epsilon_claimed: The ε that a published variant was calibrated to.
     """
 
     clients: int
@@ -117,7 +141,7 @@ class FederatedPlan:
 
     @property
     def adjacency(self) -> Adjacency:
-        """See the module."""
+        """Which data sets are neighbours; the module's docstring says why."""
         return Adjacency.ADD_OR_REMOVE_ONE if self.hidden or self.unit == "record" else Adjacency.REPLACE_ONE
 
     @property
@@ -131,12 +155,12 @@ class FederatedPlan:
         return Poisson(self.clients, self.per_round)
 
     def asked(self) -> list[list[int]]:
-        """Who is asked in each round, where that is no secret."""
+        """Who is asked in each round, where that is not secret."""
         return schedule.passes(self.clients, self.per_round, self.rounds, self.public_seed)
 
     @property
     def turns(self) -> int:
-        """The most often that one client is asked, where that is no secret."""
+        """How often one client is asked at most, where that is not secret."""
         return schedule.most_turns(self.clients, self.per_round, self.rounds)
 
     def source(self, size: int) -> Noise:
@@ -150,7 +174,7 @@ class FederatedPlan:
         return Distributed(self.clip, self.noise_multiplier, self.answers, self.per_round, self.clients, size)
 
     def client_plan(self, records: int) -> Plan:
-        """DP-SGD at a client with so many records, over all its turns."""
+        """DP-SGD at a client with this many records, over all its turns."""
         assert self.silo is not None
         return Plan(
             records=records,
@@ -170,18 +194,18 @@ class FederatedPlan:
         return self.method.event(self)
 
     def after_turns(self, turns: int) -> DpEvent:
-        """What so many participations of one client cost, where they are seen."""
+        """What this many participations of one client cost, where they are seen."""
         return SelfComposedDpEvent(self.turn_event, turns)
 
     def event(self, rounds: int | None = None) -> DpEvent:
-        """What so many rounds cost (all of them by default)."""
+        """What this many rounds cost (all of them by default)."""
         rounds = self.rounds if rounds is None else rounds
         if self.hidden:
             return self.sampler.compose(self.turn_event, rounds)
         return self.after_turns(schedule.most_turns(self.clients, self.per_round, rounds))
 
     def fits(self, rounds: int, origin: int | None, event: DpEvent, once: bool) -> bool:  # noqa: ARG002
-        """Whether a ledger of this plan may charge so many rounds with this event (`Ledger.check_fits`)."""
+        """Whether a ledger of this plan may charge this many rounds with this event (`Ledger.check_fits`)."""
         if once:
             return False
         said = events.to_json(event)
@@ -189,7 +213,7 @@ class FederatedPlan:
             return True
         if self.hidden:
             return not rounds and not list(events.flatten(event))
-        # what is left after an interruption: some turns of the most asked client, at most one a round
+        # what is left after an interruption: some turns of the most asked client, at most one in each round
         turns = range(min(rounds, self.turns) + 1)
         return not list(events.flatten(event)) or any(said == events.to_json(self.after_turns(n)) for n in turns)
 
@@ -206,24 +230,34 @@ class FederatedPlan:
         return self.method.claimed(self)
 
     def targeted(self) -> float:
-        """The ε that a target is about: the verified one, or for a published variant the claimed one."""
+        """The ε that a target means: the verified one, or for a published variant the claimed one."""
         return self.claimed() if self.method.variant == "published" else self.epsilon()
 
     def calibrated(self, target: float) -> FederatedPlan:
-        """This plan with the noise for which the ε that a target is about is in [0.99, 1] times the target."""
+        """This plan with the noise for which `targeted()` is in [0.99, 1] times the target.
+
+        Args:
+            target: The ε to reach.
+
+        Returns:
+            The plan. The target is a hard ceiling, unless the variant is published.
+
+        Raises:
+            ConfigError: No noise reaches the target.
+        """
         check_above_zero("epsilon", target)
         published = self.method.variant == "published"
         bare = replace(self, epsilon_limit=None, epsilon_claimed=None)
-        found = smallest_noise(lambda z: replace(bare, noise_multiplier=z).targeted(), target)
+        multiplier = smallest_noise(lambda z: replace(bare, noise_multiplier=z).targeted(), target)
         return replace(
             self,
-            noise_multiplier=found,
+            noise_multiplier=multiplier,
             epsilon_limit=None if published else target,
             epsilon_claimed=target if published else None,
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that is needed to make the plan again."""
+        """The plan as `from_json` reads it."""
         silo = None if self.silo is None else vars(self.silo)
         plain = {name: getattr(self, name) for name in _PLAIN}
         return {**plain, "silo": silo, "method": self.method.name, "options": methods.options(self.method)}

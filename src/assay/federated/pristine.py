@@ -11,10 +11,10 @@ from assay.models import copies
 
 
 class Pristine:
-    """Guarantee: what a turn leaves in the model, in whatever way, is not there in the next turn, and the model given here stays as it is.
+    """Guarantee: whatever a turn leaves in the model is gone in the next turn, and the model given here never changes.
 
-    A model that cannot be copied is lent itself: its modules get back their buffers and attributes. What such a model changes in
-    place and holds elsewhere stays (the state of a generator).
+    A model that cannot be copied is lent itself; its modules get back their buffers and attributes. State that such a
+    model changes in place and holds elsewhere stays, for instance that of a generator.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -22,12 +22,12 @@ class Pristine:
         self._lent: _Lent | None = None if copies.of_model(model) is not None else _Lent(model)
 
     def fresh(self) -> nn.Module:
-        """The model for one turn. Its parameters may be anything: a turn begins with loading them."""
+        """The model for one turn. Its parameters may have any values: a turn begins by loading them."""
         if self._lent is not None:
             self._lent.restore()
             return self._model
         made = copies.of_model(self._model)
-        assert made is not None  # nobody but the copies was trained: what could be copied once still can
+        assert made is not None  # only copies are trained, so a model that could be copied once still can
         return made
 
 

@@ -1,7 +1,4 @@
-"""What the record and the statement of a federated run say that its plan alone knows: a client stands where a record stands.
-
-The fields are documented in docs/record.md.
-"""
+"""What only the plan of a federated run knows, for its record and statement. docs/record.md documents the fields."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
 
 KIND = "federated"
-_MOST_CLIENTS = 64  # each client's ε takes a composition of its own, so only this many are listed
+_MOST_CLIENTS = 64  # each client's ε needs a separate composition, so no more than this are listed
 
 _ADJACENCY = {
-    ("client", Adjacency.ADD_OR_REMOVE_ONE): "two data sets are neighbours if one has exactly one client more than the"
-    " other, with all its records",
-    (
-        "client",
-        Adjacency.REPLACE_ONE,
-    ): "two data sets are neighbours if they differ in the records of exactly one client."
-    " That the client takes part is no secret",
+    ("client", Adjacency.ADD_OR_REMOVE_ONE): (
+        "two data sets are neighbours if one has exactly one client more than the other, with all its records"
+    ),
+    ("client", Adjacency.REPLACE_ONE): (
+        "two data sets are neighbours if they differ in the records of exactly one client."
+        " That the client takes part is no secret"
+    ),
     ("record", Adjacency.ADD_OR_REMOVE_ONE): "two data sets are neighbours if one client has exactly one record more",
 }
 _NOISE = {
-    "central": "added by the server to each round's sum. The server is trusted: it sees each client's clipped update and"
-    " who was asked",
+    "central": "added by the server to each round's sum. The server is trusted: it sees each client's clipped update"
+    " and who was asked",
     "local": "added by each client to its own vector before it sends anything. No recipient is trusted, not even the"
     " server, as long as the client keeps to this plan (see what is assumed)",
     "distributed": "added in shares by the clients, as integers modulo 2^k. The guarantee is for the sum. An aggregator"
@@ -50,7 +47,7 @@ def facts(
     communication: Mapping[str, int],
     stopped: bool,
 ) -> Facts:
-    """What `assay.runs.record.build_record` needs to know of a federated run.
+    """What `assay.runs.record.build_record` needs to know about a federated run.
 
     Args:
         plan: What was promised.
@@ -60,6 +57,9 @@ def facts(
         turns: How often each client was asked; None where that is hidden.
         communication: Bytes `up` and `down`.
         stopped: Whether a callback ended the run: every client's ε is then that of all its planned turns.
+
+    Returns:
+        The facts.
     """
     each = [plan.turns] * plan.clients if stopped and turns is not None else turns
     shares = plan.unit == "client" and plan.noise == "distributed"
@@ -106,7 +106,7 @@ def _unit(plan: FederatedPlan, names: Mapping[str, Any]) -> str:
 
 
 def _each_client(plan: FederatedPlan, names: Mapping[str, Any], turns: list[int] | None) -> list[Any] | None:
-    """ε of each client by how often it was asked, where that differs from client to client and is no secret."""
+    """ε of each client by how often it was asked, where that differs from client to client and is not secret."""
     if turns is None or plan.clients > _MOST_CLIENTS or plan.method.variant == "published":
         return None
     sizes = names.get("sizes")
@@ -120,10 +120,13 @@ def _each_client(plan: FederatedPlan, names: Mapping[str, Any], turns: list[int]
 
 
 def sentences(spec: Mapping[str, Any]) -> Sentences:
-    """What the statement of a run says that only its plan knows, for records of versions that did not store it.
+    """The sentences of a statement that only the plan knows, for records of versions that did not store them.
 
     Args:
         spec: What run.json says.
+
+    Returns:
+        The sentences.
     """
     randomness = Training(**spec["training"]).randomness()
     return _sentences(FederatedPlan.from_json(spec["plan"]), spec["names"], randomness)
@@ -164,15 +167,15 @@ def _asking(plan: FederatedPlan) -> str:
         )
     return (
         "Each client keeps to this plan. With the engines serial and simulation one operator runs server and clients,"
-        " and sees to it. A node of a deployment refuses any plan but the one in its own settings. Without one there, it"
-        " keeps to the first that the server sent: its operator then trusts the server with that one."
+        " and sees to it. A node of a deployment refuses any plan but the one in its own settings. Without one there,"
+        " it keeps to the first that the server sent: its operator then trusts the server with that one."
     )
 
 
 def _partition(names: Mapping[str, Any]) -> str:
     made = (
-        "It was made from a public seed and the labels of the data set, in place of a world where clients hold what they"
-        " hold."
+        "It was made from a public seed and the labels of the data set, in place of a world where clients hold what"
+        " they hold."
     )
     if names.get("counts") is None:
         return f"Not covered: how the records were divided among the clients. {made}"
@@ -202,8 +205,8 @@ def _mechanism(plan: FederatedPlan) -> list[str]:
         ]
     if plan.hidden:
         asked = (
-            f"each is drawn independently with probability {plan.per_round / plan.clients:.6g} a round, and who was drawn"
-            f" stays hidden; sums are divided by the constant {plan.per_round}"
+            f"each is drawn independently with probability {plan.per_round / plan.clients:.6g} a round, and who was"
+            f" drawn stays hidden; sums are divided by the constant {plan.per_round}"
         )
     else:
         asked = (

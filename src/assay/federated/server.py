@@ -1,11 +1,11 @@
-"""The server's loop: `federate` and `resume`. It sees a `Carrier` and nothing else of the clients.
+"""The server's loop: `federate` and `resume`. It reaches the clients through a `Carrier` only.
 
-A round is charged, and the ledger is on disk, before anybody is asked. The server believes no client: an answer counts if it
-comes from a client that was asked, is the first from it, is about this round and has exactly the right arrays of finite numbers; bounds
-are enforced again where the noise is the server's. Anything else is as if that client had not answered, and the round goes on.
+A round is charged, and the ledger is on disk, before anybody is asked. The server believes no client. An answer counts
+if it comes from a client that was asked, is its first, is about this round and has exactly the right arrays of finite
+numbers. Where the server adds the noise, it enforces bounds again. Any other answer is as good as none.
 
-After every round a checkpoint is written. A killed run resumes with the round that it was in: with a fixed seed to the bit
-where it would have ended, else with fresh randomness, the lost round staying charged.
+A checkpoint is written after every round. A killed run resumes with the round that it was in. With a fixed seed it ends
+with the same bits; otherwise it draws fresh randomness, and the lost round stays charged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from assay.runs.run import Course, Run, Saved
 def run_spec(
     plan: FederatedPlan, training: Training, names: Mapping[str, Any], engine: str, reach: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What run.json says of a federated run: `reach` is how the engine finds its clients (`assay.federated.transport`)."""
+    """What run.json says about a federated run. `reach` is how the engine reaches its clients (`transport.Reach`)."""
     return {
         "kind": KIND,
         "plan": plan.to_json(),
@@ -55,7 +55,7 @@ def run_spec(
 
 
 def site_settings(spec: Mapping[str, Any], directory: RunDirectory | None) -> dict[str, Any]:
-    """What `open_site` takes, the clients' ledgers beside the run's own (a node of a deployment takes a folder of its own instead)."""
+    """What `open_site` takes. The clients' ledgers are beside the run's; a node of a deployment ignores that folder."""
     ledgers = None if directory is None else str(directory.path.resolve() / "clients")
     return {key: spec[key] for key in ("plan", "training", "names")} | {"ledgers": ledgers}
 
@@ -112,7 +112,21 @@ def resume(
     test: Dataset[Any] | None = None,
     callbacks: Iterable[Callback] = (),
 ) -> Result:
-    """Continue the run in a directory, under the plan it was started with."""
+    """Continue the run in a directory, under the plan it was started with.
+
+    Args:
+        model: Gets the weights of the checkpoint, and the result.
+        carrier: Reaches the clients.
+        directory: The run's.
+        test: As for `federate`.
+        callbacks: As for `federate`.
+
+    Returns:
+        As `federate`.
+
+    Raises:
+        AssayError: The run is finished.
+    """
     if directory.finished:
         raise AssayError(f"{directory.path} is finished: there is nothing to resume")
     spec = directory.read_spec()
@@ -146,7 +160,7 @@ class Rounds(Course):
         directory: RunDirectory | None,
         saved: Saved | None,
     ) -> None:
-        """Begin, or take up `saved`; `directory` is where models on the way are kept."""
+        """Begin, or continue from `saved`; `directory` is where intermediate models are kept."""
         self.model, self.carrier, self.plan, self.training = model, carrier, plan, training
         self.ledger, self.directory, self.loss = ledger, directory, cross_entropy
         self.layout = Layout.of(model, parameters_only=plan.unit == "record")
@@ -164,7 +178,7 @@ class Rounds(Course):
         self._begin(lost=ledger.total_steps - charged)
 
     def _begin(self, lost: int) -> None:
-        """Open the ledger's segment; `lost` rounds were charged after the checkpoint, each of them the round that comes next."""
+        """Open the ledger's segment. The next round was charged `lost` times after the checkpoint was written."""
         plan, draws = self.plan, self.randomness.fingerprint
         seeded = draws is not None
         self.origin = 0 if seeded else self.done
@@ -180,7 +194,7 @@ class Rounds(Course):
         self._limit = self.origin + self.segment.allowed
 
     def _remaining_cost(self) -> Callable[[int], DpEvent]:
-        """What the next n rounds add to what is charged: by how often the most asked client will have been asked then."""
+        """What the next n rounds add to the charge, by how often the most asked client will have been asked then."""
         counts = self.asked_before.copy()
         most = [int(counts.max())]
         for group in self.schedule[self.done :]:
@@ -202,17 +216,17 @@ class Rounds(Course):
 
     @property
     def limit(self) -> int:
-        """How many the plan and the budget allow."""
+        """How many rounds the plan and the budget allow."""
         return self._limit
 
     @property
     def epoch(self) -> float:
-        """Passes over the clients so far, as expected where they are drawn."""
+        """Passes over the clients so far: the expected number where clients are drawn."""
         return self.done * self.plan.per_round / self.plan.clients
 
     @property
     def ends_epoch(self) -> bool:
-        """Whether the history gets an entry: some twenty in all."""
+        """Whether the history gets an entry: about twenty in all."""
         return self.done % max(1, self.plan.rounds // 20) == 0
 
     def advance(self) -> Iterator[None]:
@@ -265,7 +279,7 @@ class Rounds(Course):
         self.done += 1
 
     def _collect(self, tasks: Mapping[int, bytes], schema: Schema, turn: int) -> tuple[dict[int, Message], int]:
-        """The first valid answer of each client that was asked; and how many bytes came in."""
+        """The first valid answer of each client that was asked, and how many bytes came in."""
         answers: dict[int, Message] = {}
         up = 0
         for client, data in self.carrier.exchange(tasks):
@@ -285,7 +299,7 @@ class Rounds(Course):
         return answers, up
 
     def _count(self, tasks: Mapping[int, bytes], arrays: Mapping[str, Any], schema: Schema, up: int) -> None:
-        """Bytes of this round. Where it is hidden who was drawn, their number is hidden too: the expected one is counted."""
+        """Add this round's bytes. Where it is hidden who was drawn, so is their number: we count the expected one."""
         self.round_bytes = {"up": up, "down": sum(map(len, tasks.values()))}
         if self.plan.hidden:
             fields = {name: kind() for name, kind in schema.fields.items()}
@@ -311,7 +325,7 @@ class Rounds(Course):
         yield self.model.eval()
 
     def _keep(self) -> None:
-        """The model after this round, if it is one of those that stay: evenly spaced, the last one among them."""
+        """Write the model after this round, if it is among those that stay: evenly spaced, and the last one."""
         rounds, wanted = self.plan.rounds, self.training.keep_models
         if self.directory is not None and self.done * wanted // rounds > (self.done - 1) * wanted // rounds:
             save_model(self.directory.kept_models / f"{self.done:06d}.safetensors", self.model.state_dict())
@@ -330,7 +344,7 @@ class Rounds(Course):
         return tensors, state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> int:
-        """Take up a checkpoint; returns how many rounds were charged when it was written."""
+        """Load a checkpoint; return how many rounds were charged when it was written."""
         self.model.load_state_dict({n.removeprefix("model."): t for n, t in tensors.items() if n.startswith("model.")})
         self.exchange.restore({n.removeprefix("method."): t for n, t in tensors.items() if n.startswith("method.")})
         self.vector = self.layout.vector(self.model)
@@ -340,7 +354,7 @@ class Rounds(Course):
         return int(state["charged"])
 
     def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
-        """What the record says of a federated run."""
+        """What the record says about a federated run."""
         return facts(
             self.plan,
             names,

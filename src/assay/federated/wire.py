@@ -2,11 +2,11 @@
 
     b"assay-fl/1"  header length (4 bytes, little-endian)  header (JSON, UTF-8)  array  array  ...
 
-The header is an object: `kind` ("task", "answer" or "refusal"), further fields that are numbers or texts, and `arrays`, a list
-of [name, dtype, length] in the order of the bytes. Arrays are one-dimensional, little-endian, without padding.
+The header is an object: `kind` ("task", "answer" or "refusal"), further fields that are numbers or texts, and `arrays`,
+a list of [name, dtype, length] in the order of the bytes. Arrays are one-dimensional, little-endian, without padding.
 
-`decode` takes only what the receiver expects: the same kind, exactly the fields and the arrays of its `Schema`, nothing missing,
-nothing left over, no number that is NaN or infinite. Everything else is a `WireError`, before any of it is used.
+`decode` takes only what the receiver expects: the same kind, exactly the fields and arrays of its `Schema`, and no
+number that is NaN or infinite. Everything else is a `WireError`, before any of it is used.
 """
 
 from __future__ import annotations
@@ -51,23 +51,39 @@ class Message:
 
 
 def encode(kind: str, fields: Mapping[str, Any], arrays: Mapping[str, Array]) -> bytes:
-    """The bytes of a message."""
-    listed, parts = [], []
+    """The bytes of a message.
+
+    Raises:
+        WireError: An array is not flat or has another type, or the header is too long.
+    """
+    listed, chunks = [], []
     for name, array in arrays.items():
         if array.ndim != 1 or array.dtype.name not in DTYPES:
             raise WireError(
                 f"array {name} is {array.dtype} of {array.ndim} dimensions; it must be flat, of {[*DTYPES]}"
             )
         listed.append([name, array.dtype.name, len(array)])
-        parts.append(np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name]).tobytes())
+        chunks.append(np.ascontiguousarray(array, dtype=DTYPES[array.dtype.name]).tobytes())
     header = json.dumps({**fields, "kind": kind, "arrays": listed}, sort_keys=True, allow_nan=False).encode()
     if len(header) > _MOST_HEADER:
         raise WireError(f"the header has {len(header)} bytes; at most {_MOST_HEADER} are allowed")
-    return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *parts])
+    return b"".join([MAGIC, len(header).to_bytes(4, "little"), header, *chunks])
 
 
 def decode(data: bytes, kind: str, schema: Schema) -> Message:
-    """The message in `data`, if it is exactly of this kind and schema."""
+    """The message in `data`.
+
+    Args:
+        data: The bytes.
+        kind: The kind that is expected.
+        schema: The fields and arrays that are expected.
+
+    Returns:
+        The fields and arrays.
+
+    Raises:
+        WireError: The bytes are not exactly a message of this kind and schema.
+    """
     header = _header(data)
     if header.get("kind") != kind:
         raise WireError(f"a message of kind {header.get('kind')!r}, expected {kind!r}")

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Private
-from assay.randomness.adding import add_vector
+from assay.randomness.normal import add_vector
 from assay.randomness.streams import Stream
 
 

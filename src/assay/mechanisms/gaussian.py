@@ -10,7 +10,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
-from assay.randomness.adding import add_normal
+from assay.randomness.normal import add_normal
 from assay.randomness.streams import Stream
 
 

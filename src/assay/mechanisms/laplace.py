@@ -9,7 +9,7 @@ from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
-from assay.randomness.adding import add_drawn
+from assay.randomness.normal import add_drawn
 from assay.randomness.streams import Stream
 
 

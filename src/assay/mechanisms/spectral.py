@@ -22,7 +22,7 @@ from assay.errors import ConfigError
 from assay.mechanisms.frequencies import spectral_axes
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Grads, Private
-from assay.randomness.adding import add_normal
+from assay.randomness.normal import add_normal
 from assay.randomness.streams import Stream
 
 

@@ -52,8 +52,8 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int) -> nn.Module
     input_shape = tuple(input_shape)
     if not input_shape or any(n < 1 for n in input_shape):
         raise ConfigError("input_shape", input_shape, "the shape of one record, sizes of at least 1")
-    if classes < 2:
-        raise ConfigError("classes", classes, "a whole number of at least 2")
+    if classes < 1:
+        raise ConfigError("classes", classes, "a whole number of at least 1, the outputs of the model")
     if ":" in name:
         return build_custom(name, input_shape, classes)
     if name not in _BY_NAME:

@@ -1,1 +1,1 @@
-"""Where random numbers come from: streams by purpose and step, and normal numbers."""
+"""Where random numbers come from: streams by purpose and step, their generators, and normal numbers."""

@@ -1,9 +1,9 @@
 """Whole numbers with exactly the distribution of a rounded normal number.
 
 `rounded_normal` gives round(Z) for a real number Z with density exp(-z²/2s²)/(s√(2π)). The numbers are exact, up to
-one cut that is stated below: no floating-point number stands for Z anywhere, so that there is no rounding whose
-traces could be looked for (Mironov 2012, "On significance of the least significant bits for differential privacy";
-Jin et al. 2022, "Are we there yet? Timing and floating-point attacks on differential privacy systems").
+one cut that is stated below. No floating-point number stands for Z anywhere, so no rounding can leave traces (Mironov
+2012, "On significance of the least significant bits for differential privacy", doi:10.1145/2382196.2382264; Jin et al.
+2022, "Are we there yet? Timing and floating-point attacks on differential privacy systems", arXiv:2112.05307).
 
 How. |Z| is drawn by rejection from a staircase. Stair j covers [jW, (j+1)W), W a power of two between s/128 and s/64,
 and is a_j = exp(-(jW)²/2s²) high.
@@ -47,9 +47,9 @@ from torch import Tensor
 from assay.errors import ConfigError
 
 LEAST_SCALE, LARGEST_SCALE = 64.0, 2.0**45
-"""Between these s is taken: stairs are at least 1 wide, and sums with the noise stay far below 2⁵³."""
+"""The range of s: stairs are at least 1 wide, and sums with the noise stay far below 2⁵³."""
 
-_STAIRS = 64  # at least so many to a standard deviation
+_STAIRS = 64  # per standard deviation, at least
 _CUT = 40  # standard deviations
 _AT_ONCE = 1 << 16  # numbers: what a core's cache holds
 _BUCKET_BITS, _V_BITS, _Y_BITS = 16, 48, 63
@@ -59,7 +59,7 @@ _MARGIN = 2.0**-44  # more than ten float64 operations on numbers below 1 lose
 
 @runtime_checkable
 class Words(Protocol):
-    """A stream that gives random bits as they are."""
+    """A stream that gives its random bits."""
 
     def words(self, n: int) -> Tensor:
         """n independent uniform words of 64 bits, int64 on the CPU."""
@@ -78,7 +78,7 @@ def rounded_normal(n: int, scale: float, stream: Words) -> Tensor:
         A tensor of n whole numbers, each within 40 standard deviations.
 
     Raises:
-        ConfigError: If the scale is outside `LEAST_SCALE` to `LARGEST_SCALE`.
+        ConfigError: The scale is outside `LEAST_SCALE` to `LARGEST_SCALE`.
     """
     if not LEAST_SCALE <= scale <= LARGEST_SCALE:
         raise ConfigError("scale", scale, f"a number from {LEAST_SCALE:g} to {LARGEST_SCALE:g}")
@@ -102,7 +102,7 @@ def _stairs(scale: float) -> _Stairs:
 
 @dataclass
 class _Draw:
-    """A number that float64 could not decide: the first bits of U, y/W and V, each as (value, how many bits)."""
+    """A draw that float64 could not decide: the first bits of U, y/W and V, each as (value, number of bits)."""
 
     u: tuple[int, int]
     y: tuple[int, int]
@@ -110,7 +110,7 @@ class _Draw:
     more: Iterator[int]
 
     def longer(self, known: tuple[int, int], least: int) -> tuple[int, int]:
-        """With so many bits at least."""
+        """The same number with at least this many bits."""
         value, bits = known
         while bits < least:
             value, bits = (value << 64) | next(self.more), bits + 64
@@ -130,13 +130,13 @@ class _Stairs:
         self._buckets = _buckets(floors)
 
     def draw(self, out: NDArray[np.int64], stream: Words) -> NDArray[np.intp]:
-        """Fill `out`; the places whose draw was rejected, where something else must be put."""
+        """Fill `out`. Returns the places whose draw was rejected, which must be filled again."""
         n = len(out)
         first, second = (_unsigned(stream.words(n)) for _ in range(2))
         stair = self._buckets[first >> np.uint64(64 - _BUCKET_BITS)]
         y = second & np.uint64(2**_Y_BITS - 1)
         v = first & np.uint64(2**_V_BITS - 1)
-        # the largest that y/W and V may be, so that what is accepted here is accepted whatever their further bits are
+        # the largest that y/W and V may be: what is accepted here is accepted whatever their further bits are
         x = self._exponent(stair, (y.astype(np.float64) + 1) * 2.0**-_Y_BITS)
         surely = (v.astype(np.float64) + 1) * 2.0**-_V_BITS + x <= 1 - _MARGIN
         places = np.flatnonzero(~surely | (stair < 0))
@@ -150,7 +150,7 @@ class _Stairs:
         return places[~accepted]
 
     def _exponent(self, stair: NDArray[np.int32], part: NDArray[np.float64]) -> NDArray[np.float64]:
-        """y(y + 2jW)/2s² for y = part · W, by products and sums: right to 2⁻⁴⁹ of itself, and at most 0.65."""
+        """y(y + 2jW)/2s² for y = part · W, by products and sums. The relative error is 2⁻⁴⁹, the value at most 0.65."""
         exponent: NDArray[np.float64] = (part + 2.0 * stair) * part * self._h
         return exponent
 
@@ -196,7 +196,7 @@ class _Stairs:
             sums = self._sums(precision)
             error = 2 * len(sums)  # each term is too small by less than 2
             value, bits = draw.u
-            # T_j ≤ U for how many j: with the least U and the largest T_j that are possible, then the other way round
+            # how many T_j are ≤ U: with the least U and the largest T_j that are possible, then the other way round
             least = _count(sums, error, Fraction(value, 1 << bits), sums[-1] - error)
             most = _count(sums, -error, Fraction(value + 1, 1 << bits), sums[-1] + error)
             if least == most:

@@ -1,36 +1,36 @@
 """Randomness: where noise and samples come from, and what that is worth.
 
-A `Randomness` gives a `Stream` of numbers for each purpose and step. The same purpose and step always give
-the same numbers within one `Randomness` in one process, and different ones independent numbers; a run can therefore be
-taken up at any step without storing the state of a generator (whoever has it can subtract the noise). For
-the same reason one purpose and step must serve one release only: whoever releases takes a source by `taken_apart`.
+A `Randomness` gives a `Stream` of numbers for each purpose and step. Within one `Randomness` in one process, the same
+purpose and step always give the same numbers, and different ones give independent numbers. A run can therefore continue
+at any step without storing the state of a generator, with which anybody could subtract the noise. For the same reason
+a purpose and step must serve one release only: whoever releases asks for a `fresh_source`.
 
-Three kinds: `OsSeeded`, the default, AES-256 in counter mode; `Seeded`, for results that must repeat, which are then not private, the
-Mersenne Twister; and `Secure`, slower, with 64 bits in every number and the same generator on every device, SHAKE-256.
+There are three kinds. `OsSeeded`, the default, is AES-256 in counter mode. `Seeded` is the Mersenne Twister, for
+results that must repeat and are therefore not private. `Secure` is SHAKE-256: slower, with 64 bits in every number and
+the same generator on every device.
 """
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from assay._util.process import here
-from assay.errors import AssayError, ConfigError
-from assay.randomness import pieces, tails
-from assay.randomness.bits import KEY_BYTES, Encrypted, Hashed, Shake, aes_counter
+from assay._util.process import Unique, here
+from assay.errors import ConfigError
+from assay.randomness.generators import KEY_BYTES, Encrypted, Generated, Hashed, Shake
+from assay.randomness.normal import add_drawn, add_normal, drawn_together
+from assay.randomness.rounded import Words
 
 
 class Stream(Protocol):
-    """Random numbers for one purpose and step. Calls go on in the stream: no number is given twice."""
+    """Random numbers for one purpose and step. Every call continues the stream: no number is given twice."""
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         """Independent standard normal numbers; the tails reach beyond 8 standard deviations."""
@@ -54,7 +54,7 @@ class Randomness(Protocol):
 
     @property
     def fingerprint(self) -> str | None:
-        """Tells these numbers from others where somebody else can get them again; None where nobody can."""
+        """A name for these numbers if somebody else can draw them again; None if nobody can."""
         ...
 
     def stream(self, purpose: str, step: int) -> Stream:
@@ -67,9 +67,9 @@ class Randomness(Protocol):
 
 
 def seed_torch(stream: Stream, device: torch.device) -> None:
-    """Seed torch's own generators in use (those of dropout) from a stream.
+    """Seed torch's own generators, which dropout draws from, from a stream.
 
-    `torch.manual_seed` would put off seeding CUDA's by queueing a stack trace at every call.
+    `torch.manual_seed` would queue a stack trace at every call where CUDA is not in use yet.
     """
     seed = int(stream.integers(2**62, 1))
     torch.default_generator.manual_seed(seed)
@@ -80,7 +80,7 @@ def seed_torch(stream: Stream, device: torch.device) -> None:
 
 
 class _OsKey:
-    """A key of 256 bits that the operating system chose. It lives in memory only and is never shown."""
+    """A key of 256 bits from the operating system. It lives in memory only and is never shown."""
 
     __slots__ = ("_key",)
 
@@ -88,7 +88,7 @@ class _OsKey:
         self._key = os.urandom(32)
 
     def _seed(self, purpose: str, step: int) -> Shake:
-        """What a stream begins with: another in every process, forked children included."""
+        """What a stream begins with: different in every process, forked children included."""
         salt = here().salt
         key = hashlib.blake2b(self._key, key=salt, digest_size=32, person=b"assay fork").digest() if salt else self._key
         return _hash(key, purpose, step)
@@ -99,11 +99,12 @@ class _OsKey:
 
 
 class OsSeeded(_OsKey):
-    """AES-256 in counter mode with a key of the operating system: to tell its numbers from random ones is to break AES.
+    """AES-256 in counter mode with a key of the operating system. Telling its numbers from random ones breaks AES.
 
-    Every stream has a key and a first counter of its own, derived from that key by SHAKE-256: what one stream gives away says nothing of
-    another. float32 normal numbers are made of 32 bits each (`assay.randomness.bits.Encrypted`), all others of 64 as those of `Secure`. Normal numbers on
-    CUDA are the exception: those of torch's generator there (Philox, which is not made to withstand an attack), seeded from the same key.
+    Every stream has its own key and first counter, derived from that key by SHAKE-256, so that one stream reveals
+    nothing about another. float32 normal numbers are made of 32 bits each (`generators.Encrypted`), all others of 64
+    like those of `Secure`. Normal numbers on CUDA are the exception: torch's generator there draws them, seeded from
+    the same key. It is Philox, which is not made to withstand an attack.
     """
 
     __slots__ = ()
@@ -112,7 +113,7 @@ class OsSeeded(_OsKey):
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
         seed = self._seed(purpose, step)
-        return Encrypted(seed.digest(KEY_BYTES), _Generated(seed))
+        return Encrypted(seed.digest(KEY_BYTES), Generated(seed))
 
     def describe(self) -> str:
         """For the statement."""
@@ -120,12 +121,12 @@ class OsSeeded(_OsKey):
 
 
 class Secure(_OsKey):
-    """SHAKE-256 with a key of the operating system: to tell its numbers from random ones is to break SHA-3. On every device.
+    """SHAKE-256 with a key of the operating system, on every device. Telling its numbers from random ones breaks SHA-3.
 
-    Numbers are made in float64 from 64 random bits each by inverting the distribution function, one bit for
-    the sign: 2⁻⁶⁴ of the probability is cut off, at 9 standard deviations. What adding such numbers to
-    float32 gradients does to the last bits of a release (Mironov 2012) is no matter of the generator and
-    remains. Some eight times as slow as `OsSeeded` for float32 normal numbers.
+    A number is made in float64 from 64 random bits by inverting the distribution function, with one bit for the sign.
+    This cuts off 2⁻⁶⁴ of the probability, at 9 standard deviations. It does not change what adding noise to float32
+    gradients does to the last bits of a release (Mironov 2012, "On significance of the least significant bits for
+    differential privacy"). float32 normal numbers take about eight times as long as those of `OsSeeded`.
     """
 
     __slots__ = ()
@@ -141,9 +142,15 @@ class Secure(_OsKey):
 
 
 class Seeded:
-    """torch's generators, each with a full state of its own derived from a seed of the user: bitwise the same in every run on the CPU.
+    """torch's generators, with states derived from a seed of the user: bitwise the same in every run on the CPU.
 
     Whoever knows the seed can subtract the noise.
+
+    Args:
+        seed: From 0 to 2⁶⁴ - 1.
+
+    Raises:
+        ConfigError: The seed is anything else.
     """
 
     __slots__ = ("_key", "fingerprint", "seed")
@@ -157,7 +164,7 @@ class Seeded:
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this seed, purpose and step."""
-        return _Generated(_hash(self._key, purpose, step))
+        return Generated(_hash(self._key, purpose, step))
 
     def describe(self) -> str:
         """For the statement."""
@@ -165,29 +172,30 @@ class Seeded:
 
 
 class Within:
-    """Randomness of a part's own: no stream of it is one of the whole's, whatever the purpose is called."""
+    """Randomness for one component of a run. None of its streams is one of the run's, whatever its purpose's name."""
 
     def __init__(self, base: Randomness, name: str) -> None:
         self._base, self._name = base, name
 
     @property
     def fingerprint(self) -> str | None:
-        """As the whole's."""
+        """That of the run."""
         return self._base.fingerprint
 
     def stream(self, purpose: str, step: int) -> Stream:
-        """The stream of this purpose within the part."""
+        """The component's stream for this purpose and step."""
         return self._base.stream(f"{self._name}: {purpose}", step)
 
     def describe(self) -> str:
-        """As the whole's."""
+        """That of the run."""
         return self._base.describe()
 
 
-def taken_apart(randomness: Randomness) -> Randomness:
-    """The source for one taker: what serves several steps gives each of them numbers of its own, by 128 bits of the operating system.
+def fresh_source(randomness: Randomness) -> Randomness:
+    """A source for one user, who draws numbers that no other user of `randomness` has.
 
-    With a fixed seed, where numbers are to repeat, it is the source itself.
+    128 bits of the operating system tell the users apart. A seeded source, whose numbers are to repeat, is returned as
+    it is.
     """
     if randomness.fingerprint is not None:
         return randomness
@@ -195,142 +203,132 @@ def taken_apart(randomness: Randomness) -> Randomness:
 
 
 def check_source(seed: int | None, secure: bool) -> None:
-    """Refuse a seed where numbers are to be secret."""
+    """Refuse a seed if numbers are to be secret.
+
+    Raises:
+        ConfigError: Both are given.
+    """
     if seed is not None and secure:
         raise ConfigError("seed", seed, "no seed together with secure_rng: a seeded run is reproducible, not private")
 
 
 def source(seed: int | None, secure: bool) -> Randomness:
-    """Where the random numbers of a run come from: the seed, SHAKE-256 (`secure`), or AES-256, both with a key of the operating system."""
+    """The source of a run's random numbers: `Seeded` with a seed, `Secure` if asked for, else `OsSeeded`."""
     if seed is not None:
         return Seeded(seed)
     return Secure() if secure else OsSeeded()
 
 
 def _hash(key: bytes, purpose: str, step: int) -> Shake:
-    # Key and step have fixed lengths, so that no two inputs read the same.
+    # Key and step have fixed lengths, so no two inputs give the same bytes.
     return hashlib.shake_256(key + step.to_bytes(8, "little") + purpose.encode())
 
 
-_CPU = torch.device("cpu")
+_BLOCK_NUMBERS, _SERIES = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
 
 
-class _Generated:
-    """Numbers of torch's generators."""
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Rows of a series that were drawn together, from place `first` on."""
 
-    __slots__ = ("_generators", "_seed")
+    series: int
+    stream: Stream
+    first: int
+    rows: tuple[Tensor, ...]
 
-    def __init__(self, seed: Shake) -> None:
-        self._seed = seed
-        self._generators: dict[torch.device, torch.Generator] = {}
+
+class Blocks(Unique):
+    """The streams of one purpose, with the normal numbers of many steps drawn at once. Steps in order are cheapest.
+
+    For a small model, seeding a generator and checking its tails costs as much as the numbers. A stream therefore
+    serves a series of 64 steps, and its numbers are drawn in blocks of several steps. A step's series and place in it
+    follow from its number alone, so a resumed run with a seed finds its noise again, by drawing the series from the
+    beginning. Every row is handed out for one step only.
+    """
+
+    def __init__(self, randomness: Randomness, purpose: str) -> None:
+        self._randomness, self._purpose = randomness, purpose
+        self._kept: dict[tuple[int, int, torch.dtype, torch.device | str], _Block] = {}
+
+    def at(self, step: int) -> Stream:
+        """The numbers for this step."""
+        return _Step(self, step)
+
+    def stream_of(self, step: int) -> Stream:
+        """The stream of everything but normal numbers."""
+        return self._randomness.stream(self._purpose, step)
+
+    def stream_of_call(self, step: int, call: int) -> Stream:
+        """The stream of a call that asks for more numbers than a block holds."""
+        return self._randomness.stream(f"{self._purpose}, call {call}", step)
+
+    def row(self, step: int, call: int, shape: Sequence[int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """The normal numbers of one call of a step."""
+        size = math.prod(shape)
+        if _exceeds_block(size):
+            return self.stream_of_call(step, call).normal(shape, dtype=dtype, device=device)
+        self.check_process()
+        series, place = divmod(step, _SERIES)
+        kind = (call, size, dtype, device)
+        # Popped until the new rows are there: after an exception while drawing, the next call begins the series again.
+        kept = self._kept.pop(kind, None)
+        if kept is None or kept.series != series or kept.first > place:
+            name = f"{self._purpose}, call {call}, {size} numbers, {dtype}, {device}"
+            kept = _Block(series, self._randomness.stream(name, series), 0, ())
+        while place >= kept.first + len(kept.rows):
+            # a power of two, so that blocks fill a series
+            rows = min(_SERIES, 1 << (_BLOCK_NUMBERS // max(1, size)).bit_length() - 1)
+            drawn = kept.stream.normal((rows, size), dtype=dtype, device=device).unbind(0)
+            kept = _Block(series, kept.stream, kept.first + len(kept.rows), drawn)
+        self._kept[kind] = kept
+        numbers = kept.rows[place - kept.first]
+        return numbers if len(shape) == 1 else numbers.view(tuple(shape))
+
+
+def _exceeds_block(size: int) -> bool:
+    return 2 * size > _BLOCK_NUMBERS
+
+
+class _Step:
+    """One step's stream."""
+
+    __slots__ = ("_blocks", "_calls", "_others", "_step")
+
+    def __init__(self, blocks: Blocks, step: int) -> None:
+        self._blocks, self._step, self._calls = blocks, step, 0
+        self._others: Stream | None = None
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """In float64 on CUDA, whose float32 numbers end at 6.7 standard deviations; else on the CPU."""
-        device = torch.device(device)
-        if device.type == "cuda":
-            drawn = torch.randn(shape, dtype=torch.float64, device=device, generator=self._generator(device))
-        elif dtype == torch.float64:
-            drawn = torch.randn(shape, dtype=dtype, generator=self._generator(_CPU))
-        else:
-            drawn = pieces.normal(shape, self)
-        return drawn.to(device=device, dtype=dtype)
+        return self._blocks.row(self._step, self._next_call(), shape, dtype, device)
 
     def add_normal(self, values: Sequence[Tensor], std: float) -> None:
-        """In pieces."""
-        pieces.add_normal(values, std, self)
+        for group in drawn_together(values):
+            if _exceeds_block(sum(v.numel() for v in group)):
+                add_normal(group, std, self._blocks.stream_of_call(self._step, self._next_call()))
+            else:
+                add_drawn(group, std, self.normal)
 
-    def fill(self, piece: Tensor) -> Mapping[int, float]:
-        """torch's own numbers.
-
-        One in 150,000 is beyond the tail: the largest and the smallest are looked for until they are within. NumPy finds either within the
-        cache and without a temporary in a fiftieth of the time that drawing takes.
-        """
-        numbers, beyond = piece.normal_(generator=self._generator(_CPU)).numpy(), {}
-        while numbers[at := numbers.argmax()] > tails.TAIL or numbers[at := numbers.argmin()] < -tails.TAIL:
-            beyond[int(at)] = float(numbers[at])
-            numbers[at] = 0
-        return beyond
+    def _next_call(self) -> int:
+        call, self._calls = self._calls, self._calls + 1
+        return call
 
     def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
-        """The difference of two exponential numbers, each from 53 bits."""
-        minus = self.uniform(2 * math.prod(shape)).neg_().log1p_().view(2, *shape)
-        return (minus[0] - minus[1]).to(device=device, dtype=dtype)
+        return self._rest().laplace(shape, dtype=dtype, device=device)
 
     def uniform(self, n: int) -> Tensor:
-        """53 bits each."""
-        return torch.rand(n, dtype=torch.float64, generator=self._generator(_CPU))
+        return self._rest().uniform(n)
 
     def integers(self, high: int, n: int) -> Tensor:
-        """⌊u high⌋: even the largest u, 1 - 2⁻⁵³, gives a product that rounds below `high`."""
-        return (self.uniform(n) * high).long()
+        return self._rest().integers(high, n)
 
     def words(self, n: int) -> Tensor:
-        """Bits of torch's generator."""
-        return torch.empty(n, dtype=torch.int64).random_(-(2**63), None, generator=self._generator(_CPU))
+        rest = self._rest()
+        if not isinstance(rest, Words):
+            raise ConfigError("randomness", type(rest).__name__, "streams with `words`: exact noise is made of bits")
+        return rest.words(n)
 
-    def _generator(self, device: torch.device) -> torch.Generator:
-        generator = self._generators.get(device)
-        if generator is None:
-            generator = torch.Generator(device)
-            if device == _CPU:
-                generator.set_state(_cpu_state(self._seed.digest(4 * _WORDS)))
-            else:
-                seed = self._seed.copy()
-                seed.update(str(device).encode())  # or two devices would draw the same numbers
-                generator.manual_seed(int.from_bytes(seed.digest(8), "little"))
-            self._generators[device] = generator
-        return generator
-
-
-_WORDS = 624  # of the Mersenne Twister's state, 32 bits each
-_FIRST, _STATE_BYTES = 3, 5056  # where torch keeps them, each in 64 bits, and the size of the whole
-
-
-@functools.cache
-def _blank_state() -> NDArray[np.uint64]:
-    state = torch.Generator().manual_seed(0).get_state().numpy()
-    if state.nbytes != _STATE_BYTES:
-        raise AssayError(
-            f"torch {torch.__version__} keeps the state of its generator in {state.nbytes} bytes, not {_STATE_BYTES}: "
-            "it cannot be seeded in full. Use --secure-rng, or another version of torch."
-        )
-    return state.view(np.uint64)
-
-
-def _cpu_state(seed: bytes) -> Tensor:
-    """A state of torch's CPU generator with all its words from the seed.
-
-    `manual_seed` would use 32 bits of what it is given: two of 20,000 steps would have the same noise with
-    a probability of 5 %, and the noise of a step could be found by trying all seeds.
-    """
-    state = _blank_state().copy()
-    state[_FIRST : _FIRST + _WORDS] = np.frombuffer(seed, dtype="<u4")
-    return torch.from_numpy(state.view(np.uint8))
-
-
-class GeneratorStates:
-    """States for torch's CPU generator, all words of each from AES-256 in counter mode with a key of the stream; none comes twice.
-
-    `initial_seed` then gives a random number that tells the states apart.
-    """
-
-    _AT_ONCE = 32  # one at a time takes ten times as long
-
-    def __init__(self, stream: Stream) -> None:
-        self._cipher = aes_counter(bytes(stream.integers(256, KEY_BYTES).tolist()))
-        self._zeros = bytes(4 * self._AT_ONCE * (_WORDS + 2))
-        self._rows: list[NDArray[np.uint64]] = []
-        # the same memory for all: torch crashes on a state that is a part of another tensor
-        self._room = _blank_state().copy()
-        self._state = torch.from_numpy(self._room.view(np.uint8))
-
-    def next(self) -> Tensor:
-        """The next state, until this is called again."""
-        if not self._rows:
-            words = np.frombuffer(self._cipher.update(self._zeros), dtype="<u4").reshape(self._AT_ONCE, -1)
-            rows = np.tile(_blank_state(), (self._AT_ONCE, 1))
-            rows[:, _FIRST : _FIRST + _WORDS] = words[:, :_WORDS]
-            rows[:, 0] = (words[:, _WORDS].astype(np.uint64) << np.uint64(30)) ^ words[:, _WORDS + 1]
-            self._rows = list(rows)
-        self._room[:] = self._rows.pop()
-        return self._state
+    def _rest(self) -> Stream:
+        """The stream of everything but normal numbers."""
+        if self._others is None:
+            self._others = self._blocks.stream_of(self._step)
+        return self._others

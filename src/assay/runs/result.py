@@ -7,19 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from assay._util.files import replace_file
-from assay.data.records import Records
 from assay.errors import AssayError
-from assay.methods.stage import Loss
 from assay.runs.directory import RunDirectory
+from assay.runs.losses import cross_entropy
+from assay.runs.metrics import evaluate
 from assay.runs.statement import statement
 
-_EVALUATION_BATCH = 1000
+__all__ = ["InterruptedRunError", "Progress", "Result", "cross_entropy", "evaluate", "save_model", "write_result"]
 
 
 class InterruptedRunError(AssayError):
@@ -70,12 +68,6 @@ class Result:
         return bool(self.record["status"] == "budget-spent")
 
 
-def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy, one value a record (averaged over positions where there are several)."""
-    losses = F.cross_entropy(output, target, reduction="none")
-    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
-
-
 def write_result(
     model: nn.Module,
     record: dict[str, Any],
@@ -111,20 +103,3 @@ def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
     path.parent.mkdir(exist_ok=True)
     replace_file(path, lambda part: save_file(whole, part))
-
-
-def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:
-    """Accuracy (None where the output is not a score for each class) and mean loss."""
-    right, total, counted = 0, 0.0, 0
-    classes = True
-    for start in range(0, len(records), _EVALUATION_BATCH):
-        inputs, targets = records.gather(torch.arange(start, min(start + _EVALUATION_BATCH, len(records))))
-        output = model(inputs)
-        total += float(loss(output, targets).double().sum())
-        counted += len(targets)
-        classes = classes and output.dim() == 2 and not targets.is_floating_point()
-        if classes:
-            right += int((output.argmax(1) == targets).sum())
-    if not counted:
-        return None, None
-    return (right / counted if classes else None), total / counted

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
+from assay.data.task import Task
 from assay.distributed.world import ALONE, World
 from assay.methods.stage import Loss
 from assay.runs import checkpoint, schema
 from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
+from assay.runs.metrics import figures
 from assay.runs.record import Facts, Priced, build_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, evaluate, write_result
 from assay.runs.stopping import stop_requests
@@ -304,10 +306,21 @@ class Run:
         loss = self._history[-1]["test_loss"]
         return self._history[-1]["test_accuracy"], None if loss is None else float(loss)
 
+    def _figures(self) -> dict[str, float | None]:
+        """Every figure of the run's task on the test records; a pass of its own, once."""
+        if self._test is None:
+            return {}
+        said = self._names.get("task")
+        with self._course.released_model() as model:
+            return figures(model, self._test, None if said is None else Task.from_json(said))
+
     def _finish(self) -> Result:
         course = self._course
         course.settle()
         accuracy, test_loss = self._last_result()
+        found = self._figures()
+        if accuracy is None:
+            accuracy = found.get("test_accuracy")
         record = self._world.once(
             lambda: build_record(
                 plan=self._plan,
@@ -318,7 +331,7 @@ class Run:
                 steps=course.taken,
                 stopped=self._stopped,
                 history=self._history,
-                result={"test_accuracy": accuracy, "test_loss": test_loss},
+                result={**found, "test_accuracy": accuracy, "test_loss": test_loss},
                 seconds=self._seconds,
             )
         )

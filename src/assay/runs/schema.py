@@ -74,6 +74,10 @@ _NAMES: Mapping[str, Shape] = {
     "init_sha256?": _TEXT,
     "log?": _TEXT,
     "tuning?": (dict, NoneType),
+    "target?": _TEXT,
+    "schema?": (dict, NoneType),
+    "task?": (dict, NoneType),
+    "unit_column?": _TEXT,
 }
 _TRAINING: Mapping[str, Shape] = {"optimizer?": dict, "seed?": _WHOLE, "device?": str}
 SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES}

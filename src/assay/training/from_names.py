@@ -68,6 +68,8 @@ class Settings:
     encode: Sequence[str] | None = None
     denoise: Sequence[str] | None = None
     data: str = catalog.DEFAULT
+    target: str | None = None
+    schema: Path | None = None
     records: int | None = None
     unit: str | None = None
     unit_rows: int | None = None
@@ -420,11 +422,18 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     encode_room.parse_all(o.encode or ())
     denoise_room.parse_all(o.denoise or ())
     parse_sampled(o.unit_sampling)
-    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.unit)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema, o.unit)
     if like is not None and like.source == source:
         bundle = like.bundle
     else:
-        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal, unit=o.unit)
+        bundle = load(
+            *source[:4],
+            validation=o.validation,
+            rehearsal=rehearsal,
+            target=o.target,
+            schema=o.schema,
+            unit=o.unit,
+        )
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
@@ -446,6 +455,9 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "split": bundle.split.to_json(),
+        "target": None if bundle.schema is None else o.target,
+        "schema": None if bundle.schema is None else dict(bundle.schema),
+        "task": None if bundle.task is None else bundle.task.to_json(),
         "unit": bundle.unit,
         "unit_column": bundle.unit_column,
         "notes": bundle.notes,

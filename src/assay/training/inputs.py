@@ -35,17 +35,21 @@ def load(
     validation: bool = False,
     rehearsal: bool = False,
     rule: SplitRule = BY_CONTENT,
+    target: str | None = None,
+    schema: Mapping[str, Any] | Path | str | None = None,
     unit: str | None = None,
 ) -> DataBundle:
     """The data set, or about so many of its training records; with features in place of the records where any are asked for.
 
     With `validation`, a tenth of the training records stands in for the test records, the same at every call. In a `rehearsal`, which
     trains nothing, features are those of the first record, over and over: their shape and the number of records are as they will be.
-    `rule` says by what records are told apart; the bundle's `split` gives the same records again. `unit` names the column that says whose a
-    record is.
+    `rule` says by what records are told apart; the bundle's `split` gives the same records again. `target`, `schema` and `unit` are
+    those of `assay.data.load`.
     """
     wanted = None if features is None else features_room.parse(features)
-    bundle = data_room.load(data, data_dir, split=rule.by, unit=unit).limited(records, rule)
+    bundle = data_room.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
+        records, rule
+    )
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
@@ -134,6 +138,8 @@ def of_run(
         names.get("features"),
         validation=whole is not None,
         rule=rule,
+        target=names.get("target"),
+        schema=names.get("schema"),
         unit=names.get("unit_column"),
     )
     protected = spec["plan"].get("unit")

@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
+from assay.data.task import Task
 from assay.data.units import Ids
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
@@ -37,8 +38,9 @@ from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import checkpoint
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
+from assay.runs.losses import cross_entropy, loss_of
 from assay.runs.record import Facts
-from assay.runs.result import Result, cross_entropy
+from assay.runs.result import Result
 from assay.runs.run import Course, Run, Saved
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
@@ -57,7 +59,8 @@ def fit(
     *,
     plan: Plan,
     test: Dataset[Any] | None = None,
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
+    task: Task | None = None,
     training: Training | None = None,
     out: str | Path | None = None,
     force: bool = False,
@@ -74,7 +77,9 @@ def fit(
         train: Yields (input, target).
         plan: Everything that decides ε.
         test: Records to measure accuracy on after every epoch. They are not protected.
-        loss: `loss(output, target)` gives one value for each record.
+        loss: `loss(output, target)` gives one value for each record. None is the loss of the task, or cross-entropy.
+        task: What is predicted (`assay.data.Task`), which decides the loss and what is measured on `test`. None takes
+            classes for granted where targets are whole numbers.
         training: How to train, apart from what decides ε.
         out: A new directory for checkpoints, ledger, record, statement and model. Without one nothing is written.
         force: Replace an earlier run in `out`.
@@ -90,6 +95,9 @@ def fit(
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
+    if task is not None:
+        names = {**(names or {}), "task": task.to_json()}
+    loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
         Records(test).check_pairs("test")
     unit_records(Records(train), units, plan)
@@ -162,7 +170,7 @@ def resume(
     out: str | Path,
     *,
     test: Dataset[Any] | None = None,
-    loss: Loss = cross_entropy,
+    loss: Loss | None = None,
     callbacks: Iterable[Callback] = (),
     units: Ids | None = None,
 ) -> Result:
@@ -187,7 +195,14 @@ def resume(
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
+    loss = loss_of(_task(spec["names"])) if loss is None else loss
     return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks, units)
+
+
+def _task(names: Mapping[str, Any]) -> Task | None:
+    """What a run predicts, by its names."""
+    said = names.get("task")
+    return None if said is None else Task.from_json(said)
 
 
 def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:

@@ -14,7 +14,8 @@ from torch import nn
 
 from assay.errors import UnsupportedModelError
 from assay.models import compat
-from assay.randomness.streams import GeneratorStates, Stream
+from assay.randomness.generators import GeneratorStates
+from assay.randomness.streams import Stream
 
 
 class Masks:

@@ -27,7 +27,7 @@ from assay.data.bundle import DataBundle
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.methods.plan import Plan
-from assay.randomness.streams import Randomness, Stream, taken_apart
+from assay.randomness.streams import Randomness, Stream, fresh_source
 from assay.runs.result import Result, cross_entropy, evaluate
 
 ACCOUNTANT = (
@@ -168,7 +168,7 @@ def best_of(
 
     How many trials there were, and how the others did, is not to be told to anybody.
     """
-    randomness = taken_apart(randomness)
+    randomness = fresh_source(randomness)
     trials = drawn_trials(mean, randomness.stream("trials", 0))
     which = randomness.stream("settings", 0).integers(len(splits), max(1, trials)).tolist()
     best: tuple[float, int, Result] | None = None

@@ -12,7 +12,7 @@ from assay.distributed.world import ALONE
 from assay.errors import AssayError
 from assay.methods.plan import Plan
 from assay.methods.stage import Released, Stage, event_of
-from assay.randomness.streams import Randomness, Within, taken_apart
+from assay.randomness.streams import Randomness, Within, fresh_source
 from assay.runs import checkpoint
 from assay.runs.directory import RunDirectory
 from assay.training.step import PrivateStep
@@ -41,7 +41,7 @@ def release_stage(
             )
         return kept_release(directory)
     ledger.pay(event, draws=randomness.fingerprint)
-    found = stage.release(model, records, Within(taken_apart(randomness), "stage"), device, train_privately)
+    found = stage.release(model, records, Within(fresh_source(randomness), "stage"), device, train_privately)
     if directory is not None:
         rest = {name: value for name, value in found.items() if name not in stage.kept}
         if rest:

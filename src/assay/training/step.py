@@ -53,8 +53,7 @@ from assay.mechanisms.types import Bounded, SideQuery
 from assay.methods.chain import Chain, Form
 from assay.methods.plan import Plan
 from assay.models.layers import trainable_layers
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Randomness, taken_apart
+from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
 from assay.training import limits
 from assay.training.augment import Augmentation
 from assay.training.batches import Batches, BatchPart, unit_records
@@ -131,7 +130,7 @@ class PrivateStep(Unique):
             _check_exact(model, side)
         gradient_share = _left_of([*side, *plan.clip.queries])
         chain = plan.chain(gradient_share)
-        self.randomness = taken_apart(OsSeeded() if randomness is None else randomness)
+        self.randomness = fresh_source(OsSeeded() if randomness is None else randomness)
         self._position: position.Watch | None = None
         self._augment, self._views = augment, 1 if augment is None else augment.views
         if augment is not None and world.size > 1:

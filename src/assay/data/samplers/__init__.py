@@ -21,6 +21,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent
 from torch import Tensor
 
 from assay._util.registry import Registry
+from assay.accounting.adjacency import Adjacency
 from assay.errors import ConfigError
 from assay.randomness.streams import Randomness
 
@@ -41,6 +42,8 @@ class Sampler(ABC):
     """Whether it is charged a whole epoch at a time."""
     tight: ClassVar[bool] = False
     """Whether `compose` is known to state exactly what the steps cost, and not only a bound from above."""
+    shown_under: ClassVar[Adjacency | None] = None
+    """The adjacency that gives the event of `at_least` its meaning; None for that of the plan."""
 
     together: ClassVar[bool] = False
     """Whether k records cost what `assay.accounting.groups.enlarged` makes of `compose`: each record has coins of its own, and k of them

@@ -16,6 +16,7 @@ from dp_accounting.dp_event import (
 )
 from torch import Tensor
 
+from assay.accounting.adjacency import Adjacency
 from assay.data.samplers import Sampler
 from assay.errors import ConfigError
 from assay.randomness.streams import Randomness
@@ -31,6 +32,7 @@ class WithoutReplacement(Sampler):
     tight: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
     independent: ClassVar[bool] = False
+    shown_under: ClassVar[Adjacency | None] = Adjacency.ADD_OR_REMOVE_ONE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,8 +60,15 @@ class WithoutReplacement(Sampler):
         )
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """A record is in each batch with probability b/N, whatever the other batches are."""
-        return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, event), steps)
+        """The worst case of replace-one: all other records pull one way, and a record that pulls the other way is replaced
+        by one more of theirs.
+
+        The record is in each batch with probability b/N, whatever the other batches are, and then moves the sum by twice
+        its bound. A batch without it looks the same before and after. So each step is the Poisson-sampled Gaussian of half
+        the multiplier, as if a record were added or removed.
+        """
+        doubled = GaussianDpEvent(event.noise_multiplier / 2)
+        return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, doubled), steps)
 
     def describe(self) -> str:
         """For the statement."""

@@ -1,6 +1,6 @@
-"""Federated methods: one file a method. A file that defines `METHOD` is found by itself; nothing else needs an edit.
+"""Federated methods, one file each. The registry finds every file that defines `METHOD`.
 
-`assay._util.registry` tells how a method from outside this package is added.
+`assay._util.registry` explains how to add a method from another package.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FederatedMethod(ABC):
-    """What passes between clients and server, and what its paper would claim for it. A frozen dataclass."""
+    """What clients and server exchange, and what the paper would claim for it. A frozen dataclass."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     """Which of its fields a user may set."""
 
     name: str
-    """What it is called."""
+    """Its name."""
     summary: str
     """One line: what it does, and whose it is."""
     soundness: str
     """One line: is the published form sound, and if not, why not."""
     variant: str = "sound"
-    """`sound`, or `published`: the paper's algorithm to the letter, and a target ε is a claimed one."""
+    """`sound`, or `published`: the paper's algorithm to the letter, where a target ε is a claimed one."""
 
     @property
     def units(self) -> tuple[str, ...]:
@@ -47,7 +47,7 @@ class FederatedMethod(ABC):
 
     @abstractmethod
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
-        """The method at work."""
+        """Both sides of a round."""
 
     @abstractmethod
     def event(self, plan: FederatedPlan) -> DpEvent:

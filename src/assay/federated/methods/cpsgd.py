@@ -1,18 +1,25 @@
-"""cpSGD (Agarwal, Suresh, Yu, Kumar and McMahan 2018, "cpSGD: communication-efficient and differentially-private distributed SGD").
+"""cpSGD: updates rounded to a few levels, with binomial noise.
 
-A client's clipped update is rotated by a random Hadamard matrix (signs from a public seed, fresh every round), so that no
-coordinate is much larger than C/√d; cut to [-X, X] with X = C √(2 log(200 d)/d); rounded at random, without bias, to k levels, 0 among
-them, i.e. to whole numbers from -(k-1)/2 to (k-1)/2; and gets Bin(m, ½) - m/2 in each coordinate. Whole numbers modulo 2^b go over the
-wire; the server adds them up and turns the rotation back.
+Agarwal, Suresh, Yu, Kumar and McMahan, "cpSGD: communication-efficient and differentially-private distributed SGD",
+2018 (arXiv:1805.10559). Each client's update goes through these steps:
 
-Guarantee: rounding is repeated until the whole-number vector has norm at most D, D² = (C/step)² + d/4 (eight times; then it is
-rounded towards zero), so that D is a bound and not an expectation, and L = (k-1)/2 bounds each coordinate. The clients' binomials
-add up to Bin(N, ½) with N ≥ 4 z² D², z the noise multiplier. As for other distributed noise: the guarantee is for the sum, with at
-least `min_answers` clients in it; else the round is refused, and charged.
+1. Clip it. Rotate it by a random Hadamard matrix (signs from a public seed, new in every round), so that no coordinate
+   is much larger than C/√d.
+2. Cut it to [-X, X] with X = C √(2 log(200 d)/d).
+3. Round it at random, without bias, to k levels: whole numbers from -(k-1)/2 to (k-1)/2.
+4. Add Bin(m, ½) - m/2 to each coordinate. Whole numbers modulo 2^b go over the wire.
 
-Verified ε: from ρ computed out of the binomial distribution (`assay.federated.binomial.rho`). Claimed ε: theorem 1 of the paper for
-each of a client's turns with Δ₁ ≤ √d Δ₂, composed by the better of plain and advanced composition (Dwork, Rothblum and Vadhan 2010), δ
-split evenly. Both are upper bounds; the first is much smaller.
+The server adds them up and inverts the rotation.
+
+Guarantee: rounding is repeated until the whole-number vector has norm at most D, D² = (C/step)² + d/4. After eight
+attempts it is rounded towards zero. So D is a bound and not an expectation, and L = (k-1)/2 bounds each coordinate. The
+clients' binomials add up to Bin(N, ½) with N ≥ 4 z² D², z the noise multiplier. As with other distributed noise, the
+guarantee is for the sum of at least `min_answers` clients; otherwise the round is refused, and charged.
+
+Verified ε comes from ρ, computed from the binomial distribution (`assay.federated.binomial.rho`). Claimed ε is theorem
+1 of the paper for each of a client's turns with Δ₁ ≤ √d Δ₂, δ split evenly. Turns are composed by the better of plain
+and advanced composition (Dwork, Rothblum and Vadhan, "Boosting and differential privacy", 2010,
+doi:10.1109/FOCS.2010.12). Both are upper bounds; the verified one is much smaller.
 """
 
 from __future__ import annotations
@@ -72,7 +79,7 @@ class Quantiser:
         return math.sqrt((self.bound / self.step) ** 2 + self.padded / 4)
 
     def forward(self, vector: Tensor, signs: NDArray[np.float64], stream: Stream) -> Whole:
-        """Clipped, rotated, rounded."""
+        """Clip, rotate and round a vector."""
         whole = np.zeros(self.padded)
         whole[: self.size] = clipped(vector, self.bound).numpy()
         scaled = np.clip(hadamard(whole * signs) / self.step, -self.linf, self.linf)
@@ -85,7 +92,7 @@ class Quantiser:
         return np.asarray(towards_zero.astype(np.int64))
 
     def backward(self, average: NDArray[np.float64], signs: NDArray[np.float64]) -> Tensor:
-        """The vector that averages to this."""
+        """The vector that an average of levels stands for."""
         return torch.from_numpy((hadamard(average * self.step) * signs)[: self.size].copy())
 
 
@@ -110,7 +117,7 @@ class Quantised(Plain):
     public_seed: int
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
-        """One residue a coordinate."""
+        """A residue for each coordinate."""
         return Schema({"levels": (f"uint{self.bits}", self.quantiser.padded)})
 
     def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
@@ -168,11 +175,11 @@ class CpSGD(FederatedMethod):
     def event(self, plan: FederatedPlan) -> DpEvent:
         """ρ of the sum of `answers` clients' noise."""
         quantiser, trials = self._parts(plan)
-        found = rho(trials * plan.answers, quantiser.linf, quantiser.l2)
-        return NonPrivateDpEvent() if math.isinf(found) else ZCDpEvent(found)
+        cost = rho(trials * plan.answers, quantiser.linf, quantiser.l2)
+        return NonPrivateDpEvent() if math.isinf(cost) else ZCDpEvent(cost)
 
     def claimed(self, plan: FederatedPlan) -> float:
-        """Theorem 1, composed over the turns of a client; replacing a client moves the sum by up to twice the bounds."""
+        """Theorem 1, composed over a client's turns; replacing a client moves the sum by up to twice the bounds."""
         quantiser, trials = self._parts(plan)
         turns, l2 = plan.turns, 2 * quantiser.l2
 

@@ -1,27 +1,33 @@
-"""DP-FedAGS: significant gradients (dp-fedags.txt, "Optimizing privacy-accuracy trade-off in DP-FL via significant gradient perturbation").
+"""DP-FedAGS: significant gradients.
 
-`published`, Algorithm 1 with Eq. 1-3 and 35-37. Of the local gradients' sum g, clipped to C as g', a coordinate is significant if
-g' + α ≥ λ_t + β, α ~ Lap(qΔ/ε₁) for each, β ~ Lap(qΔ/ε₂) once, λ_t = min(sort(g')[⌈t|W|/T⌉], sort(g')[⌈0.9|W|⌉]) in ascending order.
-Significant coordinates get noise: N(0, σ²C²) (`form=gaussian`, Algorithm 1) or Lap(qΔ/ε₃) (`form=laplace`, section IV). The others are sent as they
-are, with the training loss L_k and the number of records n_k. The server: γ_k = (n_k L + n L_k)/(2nL), W ← W - ηΣγ_k g_k. Settings:
-Δ = C; ε₁ : ε₂ = q^⅔ : 1; ε₃ is `value_share` of ε (the paper: much larger than ε₁ + ε₂); q, which the paper does not define, is `queries`, and with
-1 section IV and Algorithm 1 agree.
+Zhang, Mao, Tu, He, Ping and Wu, "Optimizing privacy-accuracy trade-off in DP-FL via significant gradient perturbation".
 
-Claimed ε: ε₁ + ε₂ + ε₃, whatever the number of rounds (Theorem 2). Gaussian: σ = (Δ/ε)√(2 ln(1.25/ζ)) with ζ = e^-ε (Eq. 2), solved for ε.
+`published`: Algorithm 1 with Eq. 1-3 and 35-37. The sum of the local gradients is clipped to C as g'. A coordinate is
+significant if g' + α ≥ λ_t + β, with α ~ Lap(qΔ/ε₁) for each coordinate, β ~ Lap(qΔ/ε₂) once, and
+λ_t = min(sort(g')[⌈t|W|/T⌉], sort(g')[⌈0.9|W|⌉]) in ascending order. Significant coordinates get noise: N(0, σ²C²)
+(`form=gaussian`, Algorithm 1) or Lap(qΔ/ε₃) (`form=laplace`, section IV). The others are sent as they are, with the
+training loss L_k and the number of records n_k. The server computes γ_k = (n_k L + n L_k)/(2nL) and W ← W - ηΣγ_k g_k.
+Settings: Δ = C; ε₁ : ε₂ = q^⅔ : 1; ε₃ is `value_share` of ε (the paper: much larger than ε₁ + ε₂). The paper does not
+define q, here `queries`; with 1, section IV and Algorithm 1 agree.
 
-What is true: coordinates that are not significant, the losses and the numbers of records leave without noise, and the threshold is taken
-from the gradient itself. No finite ε holds: verified ∞.
+Claimed ε: ε₁ + ε₂ + ε₃, whatever the number of rounds (Theorem 2). With Gaussian noise, σ = (Δ/ε)√(2 ln(1.25/ζ)) with
+ζ = e^-ε (Eq. 2), solved for ε. Verified ε: ∞, for no finite ε holds. Insignificant coordinates, losses and numbers of
+records leave without noise, and the gradient itself decides the threshold.
 
-`sound`, `select=released`: the set is chosen by the server from what is released already, so it costs nothing: the coordinates in which a moving average of earlier
-private updates is largest, as many as in the paper's schedule (all but t/T of them, at least `least`). The client keeps the coordinates of the
-set, *then* clips, then noise is added as in `assay.federated.noise`; nothing outside the set is sent. Weights are uniform, or with
-`weights=loss` (1 + min(L_k, loss_bound)/loss_bound)/2, applied by the client after clipping: at most 1, so the bound C stays, and neither loss nor
-number of records is ever sent.
+`sound`, `select=released`: the server chooses the set from what is already released, so the choice costs nothing. The
+set holds the coordinates in which a moving average of earlier private updates is largest. Its size follows the paper's
+schedule (all but t/T of the coordinates, at least `least`). The client keeps the coordinates of the set, *then* clips;
+then noise is added as in `assay.federated.noise`. Nothing outside the set is sent. Weights are uniform. With
+`weights=loss` they are (1 + min(L_k, loss_bound)/loss_bound)/2, applied by the client after clipping. They are at most
+1, so the bound C holds, and neither loss nor number of records is ever sent.
 
-`sound`, `select=svt` (with `local` noise): each client chooses its own set by the sparse vector technique as it is sound (Lyu, Su and Li 2017, algorithm 7):
-in random order, |u_i| + Lap(2cC/ε₂) ≥ C/√d + Lap(C/ε₁), stopping after c = `least` · d coordinates; |u_i| is in [0, C], so that replacing a client moves it by at most
-C, and the threshold is public. That costs `svt_epsilon` = ε₁ + ε₂ each turn, ε₁ : ε₂ = 1 : (2c)^⅔, charged as the worst release that is that private (randomised response)
-beside the noise on the chosen coordinates. The noise of the choice grows with c, so that for large models it is hardly better than chance: it is here to be compared.
+`sound`, `select=svt` (with `local` noise): each client chooses its set by a sound form of the sparse vector technique
+(Lyu, Su and Li, "Understanding the sparse vector technique for differential privacy", 2017, arXiv:1603.01699, algorithm
+7). In random order it tests |u_i| + Lap(2cC/ε₂) ≥ C/√d + Lap(C/ε₁) and stops after c = `least` · d coordinates. |u_i|
+is in [0, C], so replacing a client moves it by at most C, and the threshold is public. Each turn costs `svt_epsilon` =
+ε₁ + ε₂ with ε₁ : ε₂ = 1 : (2c)^⅔. We charge the worst release with that ε, randomised response, beside the noise on the
+chosen coordinates. The noise of the choice grows with c. For large models the choice is hardly better than chance; it
+is here for comparison.
 """
 
 from __future__ import annotations
@@ -73,7 +79,7 @@ class Significant:
         return {"set": bits.pack(chosen)}
 
     def expects(self, instructions: Arrays) -> Schema:
-        """One number for each coordinate of the set."""
+        """A number for each coordinate of the set."""
         count = int(self._set(instructions).sum())
         return Schema({"update": (self.plan.source(count).dtype, count)})
 
@@ -101,7 +107,7 @@ class Significant:
         return {"released": self.released}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take it up."""
+        """Continue from that average."""
         self.released = state["released"].clone()
 
     def _set(self, instructions: Arrays) -> Tensor:
@@ -122,7 +128,7 @@ class Thresholded(Plain):
         return max(1, math.ceil(self.method.least * self.size))
 
     def expects(self, instructions: Arrays) -> Schema:  # noqa: ARG002
-        """The chosen set and c numbers, as many of them for coordinates as the set has; the rest is noise alone."""
+        """The chosen set and c numbers: first those of the set's coordinates, then noise alone."""
         return Schema({"set": ("uint8", bits.bytes_for(self.size)), "update": ("float32", self.count)})
 
     def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
@@ -150,7 +156,7 @@ class Thresholded(Plain):
         return chosen
 
     def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
-        """The average over those who answered, each on its own set."""
+        """The average over those who answered, each on the set that it chose."""
         total = torch.zeros(self.size, dtype=torch.float64)
         for answer in answers:
             places = bits.unpack(answer.arrays["set"], self.size).nonzero().flatten()[: self.count]
@@ -199,9 +205,9 @@ class Published(Plain):
         losses = [max(answer.fields["loss"], 0.0) for answer in answers]
         records = [max(answer.fields["records"], 0) for answer in answers]
         total = torch.zeros(self.size, dtype=torch.float64)
-        for answer, loss, own in zip(answers, losses, records, strict=True):
-            parts = [part / whole for part, whole in ((own, sum(records)), (loss, sum(losses))) if whole]
-            weight = sum(parts) / len(parts) if parts else 1 / len(answers)
+        for answer, loss, count in zip(answers, losses, records, strict=True):
+            shares = [value / whole for value, whole in ((count, sum(records)), (loss, sum(losses))) if whole]
+            weight = sum(shares) / len(shares) if shares else 1 / len(answers)
             total -= weight * torch.from_numpy(answer.arrays["gradient"].astype("float64"))
         return total
 
@@ -211,15 +217,7 @@ class FedAGS(FederatedMethod):
     """Noise, and in the sound variant messages, for significant coordinates only."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
-        "variant",
-        "form",
-        "value_share",
-        "queries",
-        "select",
-        "svt_epsilon",
-        "least",
-        "weights",
-        "loss_bound",
+        *("variant", "form", "value_share", "queries", "select", "svt_epsilon", "least", "weights", "loss_bound"),
     )
 
     name: str = "fedags"
@@ -253,17 +251,17 @@ class FedAGS(FederatedMethod):
 
     @property
     def units(self) -> tuple[str, ...]:
-        """As published it speaks of clients; so does a client's own choice."""
+        """Clients only, as published and where clients choose."""
         return ("client",) if self.variant == "published" or self.select == "svt" else ("client", "record")
 
     @property
     def noises(self) -> tuple[str, ...]:
-        """As published, noise is the clients', and so it is where they choose."""
-        clients_own = self.variant == "published" or self.select == "svt"
-        return ("local",) if clients_own else ("central", "local", "distributed")
+        """Clients add the noise, as published and where they choose."""
+        by_clients = self.variant == "published" or self.select == "svt"
+        return ("local",) if by_clients else ("central", "local", "distributed")
 
     def exchange(self, plan: FederatedPlan, layout: Layout) -> Exchange:
-        """One of the three."""
+        """The published exchange, or one of the two sound ones."""
         if self.variant == "published":
             return Published(self, plan, layout.size)
         return Thresholded(self, plan, layout.size) if self.select == "svt" else Significant(self, plan, layout)

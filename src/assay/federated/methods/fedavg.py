@@ -1,11 +1,13 @@
-"""DP-FedAvg (McMahan, Ramage, Talwar and Zhang 2018, "Learning differentially private recurrent language models").
+"""DP-FedAvg: average clipped updates.
 
-Guarantee, unit `client`: each client's update, all floating-point tensors together, is clipped to C; the noise is the server's,
-each client's own, or shared (`assay.federated.noise`); a run is the composition over all rounds that `FederatedPlan` states.
-Unit `record`: clients send what DP-SGD on their own records gave.
+McMahan, Ramage, Talwar and Zhang, "Learning differentially private recurrent language models", 2018 (arXiv:1710.06963).
 
-Claimed ε: the moments accountant, which is Rényi composition. Sound; the verified ε is smaller because numerical composition is
-tighter.
+Guarantee, unit `client`: each client's update, all floating-point tensors together, is clipped to C. The server, each
+client, or all clients together add the noise (`assay.federated.noise`). A run is the composition over all rounds that
+`FederatedPlan` states. Unit `record`: clients send the result of DP-SGD on their records.
+
+Claimed ε: the moments accountant, which is Rényi composition. It is sound; the verified ε is smaller because numerical
+composition is tighter.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""DP-FedSNLC, the baseline of the DP-FedAGS paper: significance of a part of the update by the change of the local loss.
+"""DP-FedSNLC, the baseline of the DP-FedAGS paper: tensors of the update that lower the local loss most.
 
-The paper says of it: it "evaluates the significance of gradients by assessing changes in the loss function and applies noise
-perturbation to the significant gradients". A part here is one tensor of the model; its score is L(W) - L(W with that part of
-the update), on the client's records.
+The paper (cited in `fedags`) says that it "evaluates the significance of gradients by assessing changes in the loss
+function and applies noise perturbation to the significant gradients". Here the parts of an update are the tensors of
+the model. The score of a part is L(W) - L(W with that part of the update), on the client's records.
 
-`published`: parts that score at least the average of all get N(0, σ²C²), the others are sent as they are; weights n_k/n.
-Claimed ε by Eq. 2 of the DP-FedAGS paper, which compares the two at equal ε. What is true: parts that are not significant leave without
-noise, and which ones get it is read from the data: verified ∞.
+`published`: parts that score at least the average get N(0, σ²C²), the others are sent as they are; weights n_k/n.
+Claimed ε is Eq. 2 of the DP-FedAGS paper, which compares the two methods at equal ε. Verified ε is ∞: insignificant
+parts leave without noise, and the data decide which ones get it.
 
-`sound`: a client sends, beside its update, its scores, clipped to norm `score_bound`; together they are one vector of norm at most C,
+`sound`: a client sends its update together with its scores, clipped to norm `score_bound`. They form one vector of norm
+at most C,
 
     √(1-s) · clip(update on the set, C)  ⊕  √s · (C/score_bound) · clip(scores, score_bound),
 
-so that one noise covers both (s is `score_share`). The server averages the released scores, and the set of the next round is the share `keep` of the
-parts that score highest: post-processing. In the first `warmup` rounds the set is everything.
+so that one noise covers both (s is `score_share`). The server averages the released scores. The set of the next round
+is the share `keep` of the parts that score highest, which is post-processing. In the first `warmup` rounds the set is
+everything.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ _DECAY = 0.8  # of the moving average of released scores
 
 
 def loss_changes(work: Work, layout: Layout) -> Tensor:
-    """How much applying each part of the update alone lowers the local loss; zeros for what is not a number."""
+    """How much each part of the update, applied alone, lowers the local loss; 0 where that is NaN or infinite."""
     before = work.loss_at(work.start)
     changes = []
     for part in layout.blocks().values():
@@ -74,7 +76,7 @@ class Scored:
         return {"parts": bits.pack(chosen)}
 
     def expects(self, instructions: Arrays) -> Schema:
-        """One number for each coordinate of the set, and one score a part."""
+        """A number for each coordinate of the set, and a score for each part."""
         length = int(self._set(instructions).sum()) + self.parts
         return Schema({"update": (self.plan.source(length).dtype, length)})
 
@@ -108,7 +110,7 @@ class Scored:
         return {"scores": self.scores}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take it up."""
+        """Continue from that average."""
         self.scores = state["scores"].clone()
 
     def _set(self, instructions: Arrays) -> Tensor:
@@ -142,8 +144,8 @@ class Published(Plain):
         """-Σ (n_k/n) g_k; the server's learning rate is η."""
         records = [max(answer.fields["records"], 0) for answer in answers]
         total = torch.zeros(self.layout.size, dtype=torch.float64)
-        for answer, own in zip(answers, records, strict=True):
-            weight = own / sum(records) if sum(records) else 1 / len(answers)
+        for answer, count in zip(answers, records, strict=True):
+            weight = count / sum(records) if sum(records) else 1 / len(answers)
             total -= weight * torch.from_numpy(answer.arrays["gradient"].astype(np.float64))
         return total
 

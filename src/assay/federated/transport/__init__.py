@@ -1,4 +1,4 @@
-"""Carriers by name: what runs the clients. Each module offers `check(reach)` and `open_carrier(settings, directory, reach)`.
+"""Carriers by name. Each module has `check(reach)` and `open_carrier(settings, directory, reach)`.
 
 `settings` is what `assay.federated.client.open_site` takes; `directory` is the run's folder.
 """
@@ -23,14 +23,19 @@ ENGINES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Where the superlink is and what its certificate is checked against, for `deploy`."""
+    """How `deploy` reaches its clients: the superlink's address, and the directory with its `ca.crt`."""
 
     superlink: str | None = None
     certificates: str | None = None
 
 
 def check(engine: str, reach: Reach) -> None:
-    """Refuse an engine that is not there or cannot reach its clients, before anything is written."""
+    """Refuse an engine that cannot run or cannot reach its clients, before anything is written.
+
+    Raises:
+        ConfigError: There is no such engine, or `reach` does not fit it.
+        AssayError: Flower is not installed.
+    """
     if engine not in ENGINES:
         raise ConfigError("engine", engine, "one of " + ", ".join(ENGINES))
     for field, value in vars(reach).items():

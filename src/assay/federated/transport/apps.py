@@ -1,8 +1,8 @@
-"""What runs inside Flower: a ClientApp that asks the site, and a ServerApp that relays. Imported by Flower's own processes only.
+"""What runs inside Flower's processes: a ClientApp that asks the site, and a ServerApp that relays.
 
-The server's rounds are not here. They run in the `assay federate` process; the ServerApp takes its tasks from a Unix socket, hands them to the
-nodes that hold the clients, and gives back what comes. So one process that we control owns the ledger and the checkpoints, and
-whichever of Flower's processes dies takes nothing with it.
+The server's rounds run in the `assay federate` process. The ServerApp takes that process's tasks from a Unix socket,
+hands them to the nodes that hold the clients, and returns what they answer. So one process that we control owns the
+ledger and the checkpoints, and none of Flower's processes can lose them when it dies.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from assay.federated.transport.frames import (
     whole,
 )
 from assay.federated.transport.names import DEFAULT_SITE, SITE_VARIABLE
-from assay.federated.transport.pinned import held
+from assay.federated.transport.pinned import pin
 
 _HELLO, _TASKS = "query", "train"
 _ASK_AGAIN = 60.0  # seconds after which a node that did not say which clients it holds is asked again
@@ -44,7 +44,7 @@ class _Site(Protocol):
     def answer(self, client: int, task: bytes) -> bytes: ...
 
 
-# ---------------------------------------------------------------------------------------------------------------- the node's side
+# ---------------------------------------------------------------------------------------------------- the node's side
 def hello(message: Message, context: Context) -> Message:
     """Say which clients this node holds."""
     share = Share.of(context.node_config)
@@ -52,19 +52,19 @@ def hello(message: Message, context: Context) -> Message:
 
 
 def work(message: Message, context: Context) -> Message:
-    """Answer the tasks of this node's clients, under the plan that the node holds to and no other (`pinned`)."""
-    return _answered(message, context, held)
+    """Answer the tasks of this node's clients, under the node's plan and no other (`pinned`)."""
+    return _answer(message, context, pin)
 
 
 def virtual_work(message: Message, context: Context) -> Message:
-    """The same in a simulation, where server and clients are one operator's: the plan and the ledgers are those of the run."""
-    return _answered(message, context, dict)
+    """Answer tasks in a simulation, where one operator runs server and clients, under the plan of the run."""
+    return _answer(message, context, dict)
 
 
-def _answered(message: Message, context: Context, agreed: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
-    """Each task is answered on its own: one that fails leaves the others' answers whole.
+def _answer(message: Message, context: Context, agree: Callable[[Mapping[str, Any]], dict[str, Any]]) -> Message:
+    """Answer each task separately: one that fails does not affect the others.
 
-    Why it failed stays on the node: the text of an exception may hold data.
+    The reason stays on the node, because the text of an exception may hold data.
     """
     share, answers = Share.of(context.node_config), []
     header, blobs = unpack(_frame(message))
@@ -72,7 +72,7 @@ def _answered(message: Message, context: Context, agreed: Callable[[Mapping[str,
         try:
             if not share.holds(client):
                 raise PermissionError(f"client {client} is not among those this node holds")
-            site = _site(json.dumps(agreed(header["settings"]), sort_keys=True))
+            site = _site(json.dumps(agree(header["settings"]), sort_keys=True))
             answers.append((client, site.answer(client, task)))
         except Exception:
             traceback.print_exc()
@@ -86,13 +86,13 @@ def _app(answer: Callable[[Message, Context], Message]) -> ClientApp:
     return app
 
 
-client_app = _app(work)  # on a line of its own: Flower looks for this name without running the file
+client_app = _app(work)  # a separate statement, because Flower looks for this name without running the file
 virtual_app = _app(virtual_work)
 
 
 @lru_cache(maxsize=1)
 def _site(settings: str) -> _Site:
-    """The site of this process. Its code is the node's choice, by environment variable, never the server's."""
+    """The site of this process. The node chooses its code, by environment variable; the server never does."""
     module, _, function = os.environ.get(SITE_VARIABLE, DEFAULT_SITE).partition(":")
     site: _Site = getattr(import_module(module), function)(json.loads(settings))
     return site
@@ -117,7 +117,7 @@ class Share:
         return client % self.of_how_many == self.index
 
 
-# -------------------------------------------------------------------------------------------------------------- the server's side
+# -------------------------------------------------------------------------------------------------- the server's side
 def serve(grid: Grid, context: Context) -> None:
     """Relay for the process that listens at the socket named in the run's configuration."""
     relay(grid, str(context.run_config["relay"]))
@@ -128,7 +128,7 @@ server_app.main()(serve)
 
 
 def relay(grid: Grid, socket: str) -> None:
-    """Carry tasks and answers between the socket and the grid until the other side hangs up, for whatever reason it does."""
+    """Carry tasks and answers between the socket and the grid until the other side hangs up, for whatever reason."""
     with Client(socket, family="AF_UNIX") as line:
         try:
             _Relay(grid, line).run()
@@ -157,7 +157,7 @@ class _Relay:
             self._exchange(unpack_tasks(header, blobs), start["settings"], start["patience"])
 
     def _gather(self, wait: float) -> None:
-        """Wait until every client is held by a node, or as long as was asked, and tell who is missing."""
+        """Wait until a node holds every client, or for `wait` seconds, and say which clients are missing."""
         deadline = time.monotonic() + wait
         while True:
             self._meet()
@@ -195,7 +195,7 @@ class _Relay:
         self.line.send_bytes(pack({"exchange": self.number, "missing": sorted(absent)}))
 
     def _hand_over(self, reply: Message, asked: Mapping[int, bytes]) -> set[int]:
-        """Send a node's answers on; say which of its clients gave none. A node speaks for the clients it was asked about only."""
+        """Forward a node's answers; return which of its clients gave none. Answers for other clients are dropped."""
         silent = set(asked)
         if not reply.has_error():
             try:
@@ -209,7 +209,7 @@ class _Relay:
         return silent
 
     def _meet(self) -> None:
-        """Forget nodes that have gone; ask new ones what they hold, and take their word when it comes."""
+        """Forget nodes that have gone, ask new ones which clients they hold, and welcome those that have replied."""
         online, now = set(self.grid.get_node_ids()), time.monotonic()
         if self.nodes - online:
             self.nodes &= online
@@ -224,11 +224,13 @@ class _Relay:
                 self._welcome(node, share)
 
     def _welcome(self, node: int, share: Share) -> None:
-        """Take a node in, unless another one that is online holds one of its clients: nobody's records take part twice."""
+        """Add a node, unless another one online holds one of its clients: nobody's records take part twice."""
         clients = range(share.index, self.clients, share.of_how_many)
         if any(self.holder.get(client, node) != node for client in clients):
-            text = f"a second node says it is node {share.index} of {share.of_how_many}, whose clients another one holds: it is left out"
-            self.line.send_bytes(pack({"warning": text}))
+            claims = (
+                f"a second node says it is node {share.index} of {share.of_how_many}, whose clients another one holds"
+            )
+            self.line.send_bytes(pack({"warning": f"{claims}: it is left out"}))
             return
         self.nodes.add(node)
         self.holder |= dict.fromkeys(clients, node)
@@ -243,7 +245,7 @@ class _Relay:
                 yield reply.metadata.reply_to_message_id, reply
 
     def _spoken_to(self, seconds: float) -> bool:
-        """Wait, unless the other side has something to say: that it hangs up, or that it wants no more of this exchange but the next."""
+        """Wait, unless the other side hangs up or begins the next exchange."""
         return self.line.poll(seconds)
 
 
@@ -256,9 +258,9 @@ def _share(reply: Message) -> Share | None:
         return None
 
 
-# -------------------------------------------------------------------------------------------------------- bytes in Flower's messages
+# ----------------------------------------------------------------------------------------- bytes in Flower's messages
 def _content(frame: bytes) -> RecordDict:
-    """Bytes as an array: Flower sends those in chunks, of any total size, and content once for equal chunks."""
+    """Bytes as an array: Flower sends arrays in chunks, of any total size, and sends equal chunks once."""
     return RecordDict({"frame": ArrayRecord({"bytes": Array(np.frombuffer(frame, dtype=np.uint8))})})
 
 
@@ -267,5 +269,5 @@ def _frame(message: Message) -> bytes:
         record = message.content["frame"]
         assert isinstance(record, ArrayRecord)
         return bytes(record["bytes"].numpy())
-    except Exception as error:  # untrusted content: whatever is wrong with it, it is no frame
+    except Exception as error:  # untrusted content: whatever is wrong with it, it is not a frame
         raise FrameError("a message without a frame") from error

@@ -1,7 +1,7 @@
 """The Flower app that a run submits: nothing but the names of our two apps, so that no code travels.
 
-Flower hands whatever was submitted to every node, which then runs it. Assay's nodes run the code that is installed on them, and take this bundle
-and no other (`is_ours`).
+Flower hands whatever was submitted to every node, which then runs it. Assay's nodes run the code that is installed on
+them, and accept this bundle only (`is_ours`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def write(directory: Path) -> Path:
 
 
 def is_ours(content: bytes) -> bool:
-    """Whether what was submitted is this very app, without any file besides."""
+    """Whether this is exactly our app, without any other file."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()

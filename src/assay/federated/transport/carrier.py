@@ -12,8 +12,8 @@ class Carrier(Protocol):
     def exchange(self, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
         """Hand each client its task; yield answers (client, bytes) as they come.
 
-        A client that drops out yields nothing; one may answer twice or with rubbish: the server checks. Whose answer it is,
-        the carrier must know for itself (authentication is its business).
+        A client that drops out yields nothing. One may answer twice or with rubbish: the server checks. The carrier
+        must know whose answer it is: authentication is its task.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Clients on machines of their own, reached through a superlink on this one."""
+"""Clients on other machines, reached through a superlink on this one."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SUPERLINK: Final = "127.0.0.1:9092"
 class DeployCarrier(FlowerCarrier):
     """A `Carrier` over a running superlink. Its nodes stay when it closes, ready for the next run.
 
-    The superlink runs on this machine, as this user (`assay federation serve`): Flower starts our relay there, and only from here does it take
-    orders. `certificates` is the directory that holds `ca.crt`.
+    The superlink runs on this machine, as this user (`assay federation serve`): Flower starts our relay there, and it
+    takes orders only from here. `certificates` is the directory that holds `ca.crt`.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class DeployCarrier(FlowerCarrier):
 
 
 def check(reach: Reach) -> None:
-    """Flower must be there, and both ends of the way to the superlink."""
+    """Refuse if Flower, a local superlink's address or its certificate is missing."""
     require("flwr")
     local_address(reach.superlink or _SUPERLINK)
     if reach.certificates is None:

@@ -1,4 +1,4 @@
-"""The end of the line that our process holds: a socket to the relay inside Flower, and the processes that were started for it."""
+"""Our end of the line: a socket to the relay inside Flower, and the processes that were started for it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from assay.federated.transport.frames import FrameError, pack, pack_tasks, unpac
 _log = logging.getLogger("assay.federated")
 
 START_SECONDS: Final = 180.0  # Ray alone takes 25 s to start on two busy cores
-_GRACE = 60.0  # how long beyond its own patience the relay may stay silent
+_GRACE = 60.0  # how long the relay may stay silent beyond its patience
 _SOCKET_LIMIT = 100  # bytes in the name of a Unix socket
 
 
 class CarrierError(AssayError):
-    """Flower's part of the run is gone. What was checkpointed is whole: the run may be resumed."""
+    """Flower's processes have ended. The checkpoint is whole: the run may be resumed."""
 
 
 def require(extra_module: str) -> None:
@@ -40,9 +40,9 @@ def require(extra_module: str) -> None:
 
 
 def quiet_environment(home: Path) -> dict[str, str]:
-    """The environment for Flower's processes: a Flower home of our own, no telemetry, no look for updates, nothing installed.
+    """The environment for Flower's processes: a separate home, no telemetry, no update checks, no installations.
 
-    The directory of this interpreter comes first in PATH, since Flower finds its own commands by name.
+    The directory of this interpreter comes first in PATH, because Flower finds its commands by name.
     """
     return os.environ | {
         "FLWR_HOME": str(home),
@@ -55,7 +55,7 @@ def quiet_environment(home: Path) -> dict[str, str]:
 
 
 class Processes:
-    """Processes in groups of their own, so that all a process has started ends with it."""
+    """Processes in separate groups, so that everything a process has started ends with it."""
 
     def __init__(self) -> None:
         self._running: list[subprocess.Popen[bytes]] = []
@@ -75,7 +75,7 @@ class Processes:
         return process
 
     def stop(self, by_itself: float = 10.0) -> None:
-        """Wait so many seconds for each to end by itself, then ask its group to, then make it."""
+        """Wait `by_itself` seconds for processes to end by themselves, then ask their groups to, then kill them."""
         self._wait(by_itself)
         for process in self._running:
             if process.poll() is None:
@@ -99,11 +99,14 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 
 
 class FlowerCarrier:
-    """A `Carrier` over Flower. What differs between simulation and deployment is only who starts the relay (`_launch`).
+    """A `Carrier` over Flower. Simulation and deployment differ only in who starts the relay (`_launch`).
 
-    Clients are numbered from 0 to `clients` − 1. `settings` is what a site is opened with. An exchange takes `patience` seconds at most, and
-    goes on without whoever has not answered; the run starts when every client is held by a node, or after `wait` seconds with those there are.
-    What Flower's processes print goes to `log`.
+    Args:
+        settings: What a site is opened with.
+        clients: How many clients there are, numbered from 0.
+        log: Gets what Flower's processes print.
+        patience: How many seconds an exchange waits for answers.
+        wait: How many seconds the run waits for nodes to hold every client; then it starts with those there are.
     """
 
     def __init__(
@@ -144,7 +147,7 @@ class FlowerCarrier:
             raise
 
     def _launch(self, socket: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start whatever makes a relay connect to the socket. If the process returned ends before it does, starting failed."""
+        """Start what makes a relay connect to the socket. Starting failed if the process returned ends before that."""
         raise NotImplementedError
 
     def _alive(self) -> bool:
@@ -152,14 +155,19 @@ class FlowerCarrier:
         return True
 
     def exchange(self, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """See `Carrier`. Raises `CarrierError` if Flower's part of the run has gone."""
+        """See `Carrier`.
+
+        Raises:
+            CarrierError: Flower's processes have ended.
+        """
         strangers = [client for client in tasks if not 0 <= client < self._clients]
         if strangers:
             raise ConfigError("clients", strangers, f"numbers from 0 to {self._clients - 1}")
         self._exchanges += 1
         number = self._exchanges
         frame = pack_tasks(tasks, {"exchange": number})
-        # Beside receiving: the relay may still be sending answers of an exchange that was left early, and would wait for us as we for it.
+        # In a thread: the relay may still be sending answers of an exchange that we left early. We would wait for each
+        # other.
         threading.Thread(target=_send, args=(self._open_line(), frame), daemon=True).start()
         while True:
             header = self._receive(self._patience + _GRACE)
@@ -215,7 +223,8 @@ class FlowerCarrier:
 
     def _gone(self) -> CarrierError:
         return CarrierError(
-            f"Flower's part of the run has ended; see {self._log_path}. Nothing that was checkpointed is lost: resume the run"
+            f"Flower's part of the run has ended; see {self._log_path}."
+            " Nothing that was checkpointed is lost: resume the run"
         )
 
 

@@ -1,6 +1,6 @@
-"""How tasks and answers are written as bytes: a JSON header and the blobs it speaks of.
+"""Tasks and answers as bytes: a JSON header and the blobs that it describes.
 
-Bytes from another machine are untrusted: whatever is malformed raises `FrameError`, and nothing is ever unpickled.
+Bytes from another machine are untrusted: malformed ones raise `FrameError`, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _LENGTH = 8
 
 
 class FrameError(ValueError):
-    """The bytes are no frame."""
+    """The bytes are not a frame."""
 
 
 def pack(header: Mapping[str, Any], blobs: Sequence[bytes] = ()) -> bytes:
@@ -44,7 +44,7 @@ def unpack(frame: bytes) -> tuple[dict[str, Any], list[bytes]]:
 
 
 def pack_tasks(tasks: Mapping[int, bytes], header: Mapping[str, Any] | None = None) -> bytes:
-    """A frame of clients and their tasks. Clients with equal tasks share one blob, as most rounds send one model to all."""
+    """A frame of clients and their tasks. Equal tasks share one blob, because most rounds send one model to all."""
     blobs = list(dict.fromkeys(tasks.values()))
     place = {blob: index for index, blob in enumerate(blobs)}
     return pack({**(header or {}), "tasks": [[client, place[task]] for client, task in tasks.items()]}, blobs)
@@ -73,7 +73,7 @@ def unpack_answers(frame: bytes) -> list[tuple[int, bytes]]:
 
 
 def whole(value: object) -> int:
-    """A client's number: a whole number from 0 on, and no boolean."""
+    """A client's number: a whole number from 0 on, not a boolean."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise FrameError(f"{value!r} is no client")
     return value

@@ -1,4 +1,4 @@
-"""All clients in this process, one after another: the default, and what other carriers are tested against."""
+"""All clients in this process, one after another: the default, and the reference for other carriers."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ def check(reach: Reach) -> None:
 
 
 def open_carrier(settings: Mapping[str, Any], directory: Path, reach: Reach) -> Serial:  # noqa: ARG001
-    """A site of our own."""
+    """A carrier over a site in this process."""
     return Serial(open_site(settings))

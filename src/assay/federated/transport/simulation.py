@@ -42,7 +42,7 @@ class SimulationCarrier(FlowerCarrier):
         environment = quiet_environment(self._directory / "flower") | {
             SITE_VARIABLE: self._site,
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-            # Ray listens on every interface and runs what it is sent there: whoever has not this token is turned away.
+            # Ray listens on every interface and runs what it is sent. Without this token a caller is turned away.
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
@@ -57,7 +57,7 @@ class SimulationCarrier(FlowerCarrier):
 
 
 def check(reach: Reach) -> None:  # noqa: ARG001
-    """Flower and Ray must be there."""
+    """Refuse if Flower or Ray is missing."""
     require("ray")
 
 
@@ -67,7 +67,7 @@ def open_carrier(settings: Mapping[str, Any], directory: Path, reach: Reach) -> 
 
 
 def simulate(options: Mapping[str, Any]) -> None:
-    """Run Flower's simulation in this process until the carrier hangs up; then clean up, since the carrier may have been killed."""
+    """Run Flower's simulation until the carrier hangs up; then clean up, because the carrier may have been killed."""
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
@@ -76,9 +76,9 @@ def simulate(options: Mapping[str, Any]) -> None:
     server = ServerApp()
     server.main()(lambda grid, _context: apps.relay(grid, options["socket"]))
     ray = {
-        "_temp_dir": str(Path(options["directory"]) / "ray"),  # Ray opens this one to all users; its parent stays shut
+        "_temp_dir": str(Path(options["directory"]) / "ray"),  # Ray opens it to all users; its parent stays private
         "include_dashboard": False,
-        # All cores, or more if a client asks for more: one that fits nowhere would wait for ever.
+        # All cores, or more if a client asks for more: otherwise it would wait for ever.
         "num_cpus": max(options["cpus"], os.cpu_count() or 1),
     }
     resources = {"num_cpus": options["cpus"], "num_gpus": 0.0}

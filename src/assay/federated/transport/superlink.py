@@ -1,8 +1,9 @@
-"""`flower-superlink`, open to other machines for the nodes' own calls only. Run as a module: directory of public keys, flower-superlink's options.
+"""`flower-superlink`, open to other machines for the nodes' calls only.
 
-Flower serves three interfaces on one port. Nodes need `/v1/fleet`, where each call is signed with the node's key. `/v1/control` (submit an
-app, register a node's key) and `/v1/runtime` ask for no credentials at all: whoever reaches the port could register a key of their own or have
-the server run their code. Here both answer to this machine only.
+Run as a module, with a directory of public keys and flower-superlink's options. Flower serves three interfaces on one
+port. Nodes need `/v1/fleet`, where each call is signed with the node's key. `/v1/control` (submit an app, register a
+node's key) and `/v1/runtime` ask for no credentials: whoever reaches the port could register a key or have the server
+run their code. Here both answer to this machine only.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def read_public_key(path: Path) -> bytes:
 
 
 def guard(create_app: Callable[..., Any], keys: Sequence[bytes]) -> Callable[..., Any]:
-    """Flower's application with these nodes registered and the gate in front. Without the one it would not have the other."""
+    """Flower's application with these nodes registered and the gate in front; never one without the other."""
 
     def create(*arguments: Any, **options: Any) -> Any:
         from flwr.proto.control_pb2 import RegisterNodeRequest

@@ -1,7 +1,7 @@
-"""`flower-supernode` that takes Assay's own app and no other. Run as a module with flower-supernode's options.
+"""`flower-supernode` that accepts Assay's app only. Run as a module with flower-supernode's options.
 
-A plain supernode runs any code its superlink hands it, next to the data. This one ignores messages of any app but the one in `bundle`, which
-has no code of its own: what a server can ask of the node's data is what the installed version of Assay answers.
+A plain supernode runs any code its superlink hands it, next to the data. This one ignores messages of any app but the
+one in `bundle`, which contains no code. So a server can ask only what the installed version of Assay answers.
 """
 
 from __future__ import annotations
@@ -23,18 +23,14 @@ def main() -> None:
     hook = "get_fused_config_from_fab"  # called once for each app, before anything of it is kept
     read = getattr(start_client_internal, hook)
 
-    def checked(content: bytes, run: Any) -> Any:
+    def check_and_read(content: bytes, run: Any) -> Any:
         if not is_ours(content):
-            log(
-                40,
-                "REFUSED an app that is not this version of Assay's (app %s, version %s)",
-                run.fab_id,
-                run.fab_version,
-            )
-            raise RunNotRunningException  # Flower's own way of leaving a message alone
+            said = "REFUSED an app that is not this version of Assay's (app %s, version %s)"
+            log(40, said, run.fab_id, run.fab_version)
+            raise RunNotRunningException  # Flower then ignores the message
         return read(content, run)
 
-    setattr(start_client_internal, hook, checked)
+    setattr(start_client_internal, hook, check_and_read)
     start_parent_process_monitor(os.getppid())  # end with `assay federation join`, even if that is killed
     flower_supernode()
 

@@ -11,6 +11,7 @@ from assay.report.groups import Group, Tone, accuracy, verdict
 from assay.report.html import Html, tag
 from assay.report.parts import badge
 from assay.report.sections import Section
+from assay.runs.metrics import shown
 
 
 def _overview(found: Collected, groups: Sequence[Group]) -> Html:
@@ -46,7 +47,7 @@ def _tile(value: int, words: str, *, to: str, bad: bool = False) -> Html:
 
 def _one_run(group: Group) -> Html:
     run, said = group.runs[0], verdict(group)
-    found = accuracy(run)
+    found, figures = accuracy(run), shown(run.record.get("result", {}))
     tiles = [
         ("ε verified", "∞" if math.isinf(group.verified) else at_most(group.verified)),
         ("ε claimed", "–" if group.claimed is None else "∞" if math.isinf(group.claimed) else at_most(group.claimed)),
@@ -58,7 +59,12 @@ def _one_run(group: Group) -> Html:
             if math.isinf(group.audited)
             else f"≥ {at_least(group.audited)}",
         ),
-        (f"{group.scored} accuracy", "–" if found is None else f"{found:.2%}"),
+        *(
+            []
+            if found is None and figures
+            else [(f"{group.scored} accuracy", "–" if found is None else f"{found:.2%}")]
+        ),
+        *figures.items(),
         ("δ", f"{group.delta:g}"),
     ]
     return tag(

@@ -12,10 +12,9 @@ from torch.profiler import ProfilerActivity, profile
 
 from assay.audit.replay import Frozen
 from assay.distributed.noise import Silent
-from assay.randomness import pieces, tails
-from assay.randomness.adding import Adding, add_drawn, add_normal
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Randomness, Secure, Seeded, Stream
+from assay.randomness import normal
+from assay.randomness.normal import AddsNormal, add_drawn, add_normal
+from assay.randomness.streams import Blocks, OsSeeded, Randomness, Secure, Seeded, Stream
 
 FALSE_ALARM = 1e-7
 LARGE = 2**20 + 3  # a sum of which each parameter is drawn by itself; no whole number of pieces
@@ -37,7 +36,7 @@ def gradients(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> list[
 
 def generator_of(seed: int) -> torch.Generator:
     """The generator behind `direct(Seeded(seed))`."""
-    return direct(Seeded(seed))._generator(torch.device("cpu"))  # type: ignore[attr-defined, no-any-return]
+    return direct(Seeded(seed)).generator(torch.device("cpu"))  # type: ignore[attr-defined, no-any-return]
 
 
 def own_numbers(n: int, generator: torch.Generator) -> Tensor:
@@ -48,9 +47,9 @@ def own_numbers(n: int, generator: torch.Generator) -> Tensor:
 def by_hand(n: int, generator: torch.Generator) -> Tensor:
     """What a seed has always given: torch's numbers, 2¹⁶ at a time, then those beyond 4.5 drawn again, in order."""
     drawn = own_numbers(n, generator)
-    beyond = drawn.abs() > tails.TAIL
+    beyond = drawn.abs() > normal.TAIL
     uniform = torch.rand(int(beyond.sum()), dtype=torch.float64, generator=generator)
-    drawn[beyond] = tails.redrawn(drawn[beyond], uniform)
+    drawn[beyond] = normal.tail_numbers(drawn[beyond], uniform)
     return drawn
 
 
@@ -118,7 +117,7 @@ def test_nothing_is_asked_for_where_nothing_is_added() -> None:
 
 def test_ranks_without_noise_leave_their_part_as_it_is() -> None:
     values, same = gradients([4, LARGE]), gradients([4, LARGE])
-    assert isinstance(Silent(), Adding)
+    assert isinstance(Silent(), AddsNormal)
     add_normal(values, STD, Silent())
     assert all(map(torch.equal, values, same))
 
@@ -128,7 +127,7 @@ def test_numbers_beyond_the_tail_are_normal_and_in_their_places(monkeypatch: pyt
 
     Kolmogorov and Smirnov's test on the whole and on the tail, and how many are in it: false alarms below 1e-6 together.
     """
-    monkeypatch.setattr(tails, "TAIL", 2.5)
+    monkeypatch.setattr(normal, "TAIL", 2.5)
     n = 200_000
     value = torch.zeros(n)
     add_normal([value], 1.0, direct(Seeded(3)))
@@ -149,4 +148,4 @@ def test_a_large_sum_needs_no_room_for_its_noise() -> None:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         add_normal([value], STD, stream)
     largest = max(event.self_cpu_memory_usage for event in seen.events())
-    assert 0 < largest <= 4 * pieces.PIECE  # bytes of a piece
+    assert 0 < largest <= 4 * normal.PIECE  # bytes of a piece

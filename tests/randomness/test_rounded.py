@@ -7,9 +7,8 @@ import torch
 from scipy import special, stats
 
 from assay.errors import ConfigError
-from assay.randomness.blocks import Blocks
 from assay.randomness.rounded import LARGEST_SCALE, LEAST_SCALE, Words, rounded_normal
-from assay.randomness.streams import OsSeeded, Secure, Seeded
+from assay.randomness.streams import Blocks, OsSeeded, Secure, Seeded
 
 FALSE_ALARM = 1e-6
 

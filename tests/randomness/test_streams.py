@@ -17,8 +17,8 @@ import torch
 from scipy import stats
 
 from assay.errors import ConfigError
-from assay.randomness import bits, tails
-from assay.randomness import streams as rng
+from assay.randomness.generators import cpu_state, signed
+from assay.randomness.normal import tail_numbers
 from assay.randomness.streams import OsSeeded, Randomness, Secure, Seeded, Stream
 
 N = 200_000
@@ -112,7 +112,7 @@ def test_float32_tails_are_those_of_the_normal_distribution() -> None:
     generator = torch.Generator().manual_seed(5)
     before = torch.full((N,), 5.0)
     before[::2] = -5.0
-    drawn = tails.redrawn(before, torch.rand(N, dtype=torch.float64, generator=generator))
+    drawn = tail_numbers(before, torch.rand(N, dtype=torch.float64, generator=generator))
     assert torch.equal(drawn.sign(), before.sign())
     tail = drawn.abs().double().numpy()
     assert tail.min() >= 4.5
@@ -132,10 +132,10 @@ def test_float32_numbers_beyond_four_and_a_half_come_as_often_as_they_should() -
 
 def test_secure_numbers_reach_nine_standard_deviations_and_no_infinity() -> None:
     extreme = torch.tensor([0, 2**63 - 1, -(2**63), -1], dtype=torch.int64)  # the smallest and largest magnitudes
-    numbers = bits.signed(lambda u: torch.special.ndtri(u.mul_(0.5)))(extreme)
+    numbers = signed(lambda u: torch.special.ndtri(u.mul_(0.5)))(extreme)
     assert numbers.isfinite().all()
     assert sorted(abs(float(x)) for x in numbers)[-2:] == pytest.approx([9.1, 9.1], abs=0.1)
-    assert bits.signed(torch.log)(extreme).isfinite().all()
+    assert signed(torch.log)(extreme).isfinite().all()
 
 
 def test_a_seed_repeats_every_stream_bitwise() -> None:
@@ -189,7 +189,7 @@ def test_the_whole_state_of_the_generator_is_seeded() -> None:
 
     seed = hashlib.shake_256(b"state").digest(4 * 624)
     generator = torch.Generator()
-    generator.set_state(rng._cpu_state(seed))
+    generator.set_state(cpu_state(seed))
     twister = np.random.MT19937()
     state = twister.state
     state["state"] = {"key": np.frombuffer(seed, dtype="<u4").copy(), "pos": 624}

@@ -13,13 +13,14 @@ import pytest
 import torch
 from scipy import stats
 
-from assay.randomness import bits, tails
-from assay.randomness.bits import Encrypted
-from assay.randomness.pieces import PIECE
+from assay.randomness import generators
+from assay.randomness import normal as normal_numbers
+from assay.randomness.generators import Encrypted
+from assay.randomness.normal import PIECE, tail_numbers
 from assay.randomness.streams import Seeded
 
 FALSE_ALARM = 1e-7
-KEY = bytes(range(bits.KEY_BYTES))
+KEY = bytes(range(generators.KEY_BYTES))
 MANY = 1 << 22
 
 
@@ -51,7 +52,7 @@ def test_the_bits_are_those_of_the_standard() -> None:
     cipher = "601ec313775789a5b7a7f504bbf3d228f443e3ca4d62b59aca84e990cacaf5c52b0930daa23de94ce87017ba2d84988ddfc9c58db67aada613c2dd08457941a6"
     expected = np.frombuffer(bytes.fromhex(text), np.uint8) ^ np.frombuffer(bytes.fromhex(cipher), np.uint8)
     stream = encrypted(bytes.fromhex(key + counter))
-    drawn = torch.cat([stream._bits(3), stream._bits(1), stream._bits(4)])  # goes on within a block of the cipher
+    drawn = torch.cat([stream.words(3), stream.words(1), stream.words(4)])  # goes on within a block of the cipher
     assert drawn.numpy().tobytes() == expected.tobytes()
 
 
@@ -72,7 +73,7 @@ def test_tails_come_as_often_as_they_should(many: torch.Tensor) -> None:
 
 def test_numbers_beyond_the_tail_are_drawn_anew(many: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tail that begins at 2.5, one number in 80 goes through what one in 150,000 goes through otherwise."""
-    monkeypatch.setattr(tails, "TAIL", 2.5)
+    monkeypatch.setattr(normal_numbers, "TAIL", 2.5)
     n = 3 * PIECE
     drawn, plain = normal(encrypted(), n), many[:n]
     beyond = plain.abs() > 2.5
@@ -87,18 +88,18 @@ def test_numbers_beyond_the_tail_are_drawn_anew(many: torch.Tensor, monkeypatch:
 def test_the_tail_reaches_beyond_eight_standard_deviations() -> None:
     """Of a million numbers beyond 4.5, 290 are beyond 6; the last uniform number gives 9.2 and no infinity."""
     n = 1_000_000
-    tail = tails.redrawn(torch.ones(n), encrypted().uniform(n)).numpy()
+    tail = tail_numbers(torch.ones(n), encrypted().uniform(n)).numpy()
     beyond = int((tail > 6).sum())
     assert stats.binomtest(beyond, n, stats.norm.sf(6) / stats.norm.sf(4.5)).pvalue > FALSE_ALARM
-    last = tails.redrawn(torch.ones(1), torch.tensor([1 - 2.0**-53], dtype=torch.float64))
+    last = tail_numbers(torch.ones(1), torch.tensor([1 - 2.0**-53], dtype=torch.float64))
     assert 8 < float(last) < math.inf
 
 
 def test_the_radius_has_32_bits_and_is_never_nothing() -> None:
     words = [-(2**31), -(2**31) + 1, 0, 2**31 - 2, 2**31 - 1]
-    room = bits._Room(len(words))
+    room = generators.Workspace(len(words))
     room.words.copy_(torch.tensor(words, dtype=torch.int32))
-    bits._set_radius(room)
+    generators.set_radius(room)
     expected = [math.sqrt(-2 * math.log1p(-(1 - (w + 2**31 + 0.5) / 2**32))) for w in words]
     np.testing.assert_allclose(room.radius.numpy(), expected, rtol=1e-4)
     assert len(set(room.radius.tolist())) == len(words)
@@ -139,11 +140,11 @@ def test_adding_goes_on_as_drawing_does() -> None:
 
 
 def test_threads_do_not_share_their_room() -> None:
-    expected = [normal(encrypted(bytes([i]) * bits.KEY_BYTES), 300_000) for i in range(2)]
+    expected = [normal(encrypted(bytes([i]) * generators.KEY_BYTES), 300_000) for i in range(2)]
     found: dict[int, torch.Tensor] = {}
 
     def draw(i: int) -> None:
-        found[i] = normal(encrypted(bytes([i]) * bits.KEY_BYTES), 300_000)
+        found[i] = normal(encrypted(bytes([i]) * generators.KEY_BYTES), 300_000)
 
     threads = [threading.Thread(target=draw, args=(i,)) for i in range(2)]
     for thread in threads:

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from assay.randomness.blocks import Blocks
-from assay.randomness.streams import OsSeeded, Secure, Seeded
+from assay.randomness.streams import Blocks, OsSeeded, Secure, Seeded
 
 
 def numbers(blocks: Blocks, step: int, size: int = 1000) -> torch.Tensor:

@@ -1,0 +1,687 @@
+"""One budget for all runs on the same records: a ceiling (ε, δ) that nothing passes.
+
+    budget = assay.Budget.create("patients", epsilon=3, delta=1e-5, contents=assay.data.contents(train))
+    assay.fit(model, train, plan=plan, budget=budget, out="runs/one")
+    print(budget.spent(), budget.state().accounts)
+
+**How it holds.** Before a run begins it reserves the Rényi divergences of all that it may release. The reservation is written
+only if everything charged and reserved so far, with it, satisfies the rule of `assay.accounting.filters`. The run's ledger
+refuses to charge more than the reservation (`Ledger.covers`), so at every moment the releases of all runs satisfy the rule,
+and by the theorem there they are (ε, δ)-differentially private together, although each run was chosen after seeing others.
+When a run ends, its reservation becomes what its ledger says. A run that was killed keeps its whole reservation until it is
+resumed and ends, or until it is settled by its ledger, which was written before anything was released: from then on it may
+not charge more than that, unless it reserves again.
+
+**The folder** `NAME.budget` holds two files. `budget.jsonl` is append-only, and each line carries the digest of the one
+before and, with a key, a signature (`assay._util.journal`). `records.bin` says which records are meant, and is as private as
+they are (`assay.accounting.recognition`). A process has `budget.jsonl` to itself from reading it to writing its entry, so that
+of several that reserve at once each sees the others. A full disk or a kill leaves the entries as they were.
+
+**What cannot be seen here**: an earlier copy of the whole folder in place of the present one, if no run's record that names a
+later entry can be found; runs that never named the budget; an earlier copy of a *run's* folder, resumed again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import math
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting.dp_event import DpEvent
+
+from assay._util import journal
+from assay._util.figures import at_most
+from assay._util.journal import Journal, JournalError
+from assay._util.signatures import PublicKey, read_private
+from assay.accounting import events
+from assay.accounting.adjacency import Adjacency
+from assay.accounting.filters import Costs, RenyiFilter
+from assay.accounting.recognition import KnownRecords, Recognised, hash_records
+from assay.errors import BudgetSpentError, ConfigError, DataError
+
+SCHEMA = "assay.budget/1"
+SUFFIX = ".budget"
+RECORD, CLIENT = "record", "client"
+"""Units of privacy that are not the name of a column."""
+_SLACK = 1 + 1e-9  # entries say this much more: the same releases, added up in another order, must not seem to be more
+_MOST_NOISE = 1e4
+
+
+class BudgetError(JournalError):
+    """A budget's file is not what was written, or says what cannot be."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """What a run may spend: a bound on its Rényi divergences. It can be sent to other processes."""
+
+    token: str
+    filter: RenyiFilter
+    adjacency: Adjacency
+    costs: tuple[float, ...]
+
+    def covers(self, event: DpEvent) -> bool:
+        """Whether a ledger may hold this."""
+        return bool(np.all(self.filter.costs(event, self.adjacency) <= np.array(self.costs)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """One run in a budget.
+
+    Attributes:
+        token: The random name by which the run and its entries know each other.
+        name: What its operator calls it, such as its directory.
+        what: What kind of run it is, in words.
+        path: Where it was written; None where it was not.
+        digest: The digest of its run.json, which its ledger names; None where it has none.
+        epsilon: The verified ε of its plan by itself, and at which `delta`.
+        delta: The run's own δ.
+        reserved: What it reserved at each order.
+        costs: What it counts for now: what it reserved, or what its ledger said when it was settled.
+        event: What was released, or may be, as JSON.
+        open: Whether the reservation still stands.
+        steps: How many steps its ledger had when it was settled.
+        how: Why it was settled: `finished`, `ledger` or `failed`.
+        began: When it reserved.
+        changed: When its last entry was written.
+        by: Who wrote that.
+    """
+
+    token: str
+    name: str
+    what: str
+    path: str | None
+    digest: str | None
+    epsilon: float | str
+    delta: float
+    reserved: tuple[float, ...]
+    costs: tuple[float, ...]
+    event: Mapping[str, Any]
+    open: bool
+    steps: int | None
+    how: str | None
+    began: str
+    changed: str
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """A budget as its entries say it is.
+
+    Attributes:
+        header: The first entry: ceiling, unit, filter.
+        accounts: One for each run, in the order in which they reserved.
+        records: How many records or persons are covered.
+        overlaps: Other budgets that some of the records are in too.
+        known: The digest of the file of records.
+        heads: The digest of each entry.
+    """
+
+    header: Mapping[str, Any]
+    accounts: tuple[Account, ...]
+    records: int
+    overlaps: tuple[Mapping[str, Any], ...]
+    known: str | None
+    heads: tuple[str, ...]
+
+    @property
+    def filter(self) -> RenyiFilter:
+        """The orders and weights."""
+        return RenyiFilter(tuple(self.header["orders"]), tuple(self.header["weights"]))
+
+    @property
+    def costs(self) -> Costs:
+        """What all runs count for, added up."""
+        whole = np.zeros(len(self.header["orders"]))
+        for account in self.accounts:
+            whole = whole + np.array(account.costs)
+        return whole
+
+    def spent(self, *, with_open: bool = True) -> float:
+        """The ε of all runs together; without those whose reservation still stands if not `with_open`."""
+        counted = [np.array(one.costs) for one in self.accounts if with_open or not one.open]
+        return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
+
+    def fits(self, costs: Costs) -> bool:
+        """Whether something that costs this may be released, beside all that is charged or reserved."""
+        return self.filter.allows(self.costs + costs, self.header["epsilon"], self.header["delta"])
+
+
+class Budget:
+    """A budget on disk. Every answer is read from its file, which other processes may have changed meanwhile.
+
+    Args:
+        path: The folder `NAME.budget`, or NAME for short.
+        key: The private key that signs entries, for a budget that was made with one.
+
+    Raises:
+        ConfigError: There is no such budget, or the key is not the budget's.
+        BudgetError: The file is damaged.
+    """
+
+    def __init__(self, path: str | Path, *, key: str | Path | None = None) -> None:
+        self.path = folder_of(path)
+        if not self._journal.exists():
+            raise ConfigError("budget", str(path), f"a budget; there is none at {self.path} (assay budget new)")
+        self._key = None if key is None else read_private(key)
+        header = self.state().header
+        self.name: str = header["name"]
+        self.id: str = header["id"]
+        self.epsilon: float = header["epsilon"]
+        self.delta: float = header["delta"]
+        self.unit: str = header["unit"]
+        self.adjacency = Adjacency(header["adjacency"])
+        self.filter = RenyiFilter(tuple(header["orders"]), tuple(header["weights"]))
+        self.public_key: PublicKey | None = _public(header)
+        if self._key is not None and self._key.public != self.public_key:
+            raise ConfigError("budget_key", str(key), f"the key that {self.path} was made with")
+
+    @classmethod
+    def create(
+        cls,
+        path: str | Path,
+        *,
+        epsilon: float,
+        delta: float,
+        contents: Iterable[bytes],
+        unit: str = RECORD,
+        adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+        key: str | Path | None = None,
+        by: str | None = None,
+    ) -> Budget:
+        """Make a new budget for records that have none.
+
+        Args:
+            path: The folder `NAME.budget`, or NAME for short; new.
+            epsilon: The ceiling for all runs together.
+            delta: Its δ, above 0.
+            contents: What each record is recognised by (`assay.data.contents`).
+            unit: What ε protects: `record`, `client`, or the name of the column that says whose a record is.
+            adjacency: Which data sets are neighbours. Every run under the budget must have the same.
+            key: A private key (`assay keys new`) that signs every entry; runs then need it too.
+            by: Who makes it; the user of this process by default.
+
+        Returns:
+            The budget.
+
+        Raises:
+            ConfigError: A setting is not accepted, there is a budget of that name, or all of the records have one.
+        """
+        where = folder_of(path)
+        chosen = RenyiFilter.for_ceiling(epsilon, delta)
+        signer = None if key is None else read_private(key)
+        others = _beside(where)
+        fresh = KnownRecords.empty()
+        own, *theirs = hash_records(contents, [fresh, *(known for _, known in others)])
+        if not len(own):
+            raise ConfigError("data", "no records", "at least one record")
+        overlaps = _overlaps(others, theirs)
+        for other in overlaps:
+            if other["records"] == len(np.unique(own)):
+                raise ConfigError(
+                    "data",
+                    f"{other['records']} records",
+                    f"records without a budget; all of these are in the budget {other['name']} already, which counts for"
+                    " them under any name and in any order",
+                )
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with journal.alone(where / _JOURNAL, create=True) as file:
+            if file.lines:
+                raise ConfigError("budget", str(path), "a name that is not taken; there is a budget of that name")
+            known = fresh.with_tags(own)
+            known.write(where / _RECORDS)
+            header = {
+                "schema": SCHEMA,
+                "kind": "new",
+                "id": secrets.token_hex(8),
+                "name": where.name.removesuffix(SUFFIX),
+                "epsilon": float(epsilon),
+                "delta": float(delta),
+                "unit": unit,
+                "adjacency": adjacency.value,
+                "orders": chosen.orders,
+                "weights": chosen.weights,
+                "public_key": None if signer is None else signer.public.raw.hex(),
+                "records": len(known.tags),
+                "known": known.digest,
+                "overlaps": overlaps,
+                **_now(by),
+            }
+            file.append(header, signer)
+        return cls(where, key=key)
+
+    @property
+    def _journal(self) -> Path:
+        return self.path / _JOURNAL
+
+    def state(self) -> State:
+        """What the file says now.
+
+        Raises:
+            BudgetError: It is damaged, or an entry that should be signed is not.
+        """
+        return _state(journal.read(self._journal))
+
+    def spent(self) -> float:
+        """The ε of all runs so far, those that still go on with all that they reserved; at the budget's δ."""
+        return self.state().spent()
+
+    def recognise(self, contents: Iterable[bytes]) -> Recognised:
+        """How many of these records the budget covers.
+
+        Raises:
+            AssayError: The file of records is missing, damaged, or not the budget's.
+        """
+        known = self._known(self.state())
+        return known.look_up(hash_records(contents, [known])[0])
+
+    def check_records(self, contents: Iterable[bytes]) -> Recognised:
+        """Refuse records that the budget does not cover.
+
+        Raises:
+            DataError: Some or all of them are not among those that the budget was made for.
+        """
+        found = self.recognise(contents)
+        if found.known < found.records:
+            overlap = "none of these" if not found.known else f"the two overlap: {found.known} of these"
+            noun = "records" if self.unit in (RECORD, CLIENT) else "persons"
+            raise DataError(
+                f"the budget {self.name} is for other records: {overlap} {found.records} {noun} are in it. Make a budget for"
+                f" these records (assay budget new), or have this one cover them too: assay budget add {self.name}"
+            )
+        return found
+
+    def add_records(self, contents: Iterable[bytes], *, by: str | None = None) -> int:
+        """Cover more records: they have the same ceiling, and count as if they had been there from the beginning.
+
+        Args:
+            contents: What each record is recognised by.
+            by: Who adds them.
+
+        Returns:
+            How many of them are new.
+        """
+        others = _beside(self.path)
+        with self._alone() as file:
+            state = _state(file)
+            known = self._known(state)
+            own, *theirs = hash_records(contents, [known, *(one for _, one in others)])
+            more = known.with_tags(own)
+            # the entry first: until the file follows it is refused, which is the safe side
+            line = {
+                "kind": "records",
+                "records": len(more.tags),
+                "known": more.digest,
+                "overlaps": _overlaps(others, theirs),
+            }
+            file.append({**line, **_now(by)}, self._key)
+            more.write(self.path / _RECORDS)
+        return len(more.tags) - len(known.tags)
+
+    def check_terms(self, *, adjacency: Adjacency, unit: str) -> None:
+        """Refuse a run whose ε is about something else than the budget's.
+
+        Raises:
+            ConfigError: Unit or adjacency differ, or the budget is signed and there is no key.
+        """
+        if adjacency is not self.adjacency:
+            raise ConfigError("adjacency", adjacency.value, f"{self.adjacency.value}, that of the budget {self.name}")
+        if unit != self.unit:
+            raise ConfigError("unit", unit, f"{self.unit}, that of the budget {self.name}: what ε protects must be one")
+        self._check_key()
+
+    def check_fits(self, event: DpEvent, noisier: Callable[[float], tuple[DpEvent, float]] | None = None) -> None:
+        """Refuse a run that would pass the ceiling.
+
+        Args:
+            event: All that it may release.
+            noisier: Makes the event with so many times the noise, and says the ε of such a run: for the message.
+
+        Raises:
+            BudgetSpentError: It does not fit. Says what would.
+        """
+        state = self.state()
+        costs = self.filter.costs(event, self.adjacency)
+        if state.fits(_with_slack(costs)):
+            return
+        raise BudgetSpentError(self._refusal(state, costs, noisier))
+
+    def _refusal(self, state: State, costs: Costs, noisier: Callable[[float], tuple[DpEvent, float]] | None) -> str:
+        if np.isinf(costs).all():
+            return (
+                f"the budget {self.name} cannot cover this run: something in it has no Rényi bound, so that no number of such"
+                " runs has a total. It leaves without noise, or is sampled in a way that is accounted for by other means only"
+            )
+        spent, whole = state.spent(), self.filter.epsilon(state.costs + costs, self.delta)
+        still = sum(one.open for one in state.accounts)
+        waiting = f", {still} of them not ended yet" if still else ""
+        said = (
+            f"the budget {self.name} does not allow this run: all runs together would spend ε = {_shown(whole)} of"
+            f" {self.epsilon:g} at δ = {self.delta:g}; {len(state.accounts)} so far{waiting} have spent or reserved"
+            f" ε = {_shown(spent)}"
+        )
+        fitting = None if noisier is None else self._fitting(state, noisier)
+        if fitting is None:
+            return said + ". Nothing was trained"
+        return said + f". What is left allows a run like this with ε ≤ {fitting:.3g} (--epsilon). Nothing was trained"
+
+    def _fitting(self, state: State, noisier: Callable[[float], tuple[DpEvent, float]]) -> float | None:
+        """About the largest ε of a run like this that would fit, rounded down; None if there is none to speak of."""
+
+        def fits(times: float) -> bool:
+            return state.fits(_with_slack(self.filter.costs(noisier(times)[0], self.adjacency)))
+
+        low, high = 1.0, 2.0
+        while not fits(high):
+            low, high = high, 2 * high
+            if high > _MOST_NOISE:
+                return None
+        while high / low > 1.005:
+            middle = math.sqrt(low * high)
+            low, high = (low, middle) if fits(middle) else (middle, high)
+        epsilon = noisier(high)[1]
+        if not 0 < epsilon < math.inf:
+            return None
+        unit = 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+        return math.floor(0.99 * epsilon / unit) * unit
+
+    def reserve(
+        self,
+        event: DpEvent,
+        *,
+        token: str | None = None,
+        name: str = "a run from Python",
+        what: str = "",
+        path: str | None = None,
+        digest: str | None = None,
+        epsilon: float = math.inf,
+        delta: float | None = None,
+        by: str | None = None,
+    ) -> Reservation:
+        """Reserve all that a run may release; durable when this returns. A run that has reserved before goes on with that.
+
+        A run that was settled and is resumed gets its reservation back if it still fits, and otherwise what it was settled
+        with: enough for what it has released, and for nothing more.
+
+        Args:
+            event: All that the run may release, under the budget's adjacency.
+            token: Names the run; a new one by default.
+            name: What its operator calls it.
+            what: What kind of run it is, in words.
+            path: Where it is written.
+            digest: The digest of its run.json.
+            epsilon: The verified ε of the run by itself.
+            delta: At which δ; the budget's by default.
+            by: Who runs it.
+
+        Returns:
+            What its ledger may hold.
+
+        Raises:
+            BudgetSpentError: The ceiling does not allow it; nothing was written.
+        """
+        token = secrets.token_hex(16) if token is None else token
+        costs = _with_slack(self.filter.costs(event, self.adjacency))
+        with self._alone() as file:
+            state = _state(file)
+            known = next((one for one in state.accounts if one.token == token), None)
+            if known is not None:
+                costs = np.maximum(costs, known.costs)
+                if known.open or not state.fits(costs - np.array(known.costs)):
+                    return self._reservation(token, known.costs)
+            elif not state.fits(costs):
+                raise BudgetSpentError(self._refusal(state, costs, None))
+            line = {
+                "kind": "reserve",
+                "run": token,
+                "name": name,
+                "what": what,
+                "path": path,
+                "digest": digest,
+                "epsilon": "inf" if math.isinf(epsilon) else float(epsilon),
+                "delta": float(self.delta if delta is None else delta),
+                "costs": _json(costs),
+                "event": events.to_json(event),
+            }
+            file.append({**line, **_now(by)}, self._key)
+        return self._reservation(token, tuple(costs.tolist()))
+
+    def _reservation(self, token: str, costs: tuple[float, ...]) -> Reservation:
+        return Reservation(token=token, filter=self.filter, adjacency=self.adjacency, costs=costs)
+
+    def settle(
+        self, token: str, event: DpEvent, *, steps: int | None = None, how: str = "finished", by: str | None = None
+    ) -> None:
+        """Put what a run's ledger says in the place of what it reserved; durable when this returns.
+
+        Args:
+            token: The run.
+            event: Everything that its ledger was charged with. Nobody may be charging it any more.
+            steps: How many steps those are.
+            how: Why: `finished`, `ledger` or `failed`.
+            by: Who does it.
+
+        Raises:
+            BudgetError: The run never reserved anything here.
+        """
+        costs = _with_slack(self.filter.costs(event, self.adjacency))
+        with self._alone() as file:
+            known = {one.token: one for one in _state(file).accounts}.get(token)
+            if known is None:
+                raise BudgetError(f"{self.path} has no reservation of this run")
+            if not known.open and known.costs == tuple(costs.tolist()):
+                return
+            line = {"kind": "settle", "run": token, "costs": _json(costs), "event": events.to_json(event)}
+            file.append({**line, "steps": steps, "how": how, **_now(by)}, self._key)
+
+    def _known(self, state: State) -> KnownRecords:
+        known = KnownRecords.read(self.path / _RECORDS)
+        if known.digest != state.known:
+            raise BudgetError(
+                f"{self.path / _RECORDS} is not the file that {self._journal} names: which records are covered is not known."
+                " If assay budget add was interrupted, repeat it"
+            )
+        return known
+
+    def _alone(self) -> AbstractContextManager[Journal]:
+        self._check_key()
+        return journal.alone(self._journal)
+
+    def _check_key(self) -> None:
+        if self.public_key is not None and self._key is None:
+            raise ConfigError(
+                "budget_key", None, f"the private key of the budget {self.name} (--budget-key): its entries are signed"
+            )
+
+
+_JOURNAL, _RECORDS = "budget.jsonl", "records.bin"
+
+
+def folder_of(name: str | Path) -> Path:
+    """The folder of a budget by its name: `patients` is `patients.budget`."""
+    path = Path(name)
+    return path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
+
+
+def check_lines(budget: Budget) -> list[str]:
+    """What is wrong with the entries of a budget, apart from damage, which is an error when they are read.
+
+    Every cost is computed again from its event, and every reservation is held against the ceiling as it was then.
+
+    Returns:
+        A sentence for each thing; none if all is well.
+    """
+    lines = journal.read(budget.path / _JOURNAL).lines
+    wrong: list[str] = []
+    now: dict[str, Costs] = {}
+    for number, line in enumerate(lines[1:], start=2):
+        if line["kind"] not in ("reserve", "settle"):
+            continue
+        said = np.array([float(cost) for cost in line["costs"]])
+        least = budget.filter.costs(events.from_json(line["event"]), budget.adjacency)
+        if not np.all(said >= least):
+            wrong.append(f"entry {number} says less than its event costs")
+        now[line["run"]] = said
+        whole = np.sum(list(now.values()), axis=0)
+        if not budget.filter.allows(whole, budget.epsilon, budget.delta):
+            wrong.append(f"with entry {number} the runs together are above the ceiling")
+    return wrong
+
+
+def _with_slack(costs: Costs) -> Costs:
+    return np.asarray(costs * _SLACK, dtype=np.float64)
+
+
+def _json(costs: Costs) -> list[float | str]:
+    return ["inf" if math.isinf(cost) else cost for cost in costs.tolist()]
+
+
+def _shown(epsilon: float) -> str:
+    return "∞" if math.isinf(epsilon) else at_most(epsilon)
+
+
+def _now(by: str | None) -> dict[str, Any]:
+    if by is None:
+        try:
+            by = getpass.getuser()
+        except (OSError, KeyError, ImportError):  # a user without a name
+            by = "unknown"
+    return {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "by": by}
+
+
+def _public(header: Mapping[str, Any]) -> PublicKey | None:
+    raw = header["public_key"]
+    return None if raw is None else PublicKey(bytes.fromhex(raw))
+
+
+def _beside(where: Path) -> list[tuple[Budget, KnownRecords]]:
+    """The budgets in the same folder, and which records they cover."""
+    found = []
+    for path in sorted(where.absolute().parent.glob(f"*{SUFFIX}")):
+        if path != where.absolute() and (path / _JOURNAL).exists() and (path / _JOURNAL).stat().st_size:
+            other = Budget(path)
+            found.append((other, other._known(other.state())))
+    return found
+
+
+def _overlaps(others: Sequence[tuple[Budget, KnownRecords]], theirs: Sequence[Any]) -> list[dict[str, Any]]:
+    said = []
+    for (other, known), tags in zip(others, theirs, strict=True):
+        if common := known.look_up(tags).known:
+            said.append({"id": other.id, "name": other.name, "epsilon": other.epsilon, "records": common})
+    return said
+
+
+_HEADER: Mapping[str, type | tuple[type, ...]] = {
+    "id": str,
+    "name": str,
+    "epsilon": float,
+    "delta": float,
+    "unit": str,
+    "adjacency": str,
+    "orders": list,
+    "weights": list,
+    "public_key": (str, type(None)),
+    "records": int,
+    "known": str,
+    "overlaps": list,
+    "time": str,
+    "by": str,
+}
+_ENTRIES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "reserve": {
+        "run": str,
+        "name": str,
+        "what": str,
+        "costs": list,
+        "event": dict,
+        "delta": float,
+        "time": str,
+        "by": str,
+    },
+    "settle": {"run": str, "costs": list, "event": dict, "how": str, "time": str, "by": str},
+    "records": {"records": int, "known": str, "overlaps": list, "time": str, "by": str},
+}
+
+
+def _state(file: Journal) -> State:
+    """What the entries add up to."""
+    if not file.lines:
+        raise BudgetError(f"{file.path} is empty: the budget was never made whole")
+    header = file.lines[0]
+    if header.get("schema") != SCHEMA:
+        raise BudgetError(f"{file.path} has schema {header.get('schema')!r}; this version of Assay reads {SCHEMA!r}")
+    _check(file, 1, header, _HEADER)
+    key = _public(header)
+    if key is not None and (wrong := journal.unsigned(file, key)):
+        raise BudgetError(
+            f"{file.path} is damaged: entry {wrong[0]} is not signed with the budget's key. Somebody without it wrote there"
+        )
+    accounts: dict[str, Account] = {}
+    records, known, overlaps = header["records"], header["known"], list(header["overlaps"])
+    for number, line in enumerate(file.lines[1:], start=2):
+        kind = str(line.get("kind"))
+        if kind not in _ENTRIES:
+            raise BudgetError(f"{file.path} is damaged: entry {number} is of kind {kind!r}")
+        _check(file, number, line, _ENTRIES[kind])
+        if kind == "records":
+            records, known = line["records"], line["known"]
+            overlaps += line["overlaps"]
+            continue
+        before = accounts.get(line["run"])
+        if kind == "settle" and before is None:
+            raise BudgetError(f"{file.path} is damaged: entry {number} settles a run that reserved nothing")
+        accounts[line["run"]] = _account(file, number, line, before, len(header["orders"]))
+    return State(
+        header=header,
+        accounts=tuple(accounts.values()),
+        records=records,
+        overlaps=tuple(overlaps),
+        known=known,
+        heads=tuple(file.heads),
+    )
+
+
+def _account(file: Journal, number: int, line: Mapping[str, Any], before: Account | None, orders: int) -> Account:
+    try:
+        costs = tuple(float(cost) for cost in line["costs"])
+        events.from_json(line["event"])
+    except ValueError as error:
+        raise BudgetError(f"{file.path} is damaged: entry {number}: {error}") from error
+    if len(costs) != orders or not all(cost >= 0 for cost in costs):
+        raise BudgetError(f"{file.path} is damaged: entry {number} has costs {line['costs']}")
+    settled = line["kind"] == "settle"
+    first = line if before is None else vars(before)
+    return Account(
+        token=line["run"],
+        name=first["name"],
+        what=first["what"],
+        path=first.get("path"),
+        digest=first.get("digest"),
+        epsilon=first.get("epsilon", "inf"),
+        delta=first["delta"],
+        reserved=before.reserved if before is not None else costs,
+        costs=costs,
+        event=line["event"],
+        open=not settled,
+        steps=line.get("steps") if settled else None,
+        how=line["how"] if settled else None,
+        began=line["time"] if before is None else before.began,
+        changed=line["time"],
+        by=line["by"],
+    )
+
+
+def _check(file: Journal, number: int, line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+    for name, kind in fields.items():
+        if not isinstance(line.get(name), kind) or isinstance(line.get(name), bool):
+            raise BudgetError(f"{file.path} is damaged: entry {number}: field {name} is {line.get(name)!r}")

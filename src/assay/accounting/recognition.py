@@ -1,0 +1,115 @@
+"""Which records a budget covers: a keyed hash of each, in a file that only the holder of the data may read.
+
+The key is random and stands in the same file. Whoever has the file can therefore test whether a record that they can guess
+is among those of the budget. The file is as private as the records themselves, and stays with them: mode 0600, never part of
+a run, never published. What leaves is a digest over the key and all hashes, which tells nothing without the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from assay._util.files import replace_file
+from assay.errors import AssayError
+
+Tags = NDArray[np.uint64]
+_MAGIC = b"assay.records/1\n"
+_KEY, _DIGEST = 32, 32
+
+
+@dataclass(frozen=True)
+class Recognised:
+    """Records that were looked up in a budget.
+
+    Attributes:
+        records: How many different ones there are.
+        known: How many of them the budget covers.
+        digest: A keyed SHA-256 of all of them, the same in any order; it says nothing without the budget's key.
+    """
+
+    records: int
+    known: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class KnownRecords:
+    """The key, and the hashes of all records that are covered, ascending."""
+
+    key: bytes
+    tags: Tags
+
+    @classmethod
+    def empty(cls) -> KnownRecords:
+        """No records, and a new key."""
+        return cls(secrets.token_bytes(_KEY), np.empty(0, np.uint64))
+
+    @classmethod
+    def read(cls, path: Path) -> KnownRecords:
+        """The file.
+
+        Raises:
+            AssayError: It is missing or damaged.
+        """
+        try:
+            raw = path.read_bytes()
+        except OSError as error:
+            raise AssayError(
+                f"{path} cannot be read: {error.strerror}. Without it records are not recognised"
+            ) from error
+        body, digest = raw[:-_DIGEST], raw[-_DIGEST:]
+        head = len(_MAGIC) + _KEY
+        if not raw.startswith(_MAGIC) or hashlib.sha256(body).digest() != digest or (len(body) - head) % 8:
+            raise AssayError(f"{path} is damaged: records would not be recognised")
+        return cls(body[len(_MAGIC) : head], np.frombuffer(body[head:], dtype="<u8").astype(np.uint64))
+
+    def write(self, path: Path) -> None:
+        """Write the file whole, readable by its owner only."""
+        body = self._bytes()
+        replace_file(path, lambda part: part.write_bytes(body + hashlib.sha256(body).digest()), private=True)
+
+    @property
+    def digest(self) -> str:
+        """What identifies the file's content to those who have it, and tells others nothing: the key is part of it."""
+        return hashlib.sha256(self._bytes()).hexdigest()
+
+    def _bytes(self) -> bytes:
+        return _MAGIC + self.key + self.tags.astype("<u8").tobytes()
+
+    def with_tags(self, tags: Tags) -> KnownRecords:
+        """These and others."""
+        return KnownRecords(self.key, np.union1d(self.tags, tags))
+
+    def look_up(self, tags: Tags) -> Recognised:
+        """How many of these are known."""
+        different = np.unique(tags)
+        digest = hashlib.sha256(b"assay.data/1\n" + self.key + different.astype("<u8").tobytes()).hexdigest()
+        return Recognised(len(different), int(np.isin(different, self.tags, assume_unique=True).sum()), digest)
+
+
+def hash_records(contents: Iterable[bytes], known: Sequence[KnownRecords]) -> list[Tags]:
+    """The hashes of records under the keys of several budgets, in one pass.
+
+    Args:
+        contents: The content of each record.
+        known: Whose keys are used.
+
+    Returns:
+        For each of them one number for each record. Two different records have the same number with probability 2^-64.
+    """
+    start = [hashlib.blake2b(digest_size=8, key=one.key) for one in known]
+    found: list[list[bytes]] = [[] for _ in known]
+    for content in contents:
+        for fresh, into in zip(start, found, strict=True):
+            digest: Any = fresh.copy()
+            digest.update(content)
+            into.append(digest.digest())
+    return [np.frombuffer(b"".join(one), dtype="<u8").astype(np.uint64) for one in found]

@@ -1,0 +1,357 @@
+"""Where the bits of a stream come from, and the numbers made of them.
+
+`Hashed` takes its bits from SHAKE-256, `Encrypted` from AES-256 in counter mode; both are cryptographic. They make a
+float64 number of 64 bits by inverting the distribution function. Training needs float32 normal numbers by the million:
+`Encrypted` makes them of 32 bits each by Box and Muller's method. `Generated` takes torch's own numbers, which repeat
+with a seed and do not withstand an attack.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, Self
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
+from numpy.typing import NDArray
+from torch import Tensor
+
+from assay._util.process import Unique
+from assay.errors import AssayError
+from assay.randomness import normal
+from assay.randomness.normal import PIECE, PiecewiseNormal
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Stream
+
+KEY_BYTES = 32 + 16  # AES-256's key, and where its counter of 128 bits begins
+_MAGNITUDE = 2**63 - 1
+_BLOCK = 2**17
+_ZEROS = memoryview(bytes(8 * _BLOCK))
+_SPARE = 16  # bytes that `update_into` of older versions expects behind what it writes
+_CPU = torch.device("cpu")
+
+
+class Shake(Protocol):
+    """What `hashlib.shake_256` makes."""
+
+    def copy(self) -> Self: ...
+    def update(self, data: bytes, /) -> None: ...
+    def digest(self, length: int, /) -> bytes: ...
+
+
+class _FromBits(Unique, ABC):
+    """A stream whose numbers are made of 64 random bits each, in blocks that take little memory."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def _bits(self, n: int) -> Tensor:
+        """The next n words of 64 bits, int64; n is at most `_BLOCK`."""
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Φ⁻¹ of a uniform number below ½, with a sign."""
+        numbers = signed(lambda u: torch.special.ndtri(u.mul_(0.5)))
+        return self._filled(torch.empty(tuple(shape), dtype=dtype), numbers).to(device)
+
+    def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """The logarithm of a uniform number, with a sign."""
+        return self._filled(torch.empty(tuple(shape), dtype=dtype), signed(torch.log)).to(device)
+
+    def uniform(self, n: int) -> Tensor:
+        """The upper 53 of 64 bits."""
+        out = torch.empty(n, dtype=torch.float64)
+        return self._filled(out, lambda bits: ((bits >> 11) & (2**53 - 1)).double().mul_(2.0**-53))
+
+    def integers(self, high: int, n: int) -> Tensor:
+        """The remainder of 63 bits."""
+        return self._filled(torch.empty(n, dtype=torch.int64), lambda bits: (bits & _MAGNITUDE) % high)
+
+    def words(self, n: int) -> Tensor:
+        """The bits themselves."""
+        return self._filled(torch.empty(n, dtype=torch.int64), lambda bits: bits)
+
+    def _filled(self, out: Tensor, numbers: Callable[[Tensor], Tensor]) -> Tensor:
+        flat = out.view(-1)
+        for start in range(0, len(flat), _BLOCK):
+            block = flat[start : start + _BLOCK]
+            block.copy_(numbers(self._bits(len(block))))
+        return out
+
+
+def signed(quantile: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Turns words of 64 bits into numbers: `quantile` of a uniform number in (0, 1) made of 63 bits, and a sign."""
+
+    def numbers(bits: Tensor) -> Tensor:
+        size = quantile((bits & _MAGNITUDE).double().add_(0.5).mul_(2.0**-63))
+        return torch.where(bits < 0, -size, size)
+
+    return numbers
+
+
+class Hashed(_FromBits):
+    """Numbers from the output of an extendable hash, block by block."""
+
+    __slots__ = ("_block", "_seed")
+
+    def __init__(self, seed: Shake) -> None:
+        self._seed, self._block = seed, 0
+
+    def _bits(self, n: int) -> Tensor:
+        self.check_process()
+        seed = self._seed.copy()
+        seed.update(self._block.to_bytes(8, "little"))
+        self._block += 1
+        return torch.frombuffer(bytearray(seed.digest(8 * n)), dtype=torch.int64)
+
+
+def aes_counter(key: bytes) -> CipherContext:
+    """AES-256 in counter mode, from `KEY_BYTES` of key and first counter. Encrypting zeros gives random bits."""
+    return Cipher(algorithms.AES(key[:32]), modes.CTR(key[32:])).encryptor()
+
+
+class Encrypted(_FromBits, PiecewiseNormal):
+    """Numbers from AES-256 in counter mode: zeros are encrypted from beginning to end, and no block is used twice.
+
+    Args:
+        key: `KEY_BYTES` bytes: the key and the first counter.
+        elsewhere: The stream of normal numbers on CUDA.
+    """
+
+    __slots__ = ("_cipher", "_elsewhere")
+
+    def __init__(self, key: bytes, elsewhere: Stream) -> None:
+        self._cipher = aes_counter(key)
+        self._elsewhere = elsewhere
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """By inversion in float64; for other types by Box and Muller's method (see `fill`), then rounded."""
+        device = torch.device(device)
+        if device.type == "cuda":
+            return self._elsewhere.normal(shape, dtype=dtype, device=device)
+        if dtype == torch.float64:
+            return super().normal(shape, dtype=dtype, device=device)
+        return self.normal_float32(shape).to(device=device, dtype=dtype)
+
+    def fill(self, piece: Tensor) -> Mapping[int, float]:
+        """Independent standard normal numbers in float32.
+
+        A pair takes 64 bits: r cos θ goes into the first half of the piece, r sin θ into the second.
+
+        The radius r = sqrt(-2 log u) takes 32 bits: u is an odd multiple of 2⁻³³. Its logarithm is taken in float64:
+        in float32, u near 1 has 24 bits at most, which would leave 2⁻²⁵ of all pairs without any noise. So r takes 2³²
+        values from 1.5e-5 to 6.8. The angle takes 32 bits as well, in [-π, π). Rounding to float32 moves it by less
+        than 2⁻²²; the angles of torch's own float32 numbers are as coarse (2⁻²¹·⁴). Numbers beyond `TAIL` are taken
+        out, to be replaced from the true tail; the partner of such a number is independent of it and stays. The last
+        number of an odd piece has a partner that is thrown away.
+        """
+        if len(piece) % 2:
+            even = piece.new_empty(len(piece) + 1)
+            beyond = self.fill(even)
+            piece.copy_(even[:-1])
+            return {place: number for place, number in beyond.items() if place < len(piece)}
+        half = len(piece) // 2
+        first, second, space = piece[:half], piece[half:], _workspaces.of(half)
+        self._next_bits(space)
+        set_radius(space)
+        self._next_bits(space)
+        second.copy_(space.words).mul_(_ANGLE)
+        torch.cos(second, out=first).mul_(space.radius)
+        second.sin_().mul_(space.radius)
+        numbers, beyond = piece.numpy(), {}
+        for pair in (space.radii > normal.TAIL).nonzero()[0].tolist():  # one in 25,000: no other has a number beyond
+            for place in (pair, half + pair):
+                if abs(number := float(numbers[place])) > normal.TAIL:
+                    beyond[place], numbers[place] = number, 0
+        return beyond
+
+    def _next_bits(self, space: Workspace) -> None:
+        self.check_process()
+        self._cipher.update_into(space.zeros, space.bytes)
+
+    def _bits(self, n: int) -> Tensor:
+        self.check_process()
+        buffer = bytearray(8 * n + _SPARE)
+        self._cipher.update_into(_ZEROS[: 8 * n], buffer)
+        return torch.frombuffer(buffer, dtype=torch.int64, count=n)
+
+
+# Tensors, because torch would take a few microseconds at every call to make one of a Python number.
+_ANGLE = torch.tensor(math.pi * 2.0**-31)
+_OFFSET = torch.tensor(2.0**31 + 0.5, dtype=torch.float64)
+_LOG_OF_ALL = torch.tensor(64 * math.log(2), dtype=torch.float64)
+
+
+def set_radius(space: Workspace) -> None:
+    """sqrt(-2 log u), u = (b + ½)/2³² for the bits read as whole numbers b from 0 to 2³² - 1.
+
+    As 64 log 2 - 2 log(b + ½): the difference is at least 2⁻³², and float64's error in it 2⁻⁴⁶.
+    """
+    space.double.copy_(space.words).add_(_OFFSET).log_()
+    space.radius.copy_(torch.sub(_LOG_OF_ALL, space.double, alpha=2, out=space.double)).sqrt_()
+
+
+class Workspace:
+    """Memory in which pairs of float32 numbers are made: bits, logarithms and radii."""
+
+    def __init__(self, pairs: int) -> None:
+        self.zeros, self.bytes = _ZEROS[: 4 * pairs], bytearray(4 * pairs + _SPARE)
+        self.words = torch.frombuffer(self.bytes, dtype=torch.int32, count=pairs)
+        self.double = torch.empty(pairs, dtype=torch.float64)
+        self.radius = torch.empty(pairs)
+        self.radii: NDArray[np.float32] = self.radius.numpy()
+
+    def cut(self, pairs: int) -> Workspace:
+        """The beginning of the same memory."""
+        beginning = copy.copy(self)
+        beginning.zeros, beginning.words = self.zeros[: 4 * pairs], self.words[:pairs]
+        beginning.double, beginning.radius = self.double[:pairs], self.radius[:pairs]
+        beginning.radii = self.radii[:pairs]
+        return beginning
+
+
+class _Workspaces(threading.local):
+    """One workspace per thread, kept between calls: allocating it would cost as much as the numbers."""
+
+    _SIZES = 64  # of pieces that a thread remembers: a model has few
+
+    def __init__(self) -> None:
+        self._whole = Workspace(PIECE // 2)
+        self._by_size: dict[int, Workspace] = {}
+
+    def of(self, pairs: int) -> Workspace:
+        """The workspace for this number of pairs, half a piece at most."""
+        space = self._by_size.get(pairs)
+        if space is None:
+            if len(self._by_size) >= self._SIZES:
+                self._by_size.clear()
+            space = self._by_size[pairs] = self._whole.cut(pairs)
+        return space
+
+
+_workspaces = _Workspaces()
+
+
+class Generated(PiecewiseNormal):
+    """Numbers of torch's generators, with all words of their state from a seed."""
+
+    __slots__ = ("_generators", "_seed")
+
+    def __init__(self, seed: Shake) -> None:
+        self._seed = seed
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Drawn in float64 on CUDA, whose float32 numbers end at 6.7 standard deviations; elsewhere on the CPU."""
+        device = torch.device(device)
+        if device.type == "cuda":
+            drawn = torch.randn(shape, dtype=torch.float64, device=device, generator=self.generator(device))
+        elif dtype == torch.float64:
+            drawn = torch.randn(shape, dtype=dtype, generator=self.generator(_CPU))
+        else:
+            drawn = self.normal_float32(shape)
+        return drawn.to(device=device, dtype=dtype)
+
+    def fill(self, piece: Tensor) -> Mapping[int, float]:
+        """torch's own numbers.
+
+        One in 150,000 is beyond `TAIL`, so the largest and the smallest are taken out until they are within. NumPy
+        finds either in the cache, without a temporary, in a fiftieth of the time that drawing takes.
+        """
+        numbers, beyond = piece.normal_(generator=self.generator(_CPU)).numpy(), {}
+        while numbers[at := numbers.argmax()] > normal.TAIL or numbers[at := numbers.argmin()] < -normal.TAIL:
+            beyond[int(at)] = float(numbers[at])
+            numbers[at] = 0
+        return beyond
+
+    def laplace(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """The difference of two exponential numbers, each from 53 bits."""
+        minus = self.uniform(2 * math.prod(shape)).neg_().log1p_().view(2, *shape)
+        return (minus[0] - minus[1]).to(device=device, dtype=dtype)
+
+    def uniform(self, n: int) -> Tensor:
+        """53 bits each."""
+        return torch.rand(n, dtype=torch.float64, generator=self.generator(_CPU))
+
+    def integers(self, high: int, n: int) -> Tensor:
+        """⌊u · high⌋. Even the largest u, 1 - 2⁻⁵³, gives a product that rounds below `high`."""
+        return (self.uniform(n) * high).long()
+
+    def words(self, n: int) -> Tensor:
+        """Bits of torch's generator."""
+        return torch.empty(n, dtype=torch.int64).random_(-(2**63), None, generator=self.generator(_CPU))
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        """The generator of a device, seeded when it is first asked for."""
+        generator = self._generators.get(device)
+        if generator is None:
+            generator = torch.Generator(device)
+            if device == _CPU:
+                generator.set_state(cpu_state(self._seed.digest(4 * _WORDS)))
+            else:
+                seed = self._seed.copy()
+                seed.update(str(device).encode())  # or two devices would draw the same numbers
+                generator.manual_seed(int.from_bytes(seed.digest(8), "little"))
+            self._generators[device] = generator
+        return generator
+
+
+_WORDS = 624  # of the Mersenne Twister's state, 32 bits each
+_FIRST, _STATE_BYTES = 3, 5056  # where torch keeps them, each in 64 bits, and the size of the state
+
+
+@functools.cache
+def _blank_state() -> NDArray[np.uint64]:
+    state = torch.Generator().manual_seed(0).get_state().numpy()
+    if state.nbytes != _STATE_BYTES:
+        raise AssayError(
+            f"torch {torch.__version__} keeps the state of its generator in {state.nbytes} bytes, not {_STATE_BYTES}: "
+            "it cannot be seeded in full. Use --secure-rng, or another version of torch."
+        )
+    return state.view(np.uint64)
+
+
+def cpu_state(seed: bytes) -> Tensor:
+    """A state of torch's CPU generator with all its words from the seed.
+
+    `manual_seed` would use 32 bits of what it is given. Two of 20,000 steps would then have the same noise with a
+    probability of 5 %, and trying all seeds would find the noise of a step.
+    """
+    state = _blank_state().copy()
+    state[_FIRST : _FIRST + _WORDS] = np.frombuffer(seed, dtype="<u4")
+    return torch.from_numpy(state.view(np.uint8))
+
+
+class GeneratorStates:
+    """States for torch's CPU generator, none of which comes twice.
+
+    All words of a state come from AES-256 in counter mode, with a key from the stream. `initial_seed` then gives a
+    random number that tells the states apart.
+    """
+
+    _AT_ONCE = 32  # one at a time takes ten times as long
+
+    def __init__(self, stream: Stream) -> None:
+        self._cipher = aes_counter(bytes(stream.integers(256, KEY_BYTES).tolist()))
+        self._zeros = bytes(4 * self._AT_ONCE * (_WORDS + 2))
+        self._rows: list[NDArray[np.uint64]] = []
+        # one tensor for all states: torch crashes on a state that is a slice of another tensor
+        self._memory = _blank_state().copy()
+        self._state = torch.from_numpy(self._memory.view(np.uint8))
+
+    def next(self) -> Tensor:
+        """The next state. The tensor is overwritten by the next call."""
+        if not self._rows:
+            words = np.frombuffer(self._cipher.update(self._zeros), dtype="<u4").reshape(self._AT_ONCE, -1)
+            rows = np.tile(_blank_state(), (self._AT_ONCE, 1))
+            rows[:, _FIRST : _FIRST + _WORDS] = words[:, :_WORDS]
+            rows[:, 0] = (words[:, _WORDS].astype(np.uint64) << np.uint64(30)) ^ words[:, _WORDS + 1]
+            self._rows = list(rows)
+        self._memory[:] = self._rows.pop()
+        return self._state

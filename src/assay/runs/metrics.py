@@ -1,0 +1,197 @@
+"""How well a model does on records that ε does not protect: the figures that each task has.
+
+They are scikit-learn's where it has them. The calibration error is the expected calibration error over 15 bins of equal
+width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean distance
+between the probability of the predicted class and how often it is right.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from assay.data.records import Records
+from assay.data.task import BINARY, MULTILABEL, REGRESSION, Task
+from assay.methods.stage import Loss
+
+_BINS = 15
+_TOGETHER = 1000  # records in memory at once
+LABELS: Mapping[str, str] = {
+    "test_balanced_accuracy": "balanced accuracy",
+    "test_auc": "AUC",
+    "test_f1": "F1",
+    "test_calibration_error": "calibration error",
+    "test_mae": "mean absolute error",
+    "test_rmse": "root mean squared error",
+    "test_r2": "R²",
+    "test_exact": "all labels right",
+}
+"""The figures of `measured` by their name in a record, and what people call them."""
+_SHARES = ("test_balanced_accuracy", "test_exact")
+
+
+def shown(result: Mapping[str, Any]) -> dict[str, str]:
+    """The figures of a record's `result` beside accuracy and loss, as people read them.
+
+    Args:
+        result: What a record holds.
+
+    Returns:
+        Text by what it is called; figures that were not measured are left out.
+    """
+    return {
+        words: f"{value:.2%}" if name in _SHARES else f"{value:.4g}"
+        for name, words in LABELS.items()
+        if isinstance(value := result.get(name), int | float)
+    }
+
+
+def measured(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float | None]:
+    """The figures of a task on some records.
+
+    Args:
+        task: What is predicted.
+        outputs: What the model says of each record.
+        targets: What is true, as `Task` says.
+
+    Returns:
+        Figures by the names of `LABELS`, and `test_accuracy`; None where one is not defined for these records.
+    """
+    y, scores = targets.cpu().numpy(), outputs.detach().float().cpu()
+    if not bool(torch.isfinite(scores).all()):
+        return {}  # noise can make a model useless; figures of it would be made up
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that is missing among the test records makes a figure undefined
+        if task.kind == REGRESSION:
+            return _regression(task, scores, y)
+        if task.kind == MULTILABEL:
+            return _labels(torch.sigmoid(scores).numpy(), y)
+        return _classes(task, torch.softmax(scores, 1).numpy(), y)
+
+
+def _classes(task: Task, p: npt.NDArray[Any], y: npt.NDArray[Any]) -> dict[str, float | None]:
+    from sklearn import metrics
+
+    said = p.argmax(1)
+    averaged = "binary" if task.kind == BINARY else "macro"
+    return {
+        "test_accuracy": float((said == y).mean()),
+        "test_balanced_accuracy": float(metrics.balanced_accuracy_score(y, said)),
+        "test_auc": _auc(p, y),
+        "test_f1": float(metrics.f1_score(y, said, average=averaged, zero_division=0.0)),
+        "test_calibration_error": calibration_error(p.max(1), said == y),
+    }
+
+
+def _auc(p: npt.NDArray[Any], y: npt.NDArray[Any]) -> float | None:
+    from sklearn import metrics
+
+    there = np.unique(y)
+    if len(there) != p.shape[1]:  # of a class without test records there is no curve
+        return None
+    if p.shape[1] == 2:
+        return float(metrics.roc_auc_score(y, p[:, 1]))
+    whole = p.astype(np.float64)
+    return float(metrics.roc_auc_score(y, whole / whole.sum(1, keepdims=True), multi_class="ovr", labels=there))
+
+
+def _labels(p: npt.NDArray[Any], y: npt.NDArray[Any]) -> dict[str, float | None]:
+    from sklearn import metrics
+
+    said, y = p > 0.5, y.astype(int)
+    curves = [metrics.roc_auc_score(y[:, i], p[:, i]) for i in range(y.shape[1]) if 0 < y[:, i].sum() < len(y)]
+    return {
+        "test_accuracy": float((said == y).mean()),
+        "test_exact": float((said == y).all(1).mean()),
+        "test_auc": float(np.mean(curves)) if curves else None,
+        "test_f1": float(metrics.f1_score(y, said, average="macro", zero_division=0.0)),
+        "test_calibration_error": calibration_error(np.where(said, p, 1 - p).ravel(), (said == y).ravel()),
+    }
+
+
+def _regression(task: Task, scores: Tensor, y: npt.NDArray[Any]) -> dict[str, float | None]:
+    from sklearn import metrics
+
+    said = task.unscaled(scores.reshape(len(y), -1)[:, 0].double()).numpy()
+    true = task.unscaled(torch.from_numpy(y).double()).numpy()
+    return {
+        "test_accuracy": None,
+        "test_mae": float(metrics.mean_absolute_error(true, said)),
+        "test_rmse": math.sqrt(metrics.mean_squared_error(true, said)),
+        "test_r2": float(metrics.r2_score(true, said)) if len(true) > 1 and np.ptp(true) > 0 else None,
+    }
+
+
+def calibration_error(confidence: npt.NDArray[Any], right: npt.NDArray[np.bool_]) -> float:
+    """The expected calibration error: the mean over records of a bin's |confidence - share of right answers|.
+
+    Args:
+        confidence: The probability of each predicted class.
+        right: Whether each prediction is right.
+
+    Returns:
+        A number from 0, for a model that is right as often as it says, to 1.
+    """
+    bins = np.minimum((confidence * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(bins, weights=confidence - right, minlength=_BINS)
+    return float(np.abs(gaps).sum() / max(1, len(confidence)))
+
+
+def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:
+    """Accuracy (None where the output is not a score for each class) and mean loss."""
+    right, total, counted = 0, 0.0, 0
+    classes = True
+    for start in range(0, len(records), _TOGETHER):
+        inputs, targets = records.gather(torch.arange(start, min(start + _TOGETHER, len(records))))
+        output = model(inputs)
+        total += float(loss(output, targets).double().sum())
+        counted += len(targets)
+        classes = classes and output.dim() == 2 and not targets.is_floating_point()
+        if classes:
+            right += int((output.argmax(1) == targets).sum())
+    if not counted:
+        return None, None
+    return (right / counted if classes else None), total / counted
+
+
+def figures(model: nn.Module, records: Records, task: Task | None) -> dict[str, float | None]:
+    """Every figure that the task has, on these records.
+
+    Args:
+        model: The model, in eval mode.
+        records: Pairs of input and target.
+        task: What is predicted; None takes it from the outputs, if there is a score for each class.
+
+    Returns:
+        As `measured`; empty where there is no such task, or no records.
+    """
+    outputs, targets = [], []
+    with torch.no_grad():
+        for start in range(0, len(records), _TOGETHER):
+            x, y = records.gather(torch.arange(start, min(start + _TOGETHER, len(records))))
+            outputs.append(model(x))
+            targets.append(y)
+            if task is None and not _are_classes(outputs[-1], y):
+                return {}
+    if not outputs:
+        return {}
+    scores, truth = torch.cat(outputs), torch.cat(targets)
+    return measured(Task.of_classes(scores.shape[1]) if task is None else task, scores, truth)
+
+
+def _are_classes(output: Any, target: Any) -> bool:
+    return (
+        isinstance(output, Tensor)
+        and isinstance(target, Tensor)
+        and output.dim() == 2
+        and output.shape[1] > 1
+        and target.dim() == 1
+        and not target.is_floating_point()
+    )

@@ -1,0 +1,213 @@
+"""Tables by a schema: what becomes of a column, what a row's features depend on, and what a template tells."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from assay import data
+from assay.data import tables
+from assay.data.tables.loading import read
+from assay.data.tables.schema import as_schema
+from assay.data.tables.templates import written
+from assay.errors import ConfigError, DataError
+
+SCHEMA: dict[str, Any] = {
+    "age": {"type": "number", "low": 0, "high": 100},
+    "ward": {"type": "category", "levels": ["surgery", "medicine"]},
+    "seen": {"type": "date", "first": "2020-01-01", "last": "2020-12-31"},
+    "smoker": {"type": "flag"},
+    "signs": {"type": "labels", "levels": ["fever", "cough"], "separator": "+"},
+    "note": {"type": "text", "size": 8},
+    "key": {"type": "skip"},
+    "died": {"type": "category", "levels": ["no", "yes"]},
+}
+COLUMNS: dict[str, list[Any]] = {
+    "age": ["25", "", "250"],
+    "ward": ["medicine", "kitchen", "NA"],
+    "seen": ["2020-01-01", "2020-12-31T10:30", ""],
+    "smoker": ["Yes", "0", "?"],
+    "signs": ["fever+cough", "", "cough"],
+    "note": ["a long night", "", "night"],
+    "key": ["x1", "x2", "x3"],
+    "died": ["yes", "no", "no"],
+}
+
+
+def prepared(**changed: Any) -> dict[str, np.ndarray[Any, Any]]:
+    schema = as_schema(SCHEMA, "died")
+    x = tables.features(read(pa.table({**COLUMNS, **changed})), schema)
+    return dict(zip(schema.feature_names(), x.T, strict=True))
+
+
+def test_every_type_of_column_becomes_what_is_declared() -> None:
+    found = prepared()
+    assert found["age"].tolist() == [0.25, 0.0, 1.0]  # scaled, missing, clamped
+    assert found["age is missing"].tolist() == [0, 1, 0]
+    assert found["ward=medicine"].tolist() == [1, 0, 0]
+    assert found["ward is another"].tolist() == [0, 1, 0]
+    assert found["ward is missing"].tolist() == [0, 0, 1]
+    assert found["seen"].tolist() == [0, 1, 0]
+    assert found["cosine of seen in the year"][0] == 1
+    assert found["smoker"].tolist() == [1, 0, 0]
+    assert found["smoker is missing"].tolist() == [0, 0, 1]
+    assert found["signs has fever"].tolist() == [1, 0, 0]
+    assert found["signs has cough"].tolist() == [1, 0, 1]
+    assert found["signs is missing"].tolist() == [0, 0, 0]
+    words = np.stack([found[f"words of note, cell {i}"] for i in range(8)], axis=1)
+    assert np.linalg.norm(words, axis=1) == pytest.approx([1, 0, 1])
+    assert not any("key" in name or "died" in name for name in found)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.one_of(st.just(""), st.integers(-(10**9), 10**9).map(str), st.floats(-1e30, 1e30).map(str)),
+            st.sampled_from(["surgery", "medicine", "", "kitchen", "ward 7"]),
+            st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=20),
+        ),
+        min_size=2,
+        max_size=12,
+    )
+)
+def test_a_rows_features_depend_on_that_row_alone_and_stay_within_bounds(rows: list[tuple[str, str, str]]) -> None:
+    schema = as_schema({name: SCHEMA[name] for name in ("age", "ward", "note", "died")}, "died")
+
+    def features(some: list[tuple[str, str, str]]) -> np.ndarray[Any, Any]:
+        columns = dict(zip(("age", "ward", "note"), map(list, zip(*some, strict=True)), strict=True))
+        return tables.features(read(pa.table(columns)), schema)
+
+    together = features(rows)
+    assert np.abs(together).max() <= 1 + 1e-6
+    assert np.array_equal(together[1:], features(rows[1:]))
+    assert np.array_equal(together[:1], features(rows[:1]))
+
+
+def table_file(path: Path, rows: int = 60, each: int = 2) -> Path:
+    """A table of patients with several rows each, one column drawn at random."""
+    ages = torch.randint(0, 90, (rows,), generator=torch.Generator().manual_seed(0)).tolist()
+    lines = [f"p{i // each},{age},{'yes' if age > 45 else 'no'}" for i, age in enumerate(ages)]
+    path.write_text("\n".join(["patient,age,died", *lines, ""]))
+    return path
+
+
+def test_rows_of_one_person_are_in_one_part_and_others_do_not_move_them(tmp_path: Path) -> None:
+    schema = {"age": SCHEMA["age"], "died": SCHEMA["died"]}
+    path = table_file(tmp_path / "patients.csv")
+    whole = data.load(path, target="died", schema=schema, unit="patient")
+    assert whole.unit_column == "patient"
+    assert whole.train_units is not None
+    assert whole.test_units is not None
+    assert torch.unique(whole.train_units, return_counts=True)[1].tolist() == [2] * len(torch.unique(whole.train_units))
+    assert len(whole.train_x) + len(whole.test_x) == 60
+    lines = path.read_text().splitlines()
+    (tmp_path / "fewer.csv").write_text("\n".join([lines[0], *lines[5:]]))
+    fewer = data.load(tmp_path / "fewer.csv", target="died", schema=schema, unit="patient")
+    assert whole.train_keys is not None
+    assert fewer.train_keys is not None
+    assert set(fewer.train_keys.tolist()) <= set(whole.train_keys.tolist())
+    assert len(whole.train_keys) - len(fewer.train_keys) <= 2
+
+
+def test_parquet_and_csv_of_the_same_rows_give_the_same_records(tmp_path: Path) -> None:
+    path = table_file(tmp_path / "patients.csv")
+    schema = {"age": SCHEMA["age"], "patient": {"type": "skip"}, "died": SCHEMA["died"]}
+    rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+    patients, ages, died = zip(*rows, strict=True)
+    typed = pa.table(
+        {"patient": patients, "age": [int(age) for age in ages], "died": pa.array(died).dictionary_encode()}
+    )
+    pyarrow.parquet.write_table(typed, tmp_path / "patients.parquet")
+    one, other = (data.load(tmp_path / f"patients.{end}", target="died", schema=schema) for end in ("csv", "parquet"))
+    assert one.train_x.equal(other.train_x)
+    assert one.test_y.equal(other.test_y)
+    memory = data.table(typed, target="died", schema=schema)
+    assert memory.train_x.equal(one.train_x)
+
+
+def test_a_template_tells_names_and_declared_types_and_no_value(tmp_path: Path) -> None:
+    path = tmp_path / "patients.csv"
+    path.write_text('"patient id",age,died\n4711,33,yes\n' * 5)
+    with pytest.raises(ConfigError) as caught:
+        data.load(path, target="died")
+    assert '[columns."patient id"]\ntype = "?"' in str(caught.value)
+    assert "4711" not in str(caught.value)
+    pyarrow.parquet.write_table(
+        pa.table({"age": [4711], "when": [datetime.date(1999, 3, 4)]}), tmp_path / "own.parquet"
+    )
+    template = tables.template(tmp_path / "own.parquet")
+    assert 'type = "number"  # the file declares int64\nlow = "?"' in template
+    assert "4711" not in template
+    assert "1999" not in template
+    (tmp_path / "own.toml").write_text(template)
+    with pytest.raises(ConfigError, match="low"):
+        tables.Schema.from_toml(tmp_path / "own.toml")
+
+
+def test_a_public_sample_fills_the_schema_in_and_the_file_itself_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "own.csv").write_text("age,ward,when,extra,note\n")
+    rows = [f"{20 + i},{'ab'[i % 2]},20{10 + i % 9}-02-03,{i} {i} some words here {i}" for i in range(70)]
+    (tmp_path / "public.csv").write_text("\n".join(["age,ward,when,note", *rows]))
+    found = tables.from_sample(tmp_path / "own.csv", tmp_path / "public.csv")
+    assert '[columns.age]\ntype = "number"\nlow = 20\nhigh = 89' in found
+    assert 'levels = ["a", "b"]' in found
+    assert "first = 2010-01-01\nlast = 2018-12-31" in found
+    assert '[columns.extra]\ntype = "?"' in found
+    assert '[columns.note]\ntype = "text"' in found
+    with pytest.raises(DataError, match="must be another"):
+        tables.from_sample(tmp_path / "own.csv", tmp_path / "own.csv")
+
+
+def test_a_schema_survives_json_and_toml(tmp_path: Path) -> None:
+    schema = as_schema(SCHEMA, "died")
+    assert tables.Schema.from_json(schema.to_json()) == schema
+    (tmp_path / "own.toml").write_text(written(schema))
+    assert tables.Schema.from_toml(tmp_path / "own.toml") == schema
+
+
+def test_what_is_predicted_follows_from_the_type_of_the_target(tmp_path: Path) -> None:
+    path = table_file(tmp_path / "patients.csv")
+    schema = {"age": SCHEMA["age"], "died": {"type": "flag"}, "patient": {"type": "skip"}}
+    died, age = (data.load(path, target=target, schema=schema) for target in ("died", "age"))
+    assert died.what.kind == "binary"
+    assert died.class_names == ("no", "yes")
+    assert age.what.kind == "regression"
+    assert float(age.train_y.min()) >= -1
+    labels = pa.table({"x": ["1", "2", "3"] * 10, "a": ["yes", "no", "no"] * 10, "b": ["0", "1", "1"] * 10})
+    both = data.table(
+        labels,
+        target="a,b",
+        schema={"x": {"type": "number", "low": 0, "high": 3}, "a": {"type": "flag"}, "b": {"type": "flag"}},
+        test=labels,
+    )
+    assert both.what.kind == "multilabel"
+    assert both.train_y[:3].tolist() == [[1, 0], [0, 1], [0, 1]]
+
+
+def test_an_npz_file_may_say_whose_records_are_whose_and_unused_arrays_are_named(tmp_path: Path, caplog: Any) -> None:
+    x, y, whose = np.random.RandomState(0).rand(60, 3), np.arange(60) % 2, np.arange(60) // 3
+    np.savez(tmp_path / "own.npz", x=x, y=y, patient=whose)
+    by_person = data.load(tmp_path / "own.npz", unit="patient")
+    assert by_person.train_units is not None
+    assert torch.unique(by_person.train_units, return_counts=True)[1].tolist() == [3] * int(by_person.persons or 0)
+    assert "patient" not in caplog.text
+    by_row = data.load(tmp_path / "own.npz")
+    assert "patient, which is not used" in by_row.notes
+    assert "patient" in caplog.text
+    np.savez(tmp_path / "float.npz", x=x, y=y, patient=whose / 2)
+    with pytest.raises(DataError, match="whole numbers or texts"):
+        data.load(tmp_path / "float.npz", unit="patient")
+
+
+def test_nothing_private_is_needed_to_scale_a_date() -> None:
+    assert prepared()["sine of seen in the year"][1] == pytest.approx(math.sin(2 * math.pi * 365 / 365.25), abs=1e-6)
