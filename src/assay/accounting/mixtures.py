@@ -37,13 +37,15 @@ from typing import ClassVar
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
-from scipy.special import ndtr
+from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from assay.accounting.losses import Array, Term
 
 _POINTS = 2048  # of the table that the search for a likelihood ratio starts from
 _NEWTON = 60  # steps at the most; it takes three or four
+_CLOSE, _ALIKE = 1e-12, 1e-15  # when it ends: how near a point is, or how alike what is compared there is
+_LEAST_SHIFT = 1e-9  # of the noise; a smaller one is taken for this
 _LEAST_MASS = 1e-30  # what is rarer is moved to the largest shift, which costs more
 _CHUNK = 1 << 16
 
@@ -69,23 +71,32 @@ class Mixture(Term):
         for start in range(0, len(eps), _CHUNK):
             part = eps[start : start + _CHUNK]
             x = self._where(part)
-            above = ndtr(-x / self.sigma)
-            with np.errstate(over="ignore", invalid="ignore"):
-                unshifted = np.where(above > 0, np.expm1(part) * above, 0.0)
+            log_above = log_ndtr(-x / self.sigma)
+            # (e^ε - 1) Q(X ≥ x), where e^ε alone may be beyond all numbers
+            unshifted = np.where(part < 1, np.expm1(np.minimum(part, 1.0)) * np.exp(log_above), 0.0)
+            unshifted = np.where(part < 1, unshifted, np.exp(part + log_above) - np.exp(log_above))
             out[start : start + _CHUNK] = self._gain(x, -1.0) - unshifted
         return np.maximum(out, 0.0)
 
     def backward(self, eps: Array) -> Array:
         """Profile of (Q, P): Q(X ≤ x) - e^ε P(X ≤ x) where the likelihood ratio is e^-ε, which is at least P(shift = 0)."""
         out = np.zeros_like(eps)
-        inside = eps < (-math.log(self.masses[0]) if self.masses[0] > 0 else math.inf)
-        for start in range(0, len(eps), _CHUNK):
-            chosen = np.flatnonzero(inside[start : start + _CHUNK]) + start
-            if len(chosen):
-                part = eps[chosen]
-                x = self._where(-part)
-                out[chosen] = np.exp(part) * self._gain(x, 1.0) - np.expm1(part) * ndtr(x / self.sigma)
+        inside = np.flatnonzero(eps < (-math.log(self.masses[0]) if self.masses[0] > 0 else math.inf))
+        for start in range(0, len(inside), _CHUNK):
+            chosen = inside[start : start + _CHUNK]
+            part = eps[chosen]
+            x = self._where(-part)
+            small = np.minimum(part, 1.0)
+            near = np.exp(small) * self._gain(x, 1.0) - np.expm1(small) * ndtr(x / self.sigma)
+            out[chosen] = np.where(part < 1, near, ndtr(x / self.sigma) - self._grown(part, x))
         return np.maximum(out, 0.0)
+
+    def _grown(self, eps: Array, x: Array) -> Array:
+        """e^ε P(X ≤ x), where e^ε alone may be beyond all numbers."""
+        total = np.zeros_like(x)
+        for shift, mass in zip(self.shifts, self.masses, strict=True):
+            total += mass * np.exp(eps + log_ndtr((x - shift) / self.sigma))
+        return total
 
     def _gain(self, x: Array, side: float) -> Array:
         """Σ_i p_i |P_i(half-line) - Q(half-line)|: the line above x (side -1) or below it (side 1)."""
@@ -111,12 +122,18 @@ class Mixture(Term):
         x = self._above(log_ratio)
         for _ in range(_NEWTON + len(self.shifts)):
             value, slope = self._log_ratio(x)
+            beyond = value - log_ratio
             with np.errstate(divide="ignore", invalid="ignore"):
-                step = np.where(slope > 0, (value - log_ratio) / slope, 0.0)
-            # rounding may take a point to just below x, from where convexity takes the next one above it
-            x = x - step
-            if float(np.max(np.abs(step) / (np.abs(x) + self.sigma))) < 1e-12:
+                step = np.where(slope > 0, beyond / slope, 0.0)
+            # A point between which and x the densities P and e^ε Q differ by 1e-15 of themselves is as good as x: what a profile
+            # loses there is 1e-15 of a probability, which the accountant takes off δ several times over.
+            done = (np.abs(step) <= _CLOSE * (np.abs(x) + self.sigma)) | (
+                np.abs(beyond) <= _ALIKE * (1 + np.abs(log_ratio))
+            )
+            if bool(done.all()):
                 return x
+            # rounding may take a point to just below x, from where convexity takes the next one above it
+            x = np.where(done, x, x - step)
         raise ArithmeticError(f"no likelihood ratio found for {self}: a point beside it would give too small a profile")
 
     def _above(self, log_ratio: Array) -> Array:
@@ -145,8 +162,9 @@ def mixture(sigma: float, shifts: Sequence[float], masses: Sequence[float]) -> M
     costs more, never less.
     """
     by_shift: dict[float, float] = {}
-    for shift, mass in zip(shifts, masses, strict=True):
-        by_shift[float(shift)] = by_shift.get(float(shift), 0.0) + float(mass)
+    for given, mass in zip(shifts, masses, strict=True):
+        shift = max(float(given), _LEAST_SHIFT * sigma) if given > 0 else 0.0
+        by_shift[shift] = by_shift.get(shift, 0.0) + float(mass)
     moving = {shift: mass for shift, mass in by_shift.items() if shift > 0 and mass > 0}
     if not moving:
         return None

@@ -367,6 +367,7 @@ def _trained_again(
         "training": training_from_json({**spec["training"], "seed": how.seed}),
         "confidence": confidence,
         "steps": steps,
+        "units": bundle.train_units,
     }
     if how.worlds is not None:
         x, y = mislabelled(bundle.test, 1, bundle.classes).tensors

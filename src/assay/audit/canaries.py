@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from assay.audit.observe import turned_into
+from assay.audit.persons import PlaceholderPersons
 from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.gradients.record_grads import RecordGrads
@@ -62,7 +63,7 @@ class CanaryChain(Chain):
     """
 
     inner: Chain
-    records: PlaceholderRecords
+    records: PlaceholderRecords | PlaceholderPersons
     included: Tensor
     where: Tensor
     """The coordinate of each canary in the vector of all parameters."""
@@ -121,7 +122,13 @@ def grads_device(grads: RecordGrads) -> torch.device:
     return next(iter(grads.parameters.values())).device
 
 
-def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, canaries: int, seed: int) -> CanaryChain:
+def insert(
+    step: PrivateStep,
+    records: PlaceholderRecords | PlaceholderPersons,
+    included: Tensor,
+    canaries: int,
+    seed: int,
+) -> CanaryChain:
     """Put canaries on distinct coordinates, chosen at random, into the step; `included` are the numbers of those that take part."""
     chain = step.chain
     by_gradient = not isinstance(chain.noise, AlreadyReleased | NoisyCoefficients)

@@ -173,6 +173,11 @@ class UnitRecords(Records):
     Where persons are sampled, `len` is the number of persons, an index names a person, and `gather` gives the rows of these
     persons, one person after the other, `counts` says how many each has. Where rows are sampled, an index names one of the rows that
     are kept.
+
+    Attributes:
+        unit: Who is protected.
+        rows: All rows, whoever they belong to.
+        owner: Whose each of them is, as numbers from 0 on.
     """
 
     def __init__(self, records: Records, ids: Ids, unit: Unit) -> None:
@@ -180,15 +185,15 @@ class UnitRecords(Records):
         if len(owner) != len(records):
             raise ConfigError("units", f"{len(owner)} ids", f"one for each of the {len(records)} rows")
         super().__init__(records.dataset, records.device)
-        self.unit, self._each = unit, records
+        self.unit, self.rows, self.owner = unit, records, owner
         kept = _kept(records, owner, unit.rows)
-        self._rows, self._counts = _by_person(owner, kept)
+        self._kept, self._counts = _by_person(owner, kept)
         if not unit.whole:
-            self._rows = torch.nonzero(kept).flatten()
+            self._kept = torch.nonzero(kept).flatten()
         self._starts = self._counts.cumsum(0) - self._counts
 
     def __len__(self) -> int:
-        return len(self._counts) if self.unit.whole else len(self._rows)
+        return len(self._counts) if self.unit.whole else len(self._kept)
 
     @property
     def persons(self) -> int:
@@ -201,18 +206,19 @@ class UnitRecords(Records):
 
     def gather(self, index: Tensor) -> Any:
         """The rows of these persons, stacked; or these rows."""
-        return self._each.gather(self._rows_of(index))
+        return self.rows.gather(self.places_of(index))
 
     def zeros(self, count: int = 1) -> Any:
         """Rows of zeros, shaped like the others."""
-        return self._each.zeros(count)
+        return self.rows.zeros(count)
 
-    def _rows_of(self, index: Tensor) -> Tensor:
+    def places_of(self, index: Tensor) -> Tensor:
+        """Where the rows of these persons, or these rows, are in the data set."""
         if not self.unit.whole:
-            return self._rows[index]
+            return self._kept[index]
         counts = self._counts[index]
         first = (self._starts[index] - (counts.cumsum(0) - counts)).repeat_interleave(counts)
-        return self._rows[first + torch.arange(len(first))]
+        return self._kept[first + torch.arange(len(first))]
 
 
 def _by_person(owner: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:

@@ -223,9 +223,9 @@ class Insertion:
         """The records to train on; `data` are those that the stage leaves."""
         return Records(data, device)
 
-    def units(self, own: Ids | None) -> Ids | None:
-        """Whose each record is; `own` are those of the run's."""
-        return own
+    def by_unit(self, records: Records, ids: Ids | None, plan: Plan) -> Records:
+        """The records as the plan's unit counts them; `ids` say whose each row of the run is."""
+        return unit_records(records, ids, plan)
 
     def loss(self, own: Loss) -> Loss:
         """The loss to train with; `own` is the one that the stage leaves."""
@@ -315,8 +315,7 @@ class Loop(Course):
         where = None if directory is None else directory.checkpoint
         with ExitStack() as undo:  # what fails here leaves the model to others
             randomness = training.randomness()
-            self._run_stage(train, ledger, randomness)
-            self.train = unit_records(self.train, self.insertion.units(units), plan)
+            self.train = self.insertion.by_unit(self._run_stage(train, ledger, randomness), units, plan)
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
@@ -344,8 +343,8 @@ class Loop(Course):
             self.insertion.attach(self.step)
             undo.pop_all()
 
-    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
-        """What the method does before training, if anything; sets the records and the loss of training."""
+    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> Records:
+        """What the method does before training, if anything; sets the loss of training and returns its records."""
         first = self.insertion.stage(self.plan)
         if first is not None:
             if len(self.insertion.records(train, self.device)) != self.plan.records:
@@ -368,7 +367,8 @@ class Loop(Course):
             )
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
-        self.train, self.loss = self.insertion.records(train, self.device), self.insertion.loss(self.loss)
+        self.loss = self.insertion.loss(self.loss)
+        return self.insertion.records(train, self.device)
 
     def _shard(self) -> None:
         records = Records(self.train.dataset)
