@@ -26,8 +26,9 @@ from assay.errors import ConfigError
 SIZES = (1, 2, 4, 8)
 """The sizes of groups that records and statements show."""
 
-_TRIES = 16
-_SPARE = 1.01
+_TRIES = 12
+_SPARE = 1.05
+_BEYOND = 100.0  # of (k - 1) ε: δ of one record would have to be 1e-43 of the group's, and ε would say nothing
 
 
 def enlarged(event: DpEvent, size: int) -> DpEvent | None:
@@ -71,7 +72,10 @@ def group_epsilons(
     Returns:
         An upper bound for each size; `math.inf` where there is none.
     """
-    found = {size: _group_epsilon(event, delta, adjacency, size, together) for size in sizes}
+    found: dict[int, float] = {}
+    for size in sorted(sizes):
+        lost = math.inf in found.values()  # a larger group has none either
+        found[size] = math.inf if lost else _group_epsilon(event, delta, adjacency, size, together)
     # what holds for a group holds for each part of it
     least = math.inf
     for size in sorted(found, reverse=True):
@@ -106,8 +110,7 @@ def one_by_one(spent: Callable[[float], float], delta: float, size: int) -> floa
         one = spent(share)
         if not math.isfinite(one):
             return math.inf
-        exponent = (size - 1) * one
-        if exponent > 600:
+        if (size - 1) * one > _BEYOND:
             return math.inf
         grown = math.fsum(math.exp(i * one) for i in range(size))
         if share * grown <= delta:

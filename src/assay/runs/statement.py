@@ -316,6 +316,9 @@ def _curve(record: Mapping[str, Any]) -> list[str]:
     return ["| δ | ε |", "|---|---|", *(f"| {p['delta']:g} | {shown(p['epsilon'])} |" for p in points), ""]
 
 
+_NO_BOUND = "no finite bound"
+
+
 def _groups(record: Mapping[str, Any]) -> list[str]:
     """ε for several records, or persons, that belong together."""
     rows = record["epsilon"].get("groups")  # not in records of earlier versions
@@ -328,7 +331,7 @@ def _groups(record: Mapping[str, Any]) -> list[str]:
         "",
         f"| {of} together | ε |",
         "|---|---|",
-        *(f"| {row['size']} | {shown(row['epsilon'])} |" for row in rows),
+        *(f"| {row['size']} | {_NO_BOUND if row['epsilon'] == 'inf' else shown(row['epsilon'])} |" for row in rows),
         "",
     ]
 
