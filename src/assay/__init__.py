@@ -87,3 +87,8 @@ def __getattr__(name: str) -> Any:
         if error.name != f"assay.{name}":
             raise
         raise AttributeError(f"module 'assay' has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    """The public names, imported or not, and the version."""
+    return [*__all__, "__version__"]

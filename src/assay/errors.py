@@ -1,4 +1,4 @@
-"""Errors that a person can act on: each names what is wrong, the value met, and what would be accepted."""
+"""Errors that a person can act on: each says what is wrong, and what would be accepted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,27 @@ from numbers import Real
 
 
 class AssayError(Exception):
-    """Base of everything Assay raises on purpose. `exit_code` is what the command line ends with."""
+    """The base of all errors that Assay raises on purpose.
+
+    Attributes:
+        exit_code: what the command line ends with.
+    """
 
     exit_code = 1
 
 
 class ConfigError(AssayError, ValueError):
-    """A setting is not acceptable. Raised before anything is trained or overwritten."""
+    """A setting is not acceptable. It is raised before anything is trained or overwritten.
+
+    Args:
+        field: the name of the setting.
+        value: its value.
+        accepted: what would be accepted.
+
+    >>> raise ConfigError("steps", 0, "a whole number, 1 or above")
+    Traceback (most recent call last):
+    assay.errors.ConfigError: steps = 0 is not accepted: a whole number, 1 or above
+    """
 
     exit_code = 2
 
@@ -24,19 +38,31 @@ class ConfigError(AssayError, ValueError):
 
 
 def check_above_zero(field: str, value: float) -> None:
-    """Refuse what is no finite number above 0."""
+    """Refuse everything but a finite number above 0.
+
+    Raises:
+        ConfigError: names the field.
+    """
     if not (isinstance(value, int | float) and math.isfinite(value) and value > 0):
         raise ConfigError(field, value, "a finite number above 0")
 
 
 def check_number(field: str, value: object, accepted: str) -> None:
-    """Refuse what is no number (a text, True)."""
+    """Refuse everything but a number; True and False are none.
+
+    Raises:
+        ConfigError: names the field and says what is accepted.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
         raise ConfigError(field, value, accepted)
 
 
 def check_fields(field: str, data: object, known: Collection[str]) -> None:
-    """Refuse JSON that is no object, or has a field that is not known: of a later version, or damaged."""
+    """Refuse JSON that is not an object of known fields: it is damaged, or of a later version.
+
+    Raises:
+        ConfigError: names the unknown field.
+    """
     if not isinstance(data, dict):
         raise ConfigError(field, data, "an object")
     for name in data:
@@ -45,23 +71,23 @@ def check_fields(field: str, data: object, known: Collection[str]) -> None:
 
 
 class UnsupportedModelError(AssayError):
-    """The model would mix records, or hides a parameter from the engine. Names the module and the fix."""
+    """The model would mix records, or hides a parameter from the engine. The message names the module and the fix."""
 
     exit_code = 2
 
 
 class BudgetSpentError(AssayError):
-    """The privacy budget is spent: taking one more step would exceed the ε that was allowed."""
+    """The privacy budget is spent: one more step would exceed the allowed ε."""
 
     exit_code = 3
 
 
 class DataError(AssayError):
-    """A data set is missing, truncated or corrupt. Names the file and how to supply it."""
+    """A data set is missing, truncated or corrupt. The message names the file and says how to supply it."""
 
 
 class LeaderError(AssayError):
-    """An error of the leader, which reports it; the other ranks end with it."""
+    """An error of the leading rank. The leader reports it, and the other ranks end with this error."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

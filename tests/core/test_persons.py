@@ -22,9 +22,11 @@ from assay import ConfigError, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.schedules import Decay
 from assay.data.records import Records
-from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
+from assay.data.samplers.full import FullBatch
+from assay.data.samplers.shuffled import Shuffled
+from assay.data.samplers.without_replacement import WithoutReplacement
 from assay.data.units import Sampled, Unit, UnitRecords, numbered, rows_kept
-from assay.gradients.clipping import AdaptiveQuantile
+from assay.gradients.clip_rules.adaptive import AdaptiveQuantile
 from assay.methods.ways import compare
 from assay.randomness.streams import Seeded
 from assay.runs.callbacks import OnStep

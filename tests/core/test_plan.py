@@ -6,8 +6,9 @@ import pytest
 from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from assay import Adjacency, ConfigError, Plan
+from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.schedules import Banded, Decay
-from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
+from assay.data.sampling import FullBatch, Permuted, Shuffled, WithoutReplacement
 from assay.gradients.clipping import AdaptiveQuantile, Automatic, Flat, PerLayer
 
 BASE = {"records": 60_000, "batch_size": 512, "delta": 1e-5}
@@ -78,12 +79,29 @@ def test_no_noise_is_no_privacy():
     assert Plan(**BASE, steps=1, noise_multiplier=0.0).epsilon() == math.inf
 
 
-def test_shuffled_epochs_are_charged_without_amplification():
+def test_shuffled_epochs_are_charged_as_random_allocation():
     shuffled = Plan(**BASE, steps=117 * 3, noise_multiplier=4.0, sampling=Shuffled)
-    assert shuffled.event() == SelfComposedDpEvent(GaussianDpEvent(4.0), 3)
-    assert shuffled.epsilon() > 10 * Plan(**BASE, steps=117 * 3, noise_multiplier=4.0).epsilon()
+    epoch = RandomAllocationDpEvent(117, GaussianDpEvent(4.0))
+    assert shuffled.event() == SelfComposedDpEvent(epoch, 3)
+    assert shuffled.epsilon() < Plan(**BASE, steps=117 * 3, noise_multiplier=4.0).epsilon()
     begun = Plan(**BASE, steps=117 * 3 + 1, noise_multiplier=4.0, sampling=Shuffled)
-    assert begun.event() == SelfComposedDpEvent(GaussianDpEvent(4.0), 4), "an epoch begun is an epoch charged"
+    assert begun.event() == SelfComposedDpEvent(epoch, 4), "an epoch begun is an epoch charged"
+
+
+def test_a_ledger_that_charged_shuffled_epochs_without_amplification_still_fits():
+    plan = Plan(**BASE, steps=117 * 3, noise_multiplier=4.0, sampling=Shuffled)
+    assert plan.fits(118, 0, SelfComposedDpEvent(GaussianDpEvent(4.0), 2), once=False)
+    assert plan.fits(118, 0, plan.event(118), once=False)
+    assert not plan.fits(118, 0, SelfComposedDpEvent(GaussianDpEvent(4.0), 1), once=False), "an epoch too few"
+    assert not plan.fits(118, 0, SelfComposedDpEvent(GaussianDpEvent(5.0), 2), once=False), "other noise"
+
+
+def test_permutations_are_charged_without_amplification():
+    settings = {**BASE, "steps": 118 * 3, "noise_multiplier": 4.0, "sampling": Permuted}
+    permuted = Plan(**settings, adjacency=Adjacency.REPLACE_ONE)
+    assert permuted.event() == SelfComposedDpEvent(GaussianDpEvent(4.0), 3)
+    with pytest.raises(ConfigError, match="replace-one"):
+        Plan(**settings)
 
 
 def test_replacing_a_record_costs_more_than_removing_one():

@@ -43,3 +43,7 @@ def test_every_public_name_exists_and_is_documented():
         assert inspect.getdoc(thing), name
         home = thing.__name__ if inspect.ismodule(thing) else thing.__module__
         assert home.startswith("assay"), name
+
+
+def test_dir_lists_exactly_the_public_names_and_the_version():
+    assert dir(assay) == sorted([*assay.__all__, "__version__"])

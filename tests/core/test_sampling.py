@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from assay.data.sampling import SAMPLERS, FullBatch, Poisson, Shuffled, WithoutReplacement
+from assay.data.sampling import SAMPLERS, FullBatch, Permuted, Poisson, Shuffled, WithoutReplacement
 from assay.randomness.streams import OsSeeded, Secure, Seeded
 
 
@@ -37,6 +37,17 @@ def test_shuffled_epochs_use_every_record_exactly_once(randomness):
     for epoch in range(3):
         batches = [sampler.draw(epoch * 8 + k, randomness) for k in range(8)]
         assert sorted(torch.cat(batches).tolist()) == list(range(100))
+
+
+@pytest.mark.parametrize("randomness", [Seeded(3), OsSeeded(), Secure()])
+def test_permutations_cut_every_epoch_into_batches_of_one_size(randomness):
+    sampler = Permuted(100, 12)
+    assert sampler.epoch_steps == 9
+    epochs = [[sampler.draw(epoch * 9 + k, randomness) for k in range(9)] for epoch in range(2)]
+    for batches in epochs:
+        assert [len(batch) for batch in batches] == [12] * 8 + [4]
+        assert sorted(torch.cat(batches).tolist()) == list(range(100))
+    assert not torch.equal(torch.cat(epochs[0]), torch.cat(epochs[1]))
 
 
 def test_without_replacement_takes_exactly_its_size():

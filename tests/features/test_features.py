@@ -187,20 +187,20 @@ def test_computed_once_and_found_by_what_they_are_made_of(own_cache):
         return 2 * x
 
     x = torch.rand(300, 4)
-    first = cache.computed(doubled, x, "double", "1")
+    first = cache.cached(doubled, x, "double", "1")
     assert torch.equal(first, 2 * x)
     assert calls == [250, 250]  # the last call is filled up: all are alike
-    again = cache.computed(doubled, x.clone(), "double", "1")
+    again = cache.cached(doubled, x.clone(), "double", "1")
     assert torch.equal(again, first)
     assert len(calls) == 2
     again += 1  # private pages: the file stays as it is
-    assert torch.equal(cache.computed(doubled, x, "double", "1"), first)
+    assert torch.equal(cache.cached(doubled, x, "double", "1"), first)
     changed = x.clone()
     changed[7, 2] += 1e-6
-    assert torch.equal(cache.computed(doubled, changed, "double", "1"), 2 * changed)
-    cache.computed(doubled, x, "double", "2")
-    cache.computed(doubled, x, "triple", "1")
-    cache.computed(doubled, x.view(150, 8), "double", "1")
+    assert torch.equal(cache.cached(doubled, changed, "double", "1"), 2 * changed)
+    cache.cached(doubled, x, "double", "2")
+    cache.cached(doubled, x, "triple", "1")
+    cache.cached(doubled, x.view(150, 8), "double", "1")
     assert len(list(own_cache.iterdir())) == 5  # no temporary file is left
     assert own_cache.stat().st_mode & 0o077 == 0
     assert np.load(next(own_cache.iterdir())).dtype == np.float32
@@ -211,7 +211,7 @@ def test_an_interrupted_computation_leaves_nothing(own_cache):
         raise RuntimeError("stopped")
 
     with pytest.raises(RuntimeError):
-        cache.computed(fails, torch.rand(3, 2), "s", "1")
+        cache.cached(fails, torch.rand(3, 2), "s", "1")
     assert list(own_cache.iterdir()) == []
 
 
@@ -252,7 +252,7 @@ def _earlier_version(path):
 
 
 def _of_other_records(path):
-    cache.computed(_doubled, torch.zeros(300, 4), "double", "1")
+    cache.cached(_doubled, torch.zeros(300, 4), "double", "1")
     next(other for other in path.parent.iterdir() if other != path).replace(path)
 
 
@@ -262,11 +262,11 @@ def _of_other_records(path):
 )
 def test_a_damaged_file_is_computed_anew_and_that_is_said(own_cache, damage):
     x, told = torch.rand(300, 4), []
-    cache.computed(_doubled, x, "double", "1")
+    cache.cached(_doubled, x, "double", "1")
     (path,) = own_cache.iterdir()
     whole = path.read_bytes()
     damage(path)
-    assert torch.equal(cache.computed(_doubled, x, "double", "1", tell=told.append), 2 * x)
+    assert torch.equal(cache.cached(_doubled, x, "double", "1", tell=told.append), 2 * x)
     assert [line.startswith(f"note: {path} is damaged") for line in told] == [True]
     assert list(own_cache.iterdir()) == [path]
     assert path.read_bytes() == whole
@@ -293,7 +293,7 @@ def test_where_there_is_no_room_an_error_says_so_and_nothing_is_left(own_cache, 
     if not ahead:  # a system that cannot take room before it is needed
         monkeypatch.delattr(os, "posix_fallocate")
     with _files_of_at_most(10_000), pytest.raises(DataError, match="Make room there") as caught:
-        cache.computed(counted, torch.rand(2000, 4), "double", "1")
+        cache.cached(counted, torch.rand(2000, 4), "double", "1")
     assert str(own_cache) in str(caught.value)
     assert "XDG_CACHE_HOME" in str(caught.value)
     assert list(own_cache.iterdir()) == []
@@ -305,7 +305,7 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path, monkeypatch, place):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
     with pytest.raises(DataError, match="Set XDG_CACHE_HOME to a folder that can be written to") as caught:
-        cache.computed(_doubled, torch.rand(3, 2), "double", "1")
+        cache.cached(_doubled, torch.rand(3, 2), "double", "1")
     assert str(tmp_path / place / "assay" / "features") in str(caught.value)
 
 
@@ -324,7 +324,7 @@ def _computed_until(x, last):
         return 2 * part
 
     with pytest.raises(_Stopped):
-        cache.computed(extract, x, "double", "1")
+        cache.cached(extract, x, "double", "1")
 
 
 @pytest.mark.parametrize(
@@ -348,11 +348,11 @@ def test_what_was_computed_before_a_stop_is_not_computed_again(own_cache, monkey
         calls.append(len(x))
         return 2 * x
 
-    assert torch.equal(cache.computed(counted, x, "double", "1"), 2 * x)
+    assert torch.equal(cache.cached(counted, x, "double", "1"), 2 * x)
     assert len(calls) == computed_again
     (path,) = own_cache.iterdir()
     assert path.suffix == ".npy"
-    assert torch.equal(cache.computed(counted, x, "double", "1"), 2 * x)
+    assert torch.equal(cache.cached(counted, x, "double", "1"), 2 * x)
     assert len(calls) == computed_again, "it proves itself as one that was made at once does"
 
 
@@ -371,7 +371,7 @@ def test_two_at_the_same_time_compute_once():
         waited.set()
 
     def compute():
-        found.append(cache.computed(slow, x, "double", "1", tell=note))
+        found.append(cache.cached(slow, x, "double", "1", tell=note))
 
     both = [threading.Thread(target=compute) for _ in range(2)]
     both[0].start()
@@ -386,11 +386,11 @@ def test_two_at_the_same_time_compute_once():
 
 def test_only_what_takes_long_says_how_far_it_is(monkeypatch):
     x, told = torch.rand(600, 4), []
-    cache.computed(_doubled, x, "double", "1", what="doubles", tell=told.append)
+    cache.cached(_doubled, x, "double", "1", what="doubles", tell=told.append)
     assert told == []
     monkeypatch.setattr(progress, "_FIRST", 0.0)
     monkeypatch.setattr(progress, "_EVERY", 0.0)
-    cache.computed(_doubled, x, "double", "2", what="doubles", tell=told.append)
+    cache.cached(_doubled, x, "double", "2", what="doubles", tell=told.append)
     assert told == [f"doubles: {done} of 600, about 0 s left" for done in (250, 500)]
 
 

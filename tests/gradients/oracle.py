@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from assay.gradients.engine import Engine
 from assay.gradients.record_grads import RecordGrads
-from assay.gradients.reference import per_record_gradients
+
+from .reference import per_record_gradients
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 TOLERANCE = 1e-10

@@ -19,7 +19,6 @@ from assay.errors import UnsupportedModelError
 from assay.gradients.clipping import Flat, PerLayer
 from assay.gradients.engine import Engine
 from assay.gradients.record_grads import RecordGrads
-from assay.gradients.reference import per_record_gradients
 from assay.gradients.rules.correlation import FullCorrelationRule, corner
 from assay.gradients.rules.layers import RULES
 from assay.gradients.rules.spectra import Torus
@@ -28,6 +27,7 @@ from assay.models import build
 from assay.models.circulant import replace_linear
 
 from .oracle import TOLERANCE, flat_norms, flat_sum, squared_error, trained, weighted
+from .reference import per_record_gradients
 from .test_convolution import CONV, SIDES, geometries
 from .test_sensitivity import SLACK, cancelling, repeated
 

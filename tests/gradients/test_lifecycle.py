@@ -13,9 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.engine import Engine
-from assay.gradients.reference import per_record_gradients
 
 from .oracle import agree, flat_norms, flat_sum, squared_error, trained, whole_norms
+from .reference import per_record_gradients
 
 
 def discriminator() -> nn.Module:

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from assay.gradients.clipping import Automatic, Flat, PerLayer
+from assay.gradients.clip_rules.automatic import Automatic
+from assay.gradients.clip_rules.flat import Flat
+from assay.gradients.clip_rules.per_layer import PerLayer
 from assay.gradients.engine import Engine
-from assay.gradients.reference import per_record_gradients
 from assay.gradients.uses.persons import Persons
 from assay.models import available, build
 
 from .oracle import TOLERANCE, flat_norms, flat_sum, squared_error, trained, weighted, whole_norms
+from .reference import per_record_gradients
 from .test_views import LAYERS, Tied
 
 COUNTS = (3, 1, 5, 2, 1, 4)

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from assay.gradients.reference import per_record_gradients
-
 from .oracle import squared_error, trained
+from .reference import per_record_gradients
 
 
 @pytest.mark.parametrize("batched", [True, False])

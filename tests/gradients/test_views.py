@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from assay.gradients.engine import Engine
-from assay.gradients.reference import per_record_gradients
 from assay.models import ModelInfo, available, build
 from assay.models.circulant import BlockCirculantLinear
 
 from .oracle import TOLERANCE, flat_norms, flat_sum, squared_error, trained, weighted, whole_norms
+from .reference import per_record_gradients
 
 VIEWS = 3
 

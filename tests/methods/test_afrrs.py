@@ -21,12 +21,10 @@ from assay.audit.plans import audit_plan
 from assay.data.records import Records
 from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError, UnsupportedModelError
-from assay.mechanisms.objective import NoisyCoefficients
-from assay.mechanisms.types import Bounded
 from assay.methods.perturb.explain import Explainer
-from assay.methods.perturb.objective import BELOW_IS_NOT_PRIVATE, StepNoise, objective_sensitivity
+from assay.methods.perturb.objective import BELOW_IS_NOT_PRIVATE, objective_sensitivity
 from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE
-from assay.methods.perturb.stages import NoisyRecords, ScaledByRelevance, _expanded
+from assay.methods.perturb.stages import NoisyRecords, ScaledByRelevance
 from assay.randomness.streams import Seeded
 from assay.runs import checkpoint
 from assay.training.stages import train_privately
@@ -231,22 +229,6 @@ def test_as_published_the_labels_are_bare_in_the_layers_below_the_last():
         assert not torch.allclose(first[place], neighbour[place], rtol=1e-4, atol=1e-9), "one label shows"
 
 
-def test_the_noise_of_a_step_is_that_of_the_coefficients():
-    """The gradient of `StepNoise.published_loss`, with the same numbers."""
-    weight = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
-    hidden = torch.rand(7, 5, dtype=torch.float64)
-    labels = torch.arange(7) % 3
-    StepNoise(scale=2.0).published_loss(hidden, labels, weight, Seeded(4).stream("noise", 0)).backward()
-    plain = weight.detach().clone().requires_grad_()
-    _expanded(hidden @ plain.T, labels).sum().backward()
-    mechanism = NoisyCoefficients(scale=2.0).on({"below": torch.zeros(2, 2), "last": weight})
-    total = {"below": torch.ones(2, 2), "last": plain.grad.clone()}
-    released = mechanism.release(Bounded(total, math.inf), Seeded(4).stream("noise", 0))
-    torch.testing.assert_close(released.value["last"], weight.grad)
-    assert torch.equal(released.value["below"], torch.ones(2, 2))
-    assert released.event == NonPrivateDpEvent()
-
-
 def test_training_on_released_records_sees_nothing_else(tmp_path):
     """objective=record: with the noisy records of a run, its labels and features can be exchanged without a trace."""
     made = small(variant="published", objective="record", explain="private").for_model(small_model())
@@ -260,7 +242,7 @@ def test_training_on_released_records_sees_nothing_else(tmp_path):
 
 
 def test_the_noise_drawn_has_the_scales_that_were_charged():
-    """Mean |noise| of 4000 records by feature is b_j within 6.5 standard errors (b_j/√n): false alarms below 1e-6 for 36 features."""
+    """Mean |noise| of 4000 records is b_j within 6.5 standard errors: false alarms below 1e-6 for 36 features."""
     made = small(variant="published", noise=0.05).for_model(small_model())
     data = records(4000)
     released = made.stage.release(small_model(), Records(data), Seeded(2), torch.device("cpu"), train_privately)

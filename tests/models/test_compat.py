@@ -219,7 +219,7 @@ class TestFrozen:
         layer = trained(nn.BatchNorm2d(4))
         layer.num_batches_tracked = torch.tensor(counted)
         _, changes = replace_batchnorm(layer, "frozen")
-        assert "released without noise: honest only if they come from public data" in str(changes[0])
+        assert "released without noise: they must come from public data" in str(changes[0])
 
     def test_says_that_statistics_are_initial(self) -> None:
         _, changes = replace_batchnorm(nn.BatchNorm2d(4), "frozen")
@@ -344,7 +344,7 @@ class TestCheck:
     def test_instancenorm_that_keeps_statistics(self) -> None:
         model = nn.Sequential(nn.InstanceNorm2d(4, track_running_stats=True))
         assert problems(model) == [
-            "0: InstanceNorm2d keeps running statistics of the records, un-noised; "
+            "0: InstanceNorm2d keeps running statistics of the records, without noise; "
             "construct it with track_running_stats=False"
         ]
 

@@ -59,7 +59,7 @@ def test_each_parameter_that_does_not_fit_is_told_with_what_is_wrong_about_it(tm
     assert f"{first} has shape (6, 3, 5, 5) there and (6, 1, 5, 5) in the model" in refusal(
         path, good | {first: torch.zeros(6, 3, 5, 5)}
     )
-    assert refusal(path, good | {"extra.weight": torch.zeros(2)}).endswith("extra.weight is too much")
+    assert refusal(path, good | {"extra.weight": torch.zeros(2)}).endswith("extra.weight is not in the model")
     assert f"{second} is torch.int64 there and torch.float32" in refusal(path, good | {second: good[second].long()})
     said = refusal(path, {n: t for n, t in good.items() if n.startswith("head.fc3")})
     assert said.count("is missing there") == 3
@@ -250,7 +250,7 @@ def test_what_is_not_torchvisions_resnet18_is_refused(tmp_path):
 
     good = torchvision_resnet18()
     refused(good, "model resnet18 with this checkpoint", model="resnet20")
-    refused(good, "pictures of three channels", shape=(1, 32, 32))
+    refused(good, "images of three channels", shape=(1, 32, 32))
     refused({n: t for n, t in good.items() if n != "layer3.0.bn2.running_mean"}, "stage3.0.norm2.running_mean")
     refused(torchvision_resnet18(layers=(3, 2, 2, 2)), "stages.stage1.2.conv1.weight")
 

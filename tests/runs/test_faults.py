@@ -359,9 +359,9 @@ def test_calibration_names_it_too(field, value):
 def test_records_of_three_values_are_named(tmp_path):
     x, y = records().tensors
     three = TensorDataset(x, y, y)
-    with pytest.raises(ConfigError, match="train = '3 values a record'"):
+    with pytest.raises(ConfigError, match="train = '3 values per record'"):
         fit(network(), three, plan=plan(), out=tmp_path / "run")
-    with pytest.raises(ConfigError, match="test = '3 values a record'"):
+    with pytest.raises(ConfigError, match="test = '3 values per record'"):
         fit(network(), records(), plan=plan(), test=three, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="train = 'Tensor'"):
         fit(network(), x, plan=plan(), out=tmp_path / "run")

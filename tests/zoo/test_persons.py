@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 
 from assay import Plan, PrivateStep, data
 from assay.audit import from_scores
-from assay.data.sampling import FullBatch
+from assay.data.samplers.full import FullBatch
 from assay.data.units import Sampled, Unit
 from assay.errors import DataError
 from assay.randomness.streams import Seeded

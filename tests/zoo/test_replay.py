@@ -32,7 +32,7 @@ def with_chain(change):
 def without_proof(model, plan, randomness):
     """A step whose engine does not look whether records mix."""
     step = PrivateStep(model, plan, randomness=randomness)
-    step.engine._proof = None
+    step.engine._inspector.proof = None
     return step
 
 

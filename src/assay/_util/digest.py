@@ -1,4 +1,4 @@
-"""A digest of named numbers, for a model at some moment."""
+"""A digest of named tensors, such as a model at some moment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from torch import Tensor, nn
 
 
 def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
-    """Another one if a name, a shape, a type or a single bit of a value is another; where the tensors are does not matter."""
+    """A digest that changes with every name, shape, type and bit of a value, but not with the device.
+
+    >>> of_tensors([("w", torch.zeros(2))]) == of_tensors([("w", torch.ones(2))])
+    False
+    """
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in named:
         plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
@@ -20,6 +24,6 @@ def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def of_model(model: nn.Module) -> str:
-    """Of all its parameters, which of them are trained, and its buffers."""
+    """The digest of a model's parameters, of which of them are trainable, and of its buffers."""
     trained = "".join("01"[p.requires_grad] for p in model.parameters())
     return of_tensors([*model.named_parameters(), *model.named_buffers(), (trained, torch.empty(0))])

@@ -1,4 +1,4 @@
-"""Numbers as people read them, rounded to the side that is true: an upper bound up, a lower bound down."""
+"""Numbers rounded for people, so that they stay true: an upper bound up, a lower bound down."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def at_least(value: float, digits: int = 4) -> str:
 def _rounded(value: float, digits: int, side: str) -> str:
     if not math.isfinite(value):
         return str(value)
-    # by its shortest decimal form, so that 0.1 stays 0.1 although the nearest double lies above it
+    # The shortest decimal form decides, so that 0.1 stays 0.1 although the nearest double lies above it.
     return f"{float(decimal.Context(prec=digits, rounding=side).create_decimal(repr(float(value)))):.{digits}g}"

@@ -1,4 +1,4 @@
-"""Files and folders that are either whole or not there: written to a temporary name, flushed to disk, renamed."""
+"""Files and folders that are either whole or absent: written under a temporary name, flushed to disk, renamed."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ from assay.errors import AssayError
 
 try:
     import fcntl
-except ImportError:  # a system without file locks of this kind
+except ImportError:  # a system without such file locks
     fcntl = None  # type: ignore[assignment]
 
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What an `OSError` says where a disk is full, a quota used up, or a file too large for its file system."""
+"""The numbers of an `OSError` for a full disk, an exhausted quota, or a file too large for its file system."""
 
 
 class NoRoomError(AssayError, OSError):
-    """The disk is full. Names the file, and how to go on."""
+    """The disk is full. The message names the file and says what to do."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        self.said = (
+        self._message = (
             f"no room to write {path}: {reason}. What was on disk before is whole. Make room and repeat the command; "
             "a run that has begun goes on with assay resume"
         )
         super().__init__(errno.ENOSPC, reason)
 
     def __str__(self) -> str:
-        return self.said
+        return self._message
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Say of a full disk which file it has no room for: the error of the system, or of safetensors, names none.
+    """Name the file in errors about a full disk, which the system and safetensors do not.
 
     Raises:
-        NoRoomError: There is no room for the file.
+        NoRoomError: there is no room for the file.
     """
     try:
         yield
@@ -58,48 +58,60 @@ def writing(path: Path) -> Iterator[None]:
         raise NoRoomError(path, getattr(error, "strerror", None) or str(error)) from error
 
 
-def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
-    """`write` a temporary sibling, flush it to disk and rename it to `path`. A crash leaves the old file or the new
-    one.
+@contextlib.contextmanager
+def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
+    """Give a temporary file beside `path` to write to, flush it to disk and rename it.
+
+    A crash, or an error while it is written, leaves the old file; otherwise the new one is there.
 
     Args:
-        path: The file.
-        write: Is given the path to write to.
-        private: Whether only the owner may read the file.
+        path: the file.
+        private: whether only the owner may read the file.
+
+    Yields:
+        The path to write to.
 
     Raises:
-        NoRoomError: The disk is full; what was there is unchanged.
+        NoRoomError: the disk is full; the old file is unchanged.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         with writing(path):
             if private:
-                part.touch(mode=0o600)
-            write(part)
-            with part.open("rb+") as handle:
+                temporary.touch(mode=0o600)
+            yield temporary
+            with temporary.open("rb+") as handle:
                 os.fsync(handle.fileno())
-        part.replace(path)
+        temporary.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
+def replace_file(path: Path, write: Callable[[Path], object], *, private: bool = False) -> None:
+    """As `replacing`, where `write` writes to the path that it is given."""
+    with replacing(path, private=private) as temporary:
+        write(temporary)
+
+
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file whole."""
-    replace_file(path, lambda part: part.write_bytes(as_bytes(text)))
+    """Write a text file, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(as_bytes(text))
 
 
 def as_bytes(text: str) -> bytes:
-    """Text as files hold it: UTF-8; a name that the file system gave and that is no text keeps its bytes."""
+    """The text in UTF-8. File names that are not valid text keep their bytes."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def replace_json(path: Path, data: dict[str, Any], *, private: bool = False) -> None:
-    """Write a JSON file whole. Infinite and undefined numbers are refused: the caller says "inf" where it means it."""
+    """Write a JSON file, whole or not at all. Infinite and undefined numbers are a ValueError."""
     text = json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    if not _encodes(text):  # the name of a file that is no text
+    if not _encodes(text):  # it holds a file name that is not valid text
         text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    replace_file(path, lambda part: part.write_text(text, encoding="utf-8"), private=private)
+    with replacing(path, private=private) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _encodes(text: str) -> bool:
@@ -111,7 +123,7 @@ def _encodes(text: str) -> bool:
 
 
 def create_json(path: Path, data: dict[str, Any]) -> None:
-    """Write a JSON file whole, unless there is one: that one stays, and of several that are written at the same time the first does."""
+    """Write a JSON file, whole, unless it exists. Of several processes that write it at once, the first wins."""
     whole = path.with_name(f".{path.name}.{os.getpid()}.new.part")
     try:
         replace_json(whole, data)
@@ -122,17 +134,17 @@ def create_json(path: Path, data: dict[str, Any]) -> None:
     sync_folder(path.parent)
 
 
-_PART = re.compile(r"\..+?\.(\d+)(\.new)?\.part")
+_TEMPORARY = re.compile(r"\..+?\.(\d+)(\.new)?\.part")
 
 
 def is_abandoned(path: Path) -> bool:
     """Whether this is a temporary file of a process that has ended."""
-    found = _PART.fullmatch(path.name)
-    return found is not None and not _lives(int(found[1]))
+    match = _TEMPORARY.fullmatch(path.name)
+    return match is not None and not _lives(int(match[1]))
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove the temporary files that processes left in this folder when they were killed; those of living ones stay."""
+    """Remove the temporary files of processes that were killed; those of living processes stay."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if is_abandoned(path) and not path.is_dir():
             path.unlink(missing_ok=True)
@@ -143,48 +155,54 @@ def _lives(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # somebody else's
+    except OSError:  # another user's process
         return True
     return True
 
 
 def copy_folder(source: Path, target: Path, *, without: Sequence[str]) -> None:
-    """Copy a folder, except for files and folders with one of the names `without`, to one that is not there yet or is empty. A crash leaves a folder whose
-    name `is_part`, or the whole copy. Files keep the times at which they were written.
+    """Copy a folder. A crash leaves a folder whose name `is_part`, or the whole copy.
+
+    Args:
+        source: the folder.
+        target: the copy, which must not exist or must be empty. Files keep their times.
+        without: names of files and folders that are left out.
     """
-    part = target.with_name(f".{target.name}.part")
+    temporary = target.with_name(f".{target.name}.part")
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.rmtree(part, ignore_errors=True)  # of a copy that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # of an earlier copy that was killed
     try:
-        shutil.copytree(source, part, ignore=shutil.ignore_patterns(*without))
-        for path in part.rglob("*"):
+        shutil.copytree(source, temporary, ignore=shutil.ignore_patterns(*without))
+        for path in temporary.rglob("*"):
             if path.is_file():
                 with path.open("rb+") as handle:
                     os.fsync(handle.fileno())
         if target.exists():
             target.rmdir()
-        part.rename(target)
+        temporary.rename(target)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     sync_folder(target.parent)
 
 
 def set_times(folder: Path, nanoseconds: int) -> None:
-    """Give a folder and all that is below it one time of change and of access, so that the times say nothing of how long anything took."""
+    """Give a folder and everything in it one time of change and access, so that times do not show durations."""
     for path in [*folder.rglob("*"), folder]:
         os.utime(path, ns=(nanoseconds, nanoseconds))
 
 
 def is_part(name: str) -> bool:
-    """Whether this is the name of a file or folder that was never finished."""
+    """Whether this is the name of an unfinished file or folder."""
     return name.startswith(".") and name.endswith(".part")
 
 
 def lock(file: IO[Any]) -> bool:
-    """Claim an open file until it is closed; False if somebody else has it, in this process or another.
+    """Lock an open file until it is closed.
 
-    A process that was started with the file has the lock too; a forked child closes its copy, so that only the parent has it. The end of a
-    process ends its own. Where the system or the file system has no such locks, everybody is told True.
+    A forked child closes its copy of the file, so that only the parent holds the lock. A lock ends with its process.
+
+    Returns:
+        False if somebody else holds the lock, in this process or another. Where there are no such locks, True.
     """
     close_in_children(file)
     if fcntl is None:
@@ -199,17 +217,21 @@ def lock(file: IO[Any]) -> bool:
 
 
 def unlock(file: IO[Any]) -> None:
-    """Give up a lock at once, even if a forked child has not yet closed its copy of the file."""
+    """Release a lock at once, even if a forked child has not yet closed its copy of the file."""
     if fcntl is not None:
         with contextlib.suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_UN)
 
 
 @contextlib.contextmanager
-def claimed(path: Path, waits: Callable[[], object]) -> Iterator[IO[bytes]]:
-    """The file of this name, made if it is not there, open for one process at a time and unbuffered; `waits` is called if another has it.
+def locked(path: Path, waits: Callable[[], object]) -> Iterator[IO[bytes]]:
+    """Open a file without buffering, for one process at a time. It is created if it does not exist.
 
-    Whoever has it may rename or remove it: who waited for it then gets a new one.
+    Whoever holds it may rename or remove it; whoever waited then gets a new one.
+
+    Args:
+        path: the file.
+        waits: is called once if another process holds the file.
     """
     told = False
     while True:
@@ -225,7 +247,7 @@ def claimed(path: Path, waits: Callable[[], object]) -> Iterator[IO[bytes]]:
 
 
 def has_name(file: IO[Any], path: Path) -> bool:
-    """Whether the open file is the one that this path leads to."""
+    """Whether this path leads to the open file."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -234,7 +256,7 @@ def has_name(file: IO[Any], path: Path) -> bool:
 
 @contextlib.contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Have a folder to oneself, among those who ask for it so; others wait. Where folders cannot be locked nobody waits."""
+    """Hold a folder alone, among those who call this; others wait. Where folders cannot be locked, nobody waits."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:  # a system that does not open folders
@@ -249,11 +271,15 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def take_room(file: IO[bytes], size: int) -> None:
-    """Have the disk keep room for so many bytes of an open file, where it can: too little is found out now and not while writing."""
+def reserve(file: IO[bytes], size: int) -> None:
+    """Reserve `size` bytes on disk for an open file, where the system can, so that a full disk shows before writing.
+
+    Raises:
+        OSError: there is not enough space.
+    """
     try:
         os.posix_fallocate(file.fileno(), 0, size)
-    except AttributeError:  # a system that has no such call
+    except AttributeError:  # a system without this call
         return
     except OSError as error:
         if error.errno in NO_ROOM:

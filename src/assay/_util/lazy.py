@@ -1,10 +1,35 @@
-"""Names that a package offers and imports when they are first used: a process starts with what it needs only."""
+"""Names and modules that are imported when they are first used, so that a process loads only what it needs.
+
+ε is computed without torch, which takes longer to import than ε takes to compute. Modules that describe a run (plans, methods,
+samplers, clipping rules) are therefore imported without it. Where they compute with tensors they write
+
+    from assay._util.lazy import torch
+
+and use `torch` as ever. Modules that do nothing but compute with tensors import it in the ordinary way.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch as torch
+
+
+class _Later:
+    """Stands for a module, and imports it when one of its names is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(import_module(self._name), name)
+
+
+if not TYPE_CHECKING:
+    torch = _Later("torch")
 
 
 def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -1,7 +1,7 @@
 """Things that are chosen by name: methods, samplers, clipping rules, accountants, data sets, attacks, report sections.
 
 Each kind has a home: a package whose files define one such thing each (`METHOD = ...`, `SAMPLER = ...`). A new file there is found by
-itself. A thing from outside comes in by `register`, or by an entry point of an installed package in the group `assay.<kind>`:
+itself. A thing that has the name of its file (`fashion-mnist` in `fashion_mnist.py`) is found without importing the other files. A thing from outside comes in by `register`, or by an entry point of an installed package in the group `assay.<kind>`:
 
     registry.register("clip", MyRule)
 
@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import pkgutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
 from typing import Any, Generic, TypeVar
@@ -77,8 +78,10 @@ class Registry(Mapping[str, T], Generic[T]):
 
     Args:
         kind: one of `HOMES`.
-        fits: whether an object is of the kind.
-        wanted: what `fits` asks for, in words.
+        of: the type of the things; with `classes`, what they derive from. A text is a member that they have.
+        wanted: what that asks for, in words.
+        classes: whether the things are classes, and not objects.
+        distinct: a field that holds a class, another one for each thing.
         package: where the files are; None where there are none.
         attribute: what a file calls its thing, or a tuple of things.
         known: things that need no looking for.
@@ -88,18 +91,20 @@ class Registry(Mapping[str, T], Generic[T]):
         self,
         kind: str,
         *,
-        fits: Callable[[object], bool],
+        of: type[Any] | str,
         wanted: str,
+        classes: bool = False,
+        distinct: str = "",
         package: str | None = None,
         attribute: str = "",
         known: tuple[T, ...] = (),
     ) -> None:
-        self._kind, self._fits, self._wanted = kind, fits, wanted
+        self._kind, self._of, self._wanted = kind, of, wanted
+        self._classes, self._distinct = classes, distinct
         self._package, self._attribute = package, attribute
         self._things: dict[str, T] = {}
         self._searched = False
-        for thing in known:
-            self._add(thing)
+        self._known = [self._add(thing) for thing in known]
 
     def register(self, thing: T) -> None:
         """Add a thing; a name that is taken is refused."""
@@ -112,12 +117,16 @@ class Registry(Mapping[str, T], Generic[T]):
         Raises:
             ConfigError: there is none; `field` is what the error calls the setting.
         """
-        if name not in self:
+        found = self.get(name)
+        if found is None:
             raise ConfigError(field, name, "one of " + ", ".join(self))
-        return self[name]
+        return found
 
     def __getitem__(self, name: str) -> T:
-        self._search()
+        if name not in self._things:
+            self._look_in_file(name)
+        if name not in self._things:
+            self._search()
         return self._things[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -128,13 +137,35 @@ class Registry(Mapping[str, T], Generic[T]):
         self._search()
         return len(self._things)
 
-    def _add(self, thing: T) -> None:
+    def _add(self, thing: T) -> str:
         name = getattr(thing, "name", None)
         if not (isinstance(name, str) and name and self._fits(thing)):
             raise ConfigError(self._kind, thing, f"{self._wanted}, with a name")
+        self._check_distinct(thing)
         if self._things.get(name, thing) is not thing:
             raise ConfigError(f"{self._kind} name", name, "a name that is not taken: " + ", ".join(self._things))
         self._things[name] = thing
+        return name
+
+    def _fits(self, thing: object) -> bool:
+        if inspect.isclass(thing) != self._classes:
+            return False
+        if isinstance(self._of, str):
+            return hasattr(thing, self._of)
+        return issubclass(thing, self._of) if inspect.isclass(thing) else isinstance(thing, self._of)
+
+    def _check_distinct(self, thing: T) -> None:
+        own = getattr(thing, self._distinct) if self._distinct else None
+        for name, other in self._things.items() if self._distinct else ():
+            if getattr(other, self._distinct) is own and other is not thing:
+                raise ConfigError(f"{self._kind} {self._distinct}", own.__name__, f"a class of its own: {name} has it")
+
+    def _look_in_file(self, name: str) -> None:
+        """Import the file that this name suggests, if there is one."""
+        if isinstance(name, str) and self._package is not None and not self._searched:
+            module = f"{self._package}.{name.replace('-', '_')}"
+            if module in _modules(self._package):
+                self._add_from(module)
 
     def _search(self) -> None:
         """Import the files of the package and the entry points, once."""
@@ -142,19 +173,22 @@ class Registry(Mapping[str, T], Generic[T]):
             return
         self._searched = True
         try:
+            names = list(self._known)
             for module in () if self._package is None else _modules(self._package):
-                found = getattr(importlib.import_module(module), self._attribute, ())
-                for thing in found if isinstance(found, tuple) else (found,):
-                    self._add(thing)
-            for point in _entry_points().select(group=f"assay.{self._kind}"):
-                self._add(point.load())
+                names += self._add_from(module)
+            names += [self._add(point.load()) for point in _entry_points().select(group=f"assay.{self._kind}")]
+            self._things = {name: self._things[name] for name in names}  # in one order, whatever was asked for first
         except BaseException:
-            self._searched = (
-                False  # a file that cannot be imported is an error each time, and not an empty list the second
-            )
+            # a file that cannot be imported is an error each time, and not an empty list the second
+            self._searched = False
             raise
 
+    def _add_from(self, module: str) -> list[str]:
+        found = getattr(importlib.import_module(module), self._attribute, ())
+        return [self._add(thing) for thing in (found if isinstance(found, tuple) else (found,))]
 
+
+@functools.cache
 def _modules(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
     return sorted(f"{package}.{info.name}" for info in pkgutil.iter_modules(path))

@@ -1,7 +1,7 @@
-"""Digests that files carry of their own content, so that damage is seen when they are read.
+"""Digests inside files, which reveal damage when a file is read.
 
-A digest tells damage from what was written. It is no signature: who can write a file can write its digest too. That a file has
-one is not left to the file: `run.json` says which version a run was written with, and the files of a run name its digest.
+A digest is not a signature: whoever can write a file can write its digest too. Whether a file must have one does not
+depend on the file itself: `run.json` says which version wrote the run, and the files of a run name its digest.
 """
 
 from __future__ import annotations
@@ -20,30 +20,38 @@ _MARK = b', "digest": "'
 _TAIL = len(_MARK) + 2 * _BYTES + len(b'"}')
 
 
-def of_text(*parts: str) -> str:
+def of_text(*texts: str) -> str:
     """The digest of several texts, in order."""
     digest = hashlib.blake2b(digest_size=_BYTES)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
+    for text in texts:
+        data = text.encode("utf-8", "surrogatepass")
         digest.update(len(data).to_bytes(8, "little"))
         digest.update(data)
     return digest.hexdigest()
 
 
 def of_json(data: Mapping[str, Any]) -> str:
-    """The digest of all fields but the digest itself, however they are ordered and spaced."""
+    """The digest of all fields but the digest itself, whatever their order.
+
+    >>> of_json({"a": 1, "b": 2}) == of_json({"b": 2, "a": 1, "digest": "..."})
+    True
+    """
     content = {key: value for key, value in data.items() if key != FIELD}
     return of_text(json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False))
 
 
 def sealed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data as JSON gives them back, with the digest of their content."""
+    """The data as JSON returns them, with the digest of their content."""
     plain: dict[str, Any] = json.loads(json.dumps(data, allow_nan=False))
     return {**plain, FIELD: of_json(plain)}
 
 
 def check(path: Path, data: Mapping[str, Any]) -> None:
-    """`AssayError` where the content is not what the digest was made of, or where there is none."""
+    """Refuse content that does not match its digest.
+
+    Raises:
+        AssayError: the digest is missing or belongs to other content.
+    """
     if FIELD not in data:
         raise AssayError(f"{path} is damaged: its field {FIELD} is missing")
     if data[FIELD] != of_json(data):
@@ -57,11 +65,11 @@ def of_file(path: Path) -> str:
 
 
 def chained(line: Mapping[str, Any], before: str) -> tuple[bytes, str]:
-    """A line of a file of JSON lines that ends with a digest of itself and of all lines before it; and that digest.
+    """A JSON line that ends with a digest of itself and all lines before it, and that digest.
 
     Args:
-        line: What the line says.
-        before: The digest of the line before it; "" for the first one.
+        line: the content of the line.
+        before: the digest of the line before it; "" for the first one.
     """
     body = json.dumps(line).encode()[:-1]
     digest = _chain(body, before)
@@ -69,14 +77,14 @@ def chained(line: Mapping[str, Any], before: str) -> tuple[bytes, str]:
 
 
 def unchained(line: bytes, before: str) -> tuple[bytes, str] | None:
-    """The JSON of a chained line without its digest, and the digest; None where the line is not what was written."""
+    """The JSON of a chained line without its digest, and the digest; None if the line is damaged."""
     body = line[:-_TAIL]
     digest = _chain(body, before)
     return (body + b"}", digest) if line[-_TAIL:] == _MARK + digest.encode() + b'"}' else None
 
 
 def begins_with_line(data: bytes, before: str) -> bool:
-    """Whether a whole chained line, and more, is what these bytes begin with."""
+    """Whether these bytes begin with a whole chained line, and continue after it."""
     end = data.find(b'"}', data.find(_MARK) + len(_MARK)) + 2
     return end < len(data) and unchained(data[:end], before) is not None
 

@@ -1,8 +1,9 @@
-"""Parts by name with their settings, as people type them: `laplacian:sigma=1,over=tensor`.
+"""The grammar `name:key=value,...` for objects with settings, as people type them: `laplacian:sigma=1,over=tensor`.
 
-A part is a dataclass whose fields are its settings; the name it goes by is in the table it is looked up in. The first setting may be
-given by its value alone: `flat:0.5` is `flat:bound=0.5`. A colon may stand for a comma before `key=`, as earlier versions wrote clipping
-rules: `auto:1.0:gamma=0.01`. `parse` and `describe` are inverse to each other, so that a run's description says exactly what ran.
+Such an object is a dataclass whose fields are its settings. A table maps its name to its class. The first setting may
+be given by its value alone: `flat:0.5` means `flat:bound=0.5`. A colon may replace a comma before `key=`, as earlier
+versions wrote clipping rules: `auto:1.0:gamma=0.01`. `parse` inverts `describe`, so that the description of a run says
+exactly what ran.
 """
 
 from __future__ import annotations
@@ -17,29 +18,29 @@ from assay.errors import ConfigError
 
 T = TypeVar("T")
 
-_BETWEEN = re.compile(r",|:(?=\w+=)")
+_SEPARATOR = re.compile(r",|:(?=\w+=)")
 
 
 def parse(field: str, text: str, kinds: Mapping[str, type[T]]) -> T:
-    """The part that `text` names, with the settings it gives.
+    """The object that `text` describes.
 
     Args:
-        field: what the part is to its user, for errors.
+        field: the setting that the text belongs to, for errors.
         text: `name`, `name:value`, `name:key=value,key=value` or `name:value,key=value`.
-        kinds: the parts there are.
+        kinds: the classes by name.
 
     Raises:
-        ConfigError: there is no such part, or a setting is missing its value, given twice, unknown or out of range.
+        ConfigError: the name is unknown, or a setting has no value, is given twice, unknown or out of range.
     """
     name, colon, rest = text.partition(":")
     if name not in kinds:
         raise ConfigError(field, text, "one of " + ", ".join(usage(known, kind) for known, kind in kinds.items()))
     kind = kinds[name]
     given: dict[str, str] = {}
-    for position, part in enumerate(_BETWEEN.split(rest) if colon else []):
-        key, equals, value = part.partition("=")
+    for position, setting in enumerate(_SEPARATOR.split(rest) if colon else []):
+        key, equals, value = setting.partition("=")
         if not equals and position == 0 and settings(kind):
-            key, value = _first(field, text, name, kind, part), part
+            key, value = _first(field, text, name, kind, setting), setting
         elif not equals or key in given:
             raise ConfigError(field, text, f"settings as key=value, each once: {usage(name, kind)}")
         given[key] = value
@@ -47,7 +48,7 @@ def parse(field: str, text: str, kinds: Mapping[str, type[T]]) -> T:
 
 
 def _first(field: str, text: str, name: str, kind: type[Any], value: str) -> str:
-    """The setting that is meant by a value alone."""
+    """The name of the setting that a value alone belongs to."""
     key, asked = next(iter(settings(kind).items()))
     try:
         _read(key, value, asked)
@@ -57,7 +58,11 @@ def _first(field: str, text: str, name: str, kind: type[Any], value: str) -> str
 
 
 def converted(field: str, kind: type[Any], given: Mapping[str, object]) -> dict[str, Any]:
-    """Settings as the types that the fields of `kind` ask for; texts are read as numbers where a number is asked for."""
+    """Settings in the types of the fields of `kind`: texts are read as numbers where a field is a number.
+
+    Raises:
+        ConfigError: `kind` has no such setting, or a text is not a number.
+    """
     asked = settings(kind)
     out = {}
     for key, value in given.items():
@@ -68,47 +73,51 @@ def converted(field: str, kind: type[Any], given: Mapping[str, object]) -> dict[
 
 
 def settings(kind: type[Any]) -> dict[str, Any]:
-    """The settings of a part and their types: its fields, or those it names in `OPTIONS`."""
+    """The settings of a class and their types: its fields, or those that it names in `OPTIONS`."""
     hints = typing.get_type_hints(kind)
     fields = {f.name: hints[f.name] for f in dataclasses.fields(kind) if f.init}
     named = getattr(kind, "OPTIONS", None)
     return fields if named is None else {name: fields[name] for name in named}
 
 
-def given(part: Any) -> dict[str, Any]:
-    """The settings of a part that differ from the defaults of its kind."""
-    defaults = {f.name: f.default for f in dataclasses.fields(part)}
-    return {name: getattr(part, name) for name in settings(type(part)) if getattr(part, name) != defaults[name]}
+def given(thing: Any) -> dict[str, Any]:
+    """The settings of an object that differ from the defaults of its class."""
+    defaults = {f.name: f.default for f in dataclasses.fields(thing)}
+    return {name: getattr(thing, name) for name in settings(type(thing)) if getattr(thing, name) != defaults[name]}
 
 
-def describe(part: T, kinds: Mapping[str, type[T]]) -> str:
-    """The text that `parse` turns into `part`; settings left at their defaults are not written."""
-    name = next(name for name, kind in kinds.items() if type(part) is kind)
-    said = ",".join(
-        f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in given(part).items()
+def describe(thing: T, kinds: Mapping[str, type[T]]) -> str:
+    """The text that `parse` turns into `thing`, without settings that have their default value."""
+    texts = [
+        f"{key}={value!r}" if isinstance(value, float) else f"{key}={value}" for key, value in given(thing).items()
+    ]
+    return _with_settings(thing, kinds, texts)
+
+
+def written(thing: T, kinds: Mapping[str, type[T]]) -> str:
+    """As `describe`, with every setting, so that a later change of a default changes nothing."""
+    values = {key: getattr(thing, key) for key in settings(type(thing))}
+    return _with_settings(
+        thing, kinds, [f"{key}={_short(value)}" for key, value in values.items() if value is not None]
     )
-    return f"{name}:{said}" if said else name
 
 
-def written(part: T, kinds: Mapping[str, type[T]]) -> str:
-    """Text that `parse` turns into `part`, with every setting that is set: what a default was when it ran does not matter later."""
-    name = next(name for name, kind in kinds.items() if type(part) is kind)
-    values = {key: getattr(part, key) for key in settings(type(part))}
-    said = ",".join(f"{key}={_short(value)}" for key, value in values.items() if value is not None)
-    return f"{name}:{said}" if said else name
+def _with_settings(thing: T, kinds: Mapping[str, type[T]], texts: list[str]) -> str:
+    name = next(name for name, kind in kinds.items() if type(thing) is kind)
+    return f"{name}:{','.join(texts)}" if texts else name
 
 
 def _short(value: object) -> str:
-    """A number without digits that it does not need."""
+    """A number without superfluous digits."""
     short = f"{value:g}" if isinstance(value, float) else str(value)
     return short if not isinstance(value, float) or float(short) == value else repr(value)
 
 
 def usage(name: str, kind: type[Any]) -> str:
-    """How a part is written, with its defaults."""
+    """How an object of this class is written, with its defaults."""
     defaults = {f.name: f.default for f in dataclasses.fields(kind)}
-    said = ",".join(f"{key}={defaults[key]}" for key in settings(kind))
-    return f"{name}:{said}" if said else name
+    texts = ",".join(f"{key}={defaults[key]}" for key in settings(kind))
+    return f"{name}:{texts}" if texts else name
 
 
 def _read(field: str, text: str, kind: Any) -> Any:

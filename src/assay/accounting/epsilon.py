@@ -14,7 +14,8 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -24,8 +25,8 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gau
 from numpy.typing import NDArray
 
 from assay.accounting import events
-from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of, combined
-from assay.accounting.losses import Gaussian, Term, Terms, epsilon_at, refined
+from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of
+from assay.accounting.losses import EpsilonAt, Gaussian, Term, Terms, refined
 from assay.errors import ConfigError
 
 __all__ = [
@@ -197,6 +198,9 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
     """The divergences of one release, raised by what rounding may have lowered them."""
     wanted = np.array(orders, dtype=np.float64)
     pure = np.minimum(term.pure, wanted * term.pure**2 / 2)
+    own = term.divergences(orders)
+    if own is not None:
+        return np.minimum(own, pure)
     event = term.renyi()
     if event is None:
         return pure
@@ -263,7 +267,7 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
         terms,
         times,
         _CUT * min(delta or 1.0 for delta in deltas),
-        lambda losses, steps: [epsilon_at(losses, delta - _ROUNDING * steps) for delta in deltas],
+        EpsilonAt(deltas, _ROUNDING),
     )
     composed = np.broadcast_to(composed, (len(times), len(deltas)))
     fall_back = not settled or bool(np.isinf(composed).any())
@@ -306,7 +310,12 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     # under either.
     added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    own = np.zeros_like(added.orders)
     for term, count in terms:
+        found = term.divergences(tuple(added.orders))
+        if found is not None:
+            own += count * found
+            continue
         event = term.renyi()
         if event is None:
             return added.orders, np.full_like(added.orders, math.inf)
@@ -319,7 +328,7 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
     orders = added.orders
     # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
-    return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + rounding
+    return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + own + rounding
 
 
 @contextlib.contextmanager
@@ -338,6 +347,22 @@ def _terms(event: DpEvent, adjacency: Adjacency) -> Terms | None:
     """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
     events.check(event)
     return combined(_parts(event, Adjacency(adjacency)))
+
+
+def combined(parts: Iterable[tuple[Term | None, int]]) -> Terms | None:
+    """The terms, equal ones counted together; None if something in them has no privacy."""
+    counts: Counter[Term] = Counter()
+    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
+    for term, count in parts:
+        if term is None:
+            return None
+        if isinstance(term, Gaussian):
+            precision += count * term.multiplier**-2
+        else:
+            counts[term] += count
+    if precision:
+        counts[Gaussian(precision**-0.5)] += 1
+    return tuple(counts.items())
 
 
 def _parts(event: DpEvent, adjacency: Adjacency) -> Parts:

@@ -19,6 +19,7 @@ from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
 from assay.accounting import events
+from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.epsilon import Adjacency, UnaccountableError, epsilon
 from assay.accounting.mixtures import sampled_together
 from assay.errors import ConfigError
@@ -149,6 +150,11 @@ def _sampled(event: DpEvent, size: int) -> DpEvent | None:
     return event if isinstance(inner, dp_event.NoOpDpEvent | dp_event.NonPrivateDpEvent) else None
 
 
+def _allocated(event: DpEvent, size: int) -> DpEvent | None:
+    """In shuffled epochs: one release an epoch without amplification (`assay.data.samplers.shuffled` says why)."""
+    return enlarged(events.joint([event.event]), size)
+
+
 def _mixed(event: DpEvent, size: int) -> DpEvent:
     """Several persons, each with records of their own: their shifts add up, and are independent of each other."""
     total = {0.0: 1.0}
@@ -172,4 +178,5 @@ _RULES: Mapping[type[DpEvent], Callable[[DpEvent, int], DpEvent | None]] = {
     dp_event.SelfComposedDpEvent: _repeated,
     dp_event.PoissonSampledDpEvent: _sampled,
     dp_event.MixtureOfGaussiansDpEvent: _mixed,
+    RandomAllocationDpEvent: _allocated,
 }

@@ -35,7 +35,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
@@ -46,7 +46,9 @@ from assay.accounting import events
 from assay.accounting.calibrate import most_steps
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.errors import AssayError, BudgetSpentError
-from assay.randomness.streams import Randomness, Within
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Randomness
 
 SCHEMA = "assay.ledger/2"
 UNSEALED = "assay.ledger/1"
@@ -91,6 +93,8 @@ class Segment(Unique):
 
     def own(self, randomness: Randomness) -> Randomness:
         """Random numbers for these steps: none that other steps of the ledger have had, for ε counts on noise that is drawn anew."""
+        from assay.randomness.streams import Within
+
         again = self._ledger._entries[self._index].again
         return Within(randomness, f"again {again}") if again else randomness
 

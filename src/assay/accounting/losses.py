@@ -60,6 +60,10 @@ class Term(ABC):
         """The event whose Rényi divergences are the term's; None where dp_accounting knows none."""
         return None
 
+    def divergences(self, orders: Sequence[float]) -> Array | None:  # noqa: ARG002
+        """Bounds on its Rényi divergences, where it has its own; None where `renyi` gives them."""
+        return None
+
 
 @dataclass(frozen=True, slots=True)
 class Gaussian(Term):
@@ -356,6 +360,18 @@ def epsilon_at(losses: DensePLDPmf, delta: float) -> float:
     return high
 
 
+@dataclass(frozen=True)
+class EpsilonAt:
+    """The query (`refined`) for ε at each δ, of which `rounding` per step goes to the rounding of composition."""
+
+    deltas: tuple[float, ...]
+    rounding: float
+
+    def __call__(self, losses: DensePLDPmf, steps: int) -> Sequence[float]:
+        """ε at each δ, for the losses of so many steps."""
+        return [epsilon_at(losses, delta - self.rounding * steps) for delta in self.deltas]
+
+
 def _answers(
     terms: Terms, times: Sequence[int], h: float, step_tail: float, tail: float, query: Query
 ) -> tuple[int, Array]:
@@ -395,9 +411,10 @@ def _first_interval(terms: Terms, tail: float) -> tuple[float, float]:
 
 
 def _reach(curve: Curve, tail: float) -> float:
-    """An ε, at most 8 % too large, at which the profile has fallen to `tail`."""
+    """An ε, at most 8 % too large, at which the profile has fallen to `tail` above what is left of it at any ε."""
     eps = np.geomspace(1e-12, 1e9, 641)
-    return float(eps[np.argmax(np.append(curve(eps[:-1]) <= tail, True))])
+    left = curve(eps[-1:])
+    return float(eps[np.argmax(np.append(curve(eps[:-1]) <= tail + left, True))])
 
 
 def _masses(up: Curve, down: Curve, h: float, tail: float) -> tuple[int, Array, float]:

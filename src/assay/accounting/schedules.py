@@ -7,7 +7,6 @@ run: nothing in it depends on the records.
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -118,7 +117,8 @@ def _square_root(bands: int, momentum: float) -> tuple[float, ...]:
 
 KINDS: Registry[type[NoiseSchedule]] = Registry(
     "noise_schedule",
-    fits=lambda thing: inspect.isclass(thing) and issubclass(thing, NoiseSchedule),
+    of=NoiseSchedule,
+    classes=True,
     wanted="a class of noise schedules, derived from assay.accounting.schedules.NoiseSchedule",
     known=(Constant, Decay, Banded),
 )

@@ -63,7 +63,7 @@ class Attack(Protocol):
 
 ATTACKS: Registry[Attack] = Registry(
     "attack",
-    fits=lambda thing: isinstance(thing, Attack),
+    of=Attack,
     wanted="an object with name, summary, needs and score (assay.attacks.Attack)",
     package=__name__,
     attribute="ATTACKS",

@@ -20,7 +20,7 @@ from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import TrainingAudit, mislabelled, white_box
 from assay.audit.training import black_box as black_box_audit
 from assay.audit.worlds import trained_in_two_worlds
-from assay.data import sampling as samplers
+from assay.data import samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
 from assay.federated.client import open_site
@@ -28,7 +28,7 @@ from assay.federated.kinds import kind_of
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.server import site_settings
-from assay.gradients import clipping
+from assay.gradients import clip_rules
 from assay.methods.by_name import given_once, method_of
 from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
@@ -186,7 +186,7 @@ def of_method(
         sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or str(chosen.clip)),
+        clip=clip_rules.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
     )
     plan = planned(start, epsilon=target, noise_multiplier=noise_multiplier, epochs=epochs)

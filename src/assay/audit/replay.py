@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 from assay.accounting.ledger import Ledger
 from assay.audit.observe import Observed, observed
-from assay.data.sampling import Poisson
+from assay.data.samplers.poisson import Poisson
 from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.methods.plan import Plan

@@ -27,7 +27,7 @@ Schedule = Annotated[
         "noise that later steps take back in part, each record in at most one of as many consecutive batches.",
     ),
 ]
-Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle or full.")]
+Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle, permutation or full.")]
 Adjacent = Annotated[Adjacency, typer.Option("--adjacency", help="Which data sets are neighbours.")]
 MicroBatch = Annotated[
     int,

@@ -47,8 +47,8 @@ def epsilon(
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
     from assay.accounting import schedules
-    from assay.data import sampling as samplers
-    from assay.gradients import clipping
+    from assay.data import samplers
+    from assay.gradients import clip_rules
     from assay.methods.by_name import method_of
     from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan, steps_for
@@ -67,7 +67,7 @@ def epsilon(
         sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or str(chosen.clip)),
+        clip=clip_rules.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
         center=None if center is None else parse_center(center),
         noise_schedule=schedules.parse(noise_schedule),
@@ -105,8 +105,8 @@ def calibrate(
     """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
     variant, whose claimed ε is."""
     from assay.accounting import schedules
-    from assay.data import sampling as samplers
-    from assay.gradients import clipping
+    from assay.data import samplers
+    from assay.gradients import clip_rules
     from assay.methods.by_name import method_of
     from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan, steps_for
@@ -129,7 +129,7 @@ def calibrate(
             sampling=sampler,
             adjacency=adjacency,
             method=chosen,
-            clip=clipping.parse(clip or str(chosen.clip)),
+            clip=clip_rules.parse(clip or str(chosen.clip)),
             micro_batch=micro_batch,
             noise_schedule=schedules.parse(noise_schedule),
         )
@@ -146,7 +146,7 @@ def calibrate(
         sampling=samplers.parse(sampling),
         adjacency=adjacency,
         method=chosen,
-        clip=clipping.parse(clip or str(chosen.clip)),
+        clip=clip_rules.parse(clip or str(chosen.clip)),
         micro_batch=micro_batch,
         center=None if center is None else parse_center(center),
         noise_schedule=schedules.parse(noise_schedule),

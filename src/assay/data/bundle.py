@@ -1,4 +1,4 @@
-"""What every data source hands over: tensors, and the public facts that the privacy statement needs."""
+"""A data set in memory: tensors, and the public facts that the privacy statement needs."""
 
 from __future__ import annotations
 
@@ -19,18 +19,32 @@ from assay.errors import ConfigError
 class DataBundle:
     """A data set that is ready to train on.
 
-    Guaranteed: features are float32, targets are as `task` says (int64 class numbers below `classes` by default), one
-    for each record, and both splits hold records of one shape. `unit` says what one record is, because that is what ε protects;
-    `notes` says how the features were made and what of the data is taken to be public; `source` names the
-    place it came from (never an absolute path, which would tell about the machine); `split` says how records were
-    assigned to parts, so that a run can be given the same ones again.
+    Guarantee: features are float32, targets are as `task` says (int64 class numbers below `classes` by default), one
+    for each record, and both splits hold records of one shape.
 
-    Where several records belong to one person, `unit_column` names the column that says whose they are. `train_units` and
-    `test_units` then hold the number of each record's person, from 0 to persons - 1 within the part; no person has records
-    in both parts. `train_keys` holds a stable key for each training person, by which further parts are split off.
+    Where several records belong to one person, `unit_column` names the column that says whose they are. No person then
+    has records in both splits.
 
-    `classes` is the number of outputs of a model. `schema` says how rows were prepared, as JSON, so that new rows can be
-    prepared in the same way.
+    Attributes:
+        name: the data set.
+        train_x: the features of the training records.
+        train_y: their targets.
+        test_x: the features of the test records.
+        test_y: their targets.
+        classes: the number of outputs of a model.
+        unit: what one record is, because ε protects that.
+        notes: how the features were made, and which facts about the data are taken as public.
+        source: where it came from; never an absolute path, which would describe the machine.
+        split: how records were assigned, so that a run can get the same ones again.
+        train_units: the number of each training record's person, from 0 to persons - 1.
+        test_units: the same for the test records, numbered separately.
+        train_keys: a stable key for each training person, by which further splits are drawn.
+        unit_column: the column that says whose a record is.
+        task: what is predicted; None for classes without names.
+        schema: how rows were prepared, as JSON, so that new rows can be prepared in the same way.
+
+    Raises:
+        ConfigError: a tensor has another type or shape, or a target lies outside its range.
     """
 
     name: str
@@ -70,7 +84,7 @@ class DataBundle:
         if y.dtype != dtype or tuple(y.shape) != shape:
             shown = f"{y.dtype} of shape {tuple(y.shape)}"
             wanted = str(dtype).removeprefix("torch.")
-            raise ConfigError(f"{split}_y", shown, f"{wanted} of shape {shape}, one label a record")
+            raise ConfigError(f"{split}_y", shown, f"{wanted} of shape {shape}, one label per record")
         if records == 0:
             raise ConfigError(f"{split}_x", "no records", "at least one record")
         low, high = {MULTILABEL: (0, 1), REGRESSION: (-1, 1)}.get(kind or "", (0, self.classes - 1))
@@ -98,7 +112,7 @@ class DataBundle:
 
     @property
     def persons(self) -> int | None:
-        """How many persons the training records belong to; None where the unit is a record."""
+        """The number of persons among the training records; None where the unit is a record."""
         return None if self.train_units is None else int(self.train_units.max()) + 1
 
     @property
@@ -112,11 +126,11 @@ class DataBundle:
         return None if self.task is None or not self.task.names else self.task.names
 
     def drawn(self, purpose: str, share: float) -> Tensor:
-        """Which training records a keyed hash draws for a purpose: by the person's id, or by the record's own content.
+        """Draw training records by a keyed hash of the person's id, or else of the record's content.
 
         Args:
-            purpose: Draws for different purposes are unrelated.
-            share: About how much of the records or persons is drawn.
+            purpose: draws for different purposes are unrelated.
+            share: the approximate share of records or persons to draw.
 
         Returns:
             A boolean for each training record; the same for all records of a person.
@@ -126,7 +140,7 @@ class DataBundle:
         return torch.from_numpy(drawn_units(self.train_keys.numpy(), purpose, share))[self.train_units]
 
     def only(self, kept: Tensor) -> DataBundle:
-        """The data set with the training records that `kept`, a boolean for each, says."""
+        """The data set with those training records only for which `kept` is True."""
         x, y = self.train_x[kept], self.train_y[kept]
         if self.train_units is None or self.train_keys is None:
             return replace(self, train_x=x, train_y=y)
@@ -134,7 +148,7 @@ class DataBundle:
         return replace(self, train_x=x, train_y=y, train_units=units, train_keys=self.train_keys[there])
 
     def with_test(self, aside: Tensor) -> DataBundle:
-        """The data set with the training records that `aside` says as its test part, in place of its own."""
+        """The data set whose test records are those training records for which `aside` is True."""
         units = None if self.train_units is None else torch.unique(self.train_units[aside], return_inverse=True)[1]
         rest = self.only(~aside)
         return replace(rest, test_x=self.train_x[aside], test_y=self.train_y[aside], test_units=units)
@@ -143,35 +157,33 @@ class DataBundle:
         """The data set with some of its training records only.
 
         Args:
-            records: How many, None for the share that the rule names. By content it is about that many: a share of the records is
-                drawn. By position it is the first of them.
-            rule: By what they are told apart.
+            records: how many. By content it is about that many, because a share of the records is drawn. By position it
+                is the first of them. None means the share that the rule names.
+            rule: how records are chosen.
 
         Returns:
-            The data set, its `split` the rule that gives the same records again without `records`, if it goes by content.
+            The data set. If records are chosen by content, its `split` gives the same records again without `records`.
 
         Raises:
-            ConfigError: There are not that many records, or none was drawn.
+            ConfigError: there are not that many records, or none was drawn.
         """
-        there = len(self.train_x)
-        if records is not None and not 1 <= records <= there:
-            raise ConfigError(
-                "records", records, f"a whole number from 1 to {there}, the training records of {self.name}"
-            )
+        count = len(self.train_x)
+        if records is not None and not 1 <= records <= count:
+            accepted = f"a whole number from 1 to {count}, the training records of {self.name}"
+            raise ConfigError("records", records, accepted)
         if rule.by == POSITION:
-            return replace(self.only(torch.arange(there) < (there if records is None else records)), split=rule)
-        share = rule.share if records is None else records / there
+            return replace(self.only(torch.arange(count) < (count if records is None else records)), split=rule)
+        share = rule.share if records is None else records / count
         if share is None or share == 1:
             return self
         kept = self.drawn("records", share)
         if not kept.any():
-            raise ConfigError(
-                "records", records, f"more of the {there} training records: none was drawn for so small a share"
-            )
+            accepted = f"more of the {count} training records: none was drawn for so small a share"
+            raise ConfigError("records", records, accepted)
         notes = (
-            f"{self.notes} Of the {there} training records {int(kept.sum())} are used, those whose hash is below {share:.6g}: whether a "
-            f"record is one of them follows from {'its own content' if self.unit_column is None else 'whose it is'}, and not from "
-            "other records."
+            f"{self.notes} Of the {count} training records {int(kept.sum())} are used, those whose hash is below "
+            f"{share:.6g}: whether a record is one of them follows from "
+            f"{'its own content' if self.unit_column is None else 'whose it is'}, and not from other records."
         )
         split = replace(rule, share=share)
         return replace(self.only(kept), notes=notes, split=split)

@@ -1,10 +1,11 @@
-"""The data sets known by name: their public facts, and the exact bytes that count as each of them.
+"""The data sets known by name: their public facts, and the exact bytes of their files.
 
-Sums are SHA-256 of the files as their authors publish them. Of an idx file the sum of the uncompressed
-content is what counts: distributors repack the gzip wrapper (Debian's Fashion-MNIST drops the file name and
-time from its header) around content that is the same to the last bit.
+Sums are SHA-256 of the files as their authors publish them. For an idx file the sum of the uncompressed content counts,
+because distributors repack the gzip wrapper around the same content. (Debian's Fashion-MNIST drops the file name and
+time from its header.)
 
-A data set is one file in `assay.data.sets` that defines `DATASET`; `assay._util.registry` tells how one from outside is added.
+A data set is one file in `assay.data.sets` that defines `DATASET`. `assay._util.registry` says how to add one from
+outside.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Split = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 Contents = Iterator[bytes]
 """The verified contents of a data set's files, in their order."""
 Read = tuple[Split, Split | None]
-"""Training and test part; None where the test part is to be set aside by position."""
+"""Training and test records; None where the test records are to be set aside by position."""
 
-DEFAULT = "mnist"  # what commands train on where no data set is named
+DEFAULT = "mnist"  # for commands that name no data set
 
 
 class Fingerprint(NamedTuple):
-    """What identifies a run of bytes."""
+    """The SHA-256 and the size of a file."""
 
     sha256: str
     size: int
@@ -39,7 +40,13 @@ class Fingerprint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFile:
-    """One file of a data set: `content` is what must match; `gz` is the published wrapper, if it has one."""
+    """One file of a data set.
+
+    Attributes:
+        name: its name.
+        content: what its content must match.
+        gz: the published gzip wrapper, if there is one.
+    """
 
     name: str
     content: Fingerprint
@@ -53,11 +60,25 @@ class KnownFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """What can be said about a data set without opening it.
+    """What is known about a data set without opening it.
 
-    `folders` are the places of its files inside a data directory, the first being the one that is written to. `read` makes arrays of the
-    contents of its `files`, in the order in which they are listed. A data set without files
-    ships with a Python `package`.
+    A data set without files comes with a Python `package`.
+
+    Attributes:
+        name: how it is called.
+        description: one line about it.
+        unit: what one record is.
+        train_records: the number of training records.
+        test_records: the number of test records.
+        shape: the shape of one record.
+        classes: the number of classes.
+        folders: where its files may be inside a data directory; the first is written to.
+        files: its files.
+        notes: what is done to the records, for the statement. It must use no statistic of the data.
+        read: turns the contents of its files, in order, into arrays.
+        origins: where its files can be fetched from, in the order in which they are tried.
+        source: what a data set without files comes with, in words.
+        package: the Python package whose folder holds a data set without files.
     """
 
     name: str
@@ -70,29 +91,30 @@ class DatasetInfo:
     folders: tuple[str, ...] = ()
     files: tuple[KnownFile, ...] = ()
     notes: str
-    """What was done with the records, for the statement: it must use no statistic of the data."""
     read: Callable[[DatasetInfo, Contents], Read] = field(repr=False)
     origins: tuple[Origin, ...] = ()
-    """Where its files can be fetched from, in the order in which that is tried."""
     source: str | None = None
-    """What a data set without files comes with, in words."""
     package: str | None = None
-    """The Python package whose folder has it, for a data set without files of its own."""
 
 
-def idx_file(name: str, content: Fingerprint, gz: Fingerprint) -> KnownFile:
-    """A file in the idx format."""
-    return KnownFile(name=name, content=content, gz=gz)
+def known_files(sums: str) -> tuple[KnownFile, ...]:
+    """The files of a data set, from lines of SHA-256, size and name. A name that ends in .gz is a file's wrapper.
 
-
-def plain_file(name: str, sha256: str, size: int) -> KnownFile:
-    """A file that is stored as it is read."""
-    return KnownFile(name=name, content=Fingerprint(sha256, size))
+    >>> known_files("0a1b 10 images\\n2c3d 4 images.gz")[0].forms
+    ('images', 'images.gz')
+    """
+    rows = (line.split() for line in sums.split("\n") if line.strip())
+    prints = {name: Fingerprint(sha256, int(size)) for sha256, size, name in rows}
+    return tuple(
+        KnownFile(name=name, content=content, gz=prints.get(f"{name}.gz"))
+        for name, content in prints.items()
+        if not name.endswith(".gz")
+    )
 
 
 DATASETS: Registry[DatasetInfo] = Registry(
     "data",
-    fits=lambda thing: isinstance(thing, DatasetInfo),
+    of=DatasetInfo,
     wanted="an assay.data.catalog.DatasetInfo",
     package="assay.data.sets",
     attribute="DATASET",
@@ -100,12 +122,19 @@ DATASETS: Registry[DatasetInfo] = Registry(
 
 
 def available() -> list[DatasetInfo]:
-    """Every data set that has a name, whether or not its files are on this machine, the smallest first."""
+    """Every named data set, smallest first, whether or not its files are on this machine."""
     return sorted(DATASETS.values(), key=lambda info: info.train_records)
 
 
 def describe(name: object) -> DatasetInfo:
-    """The entry called `name`, or a `ConfigError` that lists the names there are."""
+    """The data set called `name`.
+
+    Raises:
+        ConfigError: there is none; the error lists the names.
+
+    >>> describe("mnist").train_records
+    60000
+    """
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
     names = ", ".join(info.name for info in available())

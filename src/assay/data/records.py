@@ -1,6 +1,4 @@
-"""Records by index, a batch at a time: tensors are indexed at once, any other torch Dataset is collated as a
-DataLoader would.
-"""
+"""Batches of records by index. Tensors are indexed at once; any other torch Dataset is collated as by a DataLoader."""
 
 from __future__ import annotations
 
@@ -15,7 +13,15 @@ from assay.errors import ConfigError
 
 
 class Records:
-    """A sized, indexable data set on one device."""
+    """The records of a data set, with batches on one device.
+
+    Args:
+        dataset: a map-style data set.
+        device: where batches go.
+
+    Raises:
+        ConfigError: the data set has no length or no index.
+    """
 
     def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu") -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
@@ -26,7 +32,7 @@ class Records:
             )
         self._dataset = dataset
         self.device = torch.device(device)
-        # tensors stay where they are and only batches move: the whole set need not fit the device
+        # Tensors stay where they are and only batches move, so that the device need not hold all records.
         self._tensors = dataset.tensors if type(dataset) is TensorDataset else None
 
     def __len__(self) -> int:
@@ -34,7 +40,7 @@ class Records:
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """What was given."""
+        """The data set itself."""
         return self._dataset
 
     def all(self) -> Any:
@@ -49,23 +55,25 @@ class Records:
         return pytree.tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, batch)
 
     def check_pairs(self, field: str) -> None:
-        """Refuse records that are no (input, target).
+        """Refuse records that are not pairs of input and target.
 
         Raises:
-            ConfigError: The first record is not made of two things.
+            ConfigError: the first record is no pair.
         """
         if len(self) == 0:
             return
         one = self._dataset[0]
         if not isinstance(one, tuple | list) or len(one) != 2:
-            shown = f"{len(one)} values a record" if isinstance(one, tuple | list) else type(one).__name__
-            raise ConfigError(field, shown, "two values a record, (input, target); a loop of your own may take others")
+            shown = f"{len(one)} values per record" if isinstance(one, tuple | list) else type(one).__name__
+            raise ConfigError(
+                field, shown, "two values per record, (input, target); a loop of your own may take others"
+            )
 
     def filled(self, index: Tensor, fill: int) -> Any:
-        """The records of these indices, followed by so many of zeros.
+        """The records of these indices, followed by `fill` records of zeros.
 
         Raises:
-            ConfigError: If a record holds anything but tensors (or numbers, which become tensors).
+            ConfigError: a record holds anything but tensors and numbers, which become tensors.
         """
         batch, zeros = self.gather(index), self.zeros(fill)
         if not all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(batch)):
@@ -75,8 +83,12 @@ class Records:
         return pytree.tree_map(lambda a, b: torch.cat([a, b]), batch, zeros)
 
     def zeros(self, count: int = 1) -> Any:
-        """Records of zeros, shaped like the others: they stand for an empty batch and say nothing about any record."""
-        if self._tensors is not None:  # without a look at any record: there may be none
+        """Records of zeros with the shapes of the others. They replace an empty batch and say nothing about any record.
+
+        Raises:
+            ConfigError: there is no record to take the shapes from.
+        """
+        if self._tensors is not None:  # there may be no records
             return [torch.zeros(count, *t.shape[1:], dtype=t.dtype, device=self.device) for t in self._tensors]
         if len(self) == 0:
             raise ConfigError(

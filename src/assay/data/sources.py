@@ -1,8 +1,8 @@
-"""From a name or a file to a `DataBundle`.
+"""Load a data set, by name or from a file, as a `DataBundle`.
 
-Every transformation is fixed beforehand: it uses constants of the format or of the published schema, never a
-mean, a spread or a list of values taken from the records. So the features of one record depend on that record
-alone, and preprocessing costs no privacy.
+Every transformation is fixed beforehand. It uses constants of the format or the published schema, never a mean, a
+spread or a list of values from the records. So the features of a record depend on that record alone, and preprocessing
+costs no privacy.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _NPZ_NOTES = (
     "is not known here. The number of classes, the largest label in the file plus one, is taken to be public."
 )
 _SPLIT_NOTES = {
-    CONTENT: " The file has no test part: about one of every five records is set aside for testing, by a hash of its own content. "
-    "One record more or less in the file moves no other record from one part to the other.",
+    CONTENT: " The file has no test part: about one of every five records is set aside for testing, by a hash of its "
+    "own content. One record more or less in the file moves no other record from one part to the other.",
     POSITION: " The file has no test part: one of every five positions is set aside for testing by a fixed draw, "
     "whatever the records are. One record less in the file moves those that follow it.",
 }
 _UNIT_NOTES = (
-    " The file has no test part: about one of every five persons ({}) is set aside for testing with all of their records, by a "
-    "hash of the id. One person more or less in the file moves nobody else from one part to the other."
+    " The file has no test part: about one of every five persons ({}) is set aside for testing with all of their "
+    "records, by a hash of the id. One person more or less in the file moves nobody else from one part to the other."
 )
 
 
@@ -54,27 +54,30 @@ def load(
     schema: tables.Schema | Mapping[str, Any] | Path | str | None = None,
     unit: str | None = None,
 ) -> DataBundle:
-    """A data set by name (`available()`), or one's own: a table, or an .npz file with arrays x and y.
+    """Load a data set by name (`available()`), or your own: a table, or an .npz file with arrays x and y.
 
-    Files of a named data set are looked up in `data_dir`, `$ASSAY_DATA`, the user's cache and system folders, in this order,
-    and verified against known SHA-256 sums. Nothing is fetched: what is not there is a `DataError` that says how to supply it.
+    Files of a named data set are looked up in `data_dir`, `$ASSAY_DATA`, the user's cache and system folders, in this
+    order, and verified against known SHA-256 sums. Nothing is fetched.
 
     Args:
-        name_or_path: A name of the catalogue, or the path of a .csv, .tsv, .parquet or .npz file.
-        data_dir: Where to look first.
-        split: How an .npz file without a test part is split (`assay.data.split`): by each record's `content`, or by
-            its `position`, as earlier versions did.
-        target: The column of a table to predict; several with commas between them.
-        schema: What is publicly known of a table's columns (`assay.data.table`).
-        unit: The column of a table, or the array of an .npz file, that says whose each record is. Parts are then split by a
-            keyed hash of the id: nobody has records in two of them.
+        name_or_path: a name of the catalogue, or the path of a .csv, .tsv, .parquet or .npz file.
+        data_dir: where to look first.
+        split: how an .npz file without test records is split (`assay.data.split`): by each record's `content`, or by
+            its `position`, as in earlier versions.
+        target: the column of a table to predict; several with commas between them.
+        schema: what is publicly known about a table's columns (`assay.data.table`).
+        unit: the column of a table, or the array of an .npz file, that says whose each record is. Records are then
+            split by a keyed hash of the id: nobody has records in two splits.
 
     Returns:
-        The data set; its parts do not change from one call to the next.
+        The data set. It is split in the same way each time.
 
     Raises:
-        DataError: Files are missing or damaged, or a file leaves one of its parts empty.
-        ConfigError: There is no such data set, file or split.
+        DataError: files are missing or damaged, or a split of a file is empty; the error says what to do.
+        ConfigError: there is no such data set, file or split.
+
+    >>> load("digits").train_x.shape
+    torch.Size([1437, 1, 8, 8])
     """
     rule = SplitRule(by=split)
     if is_table(name_or_path):
@@ -152,7 +155,7 @@ def _keys(ids: npt.NDArray[Any] | None) -> npt.NDArray[np.int64] | None:
 
 
 def _unused_words(path: Path, arrays: Arrays) -> str:
-    """What to say of arrays that nobody asked for: one of them may say whose each record is."""
+    """A note, and a warning, about arrays that nobody asked for: one of them may say whose each record is."""
     if not arrays.unused:
         return ""
     names = ", ".join(arrays.unused)
@@ -163,7 +166,7 @@ def _unused_words(path: Path, arrays: Arrays) -> str:
 
 
 def _testing(path: Path, arrays: Arrays, rule: SplitRule, keys: npt.NDArray[np.int64] | None) -> npt.NDArray[np.bool_]:
-    """Which records of a file without a test part are for testing."""
+    """Which records of a file without test records are for testing."""
     x, y = arrays.x, arrays.y
     if keys is not None:
         testing = drawn_units(keys, "test", TEST_SHARE)

@@ -1,4 +1,4 @@
-"""What a launcher (torchrun, or another that sets the same variables) says about this process, and joining the others."""
+"""What torchrun, or another launcher that sets the same variables, says about this process; joining the other ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def launched() -> bool:
 
 
 def restarted() -> bool:
-    """Whether torchrun has started the ranks again after one of them had ended."""
+    """Whether torchrun has started the ranks again after one of them ended."""
     return _attempt() > 0
 
 
@@ -26,7 +26,11 @@ def _attempt() -> int:
 
 
 def check_alone(what: str) -> None:
-    """Refuse to do this on each of several ranks, where each would do all of it."""
+    """Refuse a command that every rank would run as a whole.
+
+    Raises:
+        ConfigError: A launcher started this process as one of several.
+    """
     if launched():
         raise ConfigError(
             "command", what, "one process: of the commands, only train and resume share their work under torchrun"
@@ -34,10 +38,10 @@ def check_alone(what: str) -> None:
 
 
 def join() -> None:
-    """Meet the other ranks, once: gloo on the CPU, NCCL beside it where there is CUDA. The process leaves when it ends.
+    """Join the other ranks, once: by gloo on the CPU, and by NCCL where there is CUDA. The process leaves when it ends.
 
-    Ranks find each other by addresses that they leave in a store. torchrun keeps that store when it starts ranks again, and some would
-    look for a rank where it was before it died; so every attempt has keys of its own.
+    Ranks find each other by addresses in a store. torchrun keeps that store when it starts ranks again, and some ranks
+    would look for another where it was before it died. So every attempt has its own keys.
     """
     import torch
     from torch import distributed as dist
@@ -60,7 +64,7 @@ def _leave() -> None:
     from torch import distributed as dist
 
     if dist.is_initialized():
-        # A thread of gloo may still hold the tensors of the last message. If it lets go of them while Python shuts down,
-        # the process aborts after all work is done, and torchrun reports a failed run. Sleeping lets that thread finish.
+        # A thread of gloo may still hold the tensors of the last message. If it frees them while Python shuts down, the
+        # process aborts after all work is done, and torchrun reports a failed run. Sleeping lets that thread finish.
         time.sleep(_LET_GO_SECONDS)
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""The noise of ranks that add none."""
+"""The stream of ranks that add no noise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor
 
 
 class Silent:
-    """Zeros, for a rank whose part of the sum gets no noise because the leader's has it all.
+    """Zeros, for ranks whose sum gets no noise because the leader adds all of it.
 
-    A mechanism adds its noise to the sum. It does so with zeros here, and states the event of the release that it takes part in.
-    Randomness other than added noise has no place there.
+    The mechanism of such a rank adds zeros and states the event of the whole release. Randomness that is not added
+    noise is refused.
     """
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
@@ -22,12 +22,12 @@ class Silent:
     laplace = normal
 
     def add_normal(self, values: Sequence[Tensor], std: float) -> None:
-        """Nothing, without the zeros."""
+        """Add nothing."""
 
     def uniform(self, n: int) -> Tensor:
-        """Nothing that could be added up."""
+        """Refused: it cannot be added up."""
         raise AssertionError(f"a mechanism asked for {n} uniform numbers, which ranks cannot share as added noise")
 
     def integers(self, high: int, n: int) -> Tensor:
-        """Nothing that could be added up."""
+        """Refused: it cannot be added up."""
         raise AssertionError(f"a mechanism asked for {n} numbers below {high}, which ranks cannot share as added noise")

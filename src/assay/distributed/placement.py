@@ -1,4 +1,4 @@
-"""Where the numbers of a model are: whole on every rank, or each on one (`assay.distributed.shards`)."""
+"""Where a model's parameters are: whole on every rank, or split over the ranks (`assay.distributed.shards`)."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from assay.randomness.streams import Stream
 
 
 class Placement(Protocol):
-    """How a gradient is released, and what of a model is kept, where. Every rank calls the same functions in the same order."""
+    """What depends on where parameters are. Every rank calls the same functions in the same order."""
 
     @property
     def split(self) -> bool:
-        """Whether ranks pass through the model in step with each other, since each holds what the others need."""
+        """Whether ranks pass through the model together, because each holds parameters that the others need."""
         ...
 
     def noise(self, stream: Stream) -> Stream:
-        """What is added to this rank's part of the sum: over all ranks, each number of the noise once."""
+        """The noise that this rank adds to its sum. Over all ranks, each number of the noise is added once."""
         ...
 
-    def released(self, value: Mapping[str, Tensor]) -> None:
-        """Each rank's part with its noise becomes the released gradient, in place."""
+    def combine(self, value: Mapping[str, Tensor]) -> None:
+        """Turn the noisy sums of the ranks into the released gradient, in place."""
         ...
 
     def passes(self, count: int) -> int:
-        """How many passes through the model a rank makes that has `count` parts of a batch."""
+        """How many passes through the model a rank makes whose batch has `count` parts."""
         ...
 
     def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
@@ -36,15 +36,19 @@ class Placement(Protocol):
         ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is kept on the ranks, put together for the leader to write."""
+        """The whole tensors, gathered for the leader to write."""
         ...
 
-    def own(self, parameter: Tensor, value: Tensor) -> Tensor:
-        """A whole tensor as it is kept with this parameter."""
+    def local(self, parameter: Tensor, value: Tensor) -> Tensor:
+        """What this rank keeps of a whole tensor that belongs to this parameter."""
         ...
 
     def check(self, model: nn.Module) -> None:
-        """Stop if ranks have come apart."""
+        """Stop if the ranks' parameters differ.
+
+        Raises:
+            AssayError: They do.
+        """
         ...
 
 
@@ -57,29 +61,29 @@ class Everywhere:
         self._world = world
 
     def noise(self, stream: Stream) -> Stream:
-        """All of it in the leader's part."""
+        """All of it on the leader, none on the others."""
         return self._world.noise(stream)
 
-    def released(self, value: Mapping[str, Tensor]) -> None:
-        """The sum of the parts."""
+    def combine(self, value: Mapping[str, Tensor]) -> None:
+        """Add up the ranks' sums."""
         self._world.sum(list(value.values()))
 
     def passes(self, count: int) -> int:
-        """One a part: ranks meet only when all parts are done."""
+        """One for each part: ranks meet only when all parts are done."""
         return count
 
     def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
-        """As it is, in the parameter's own precision."""
+        """As it is, in the parameter's precision."""
         return value if value.dtype == parameter.dtype else value.to(parameter.dtype)
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """As they are."""
         return dict(tensors)
 
-    def own(self, parameter: Tensor, value: Tensor) -> Tensor:  # noqa: ARG002
+    def local(self, parameter: Tensor, value: Tensor) -> Tensor:  # noqa: ARG002
         """As it is."""
         return value
 
     def check(self, model: nn.Module) -> None:
-        """All parameters have the same bits everywhere."""
+        """Stop if parameters differ by a single bit."""
         self._world.check_alike(model)

@@ -1,4 +1,4 @@
-"""The processes that train one model together. `Alone` is one process; `Ranks` are several, each with its part of the records."""
+"""The processes that train one model together: one (`Alone`), or several with a share of the records each (`Ranks`)."""
 
 from __future__ import annotations
 
@@ -22,38 +22,47 @@ _BUCKET = 1 << 22  # numbers that travel together: small tensors are not worth a
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The records of one rank: those from `first` to below `last` of the whole, the first of them at `at` in its data set."""
+class Share:
+    """The records of one rank: those from `first` to below `last` of the whole data set."""
 
     first: int
     last: int
     at: int
+    """Where the first of them is in the rank's data set."""
 
-    def own(self, index: Tensor) -> Tensor:
-        """Of a batch of the whole, the rank's own records, as places in its data set."""
+    def local(self, index: Tensor) -> Tensor:
+        """The records of a batch that are in this share, as places in the rank's data set."""
         mine = index[(index >= self.first) & (index < self.last)]
         return mine - (self.first - self.at)
 
 
 class World(Protocol):
-    """What training asks of the processes that take part. Every rank calls the same functions in the same order."""
+    """What training asks of its processes. Every rank calls the same functions in the same order."""
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of processes."""
         ...
 
     @property
     def leader(self) -> bool:
-        """Whether this one owns the files and draws the noise."""
+        """Whether this process writes the files and draws the noise."""
         ...
 
-    def part(self, records: int, whole: int) -> Part:
-        """This rank's records, its data set having `records` of them: the whole set, or the rank's share of it."""
+    def share(self, records: int, whole: int) -> Share:
+        """This rank's share of the records.
+
+        Args:
+            records: The size of this rank's data set: that of the whole, or of the rank's share of it.
+            whole: The size of the whole data set.
+
+        Raises:
+            ConfigError: The ranks' data sets do not add up to the whole.
+        """
         ...
 
     def once(self, make: Callable[[], T]) -> T:
-        """What `make` gives on the leader, where alone it is called; an error there is one everywhere."""
+        """What `make` returns on the leader, which alone calls it. An error there is raised on every rank."""
         ...
 
     def any(self, flag: bool) -> bool:
@@ -61,23 +70,27 @@ class World(Protocol):
         ...
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Each tensor becomes its sum over the ranks, the same bits everywhere."""
+        """Replace each tensor by its sum over the ranks, with the same bits on all of them."""
         ...
 
     def noise(self, stream: Stream) -> Stream:
-        """What this rank adds of the noise: all of it on one rank, nothing on the others."""
+        """The noise that this rank adds: all of it on the leader, nothing on the others."""
         ...
 
     def purpose(self, name: str) -> str:
-        """The name of a stream that must differ between ranks even where they share a seed."""
+        """The name of a stream that must differ between ranks even if they share a seed."""
         ...
 
-    def alike(self, model: nn.Module) -> None:
+    def align(self, model: nn.Module) -> None:
         """Give every rank the leader's parameters and buffers."""
         ...
 
     def check_alike(self, model: nn.Module) -> None:
-        """Stop if parameters differ between ranks by a single bit."""
+        """Stop if parameters differ between ranks by a single bit.
+
+        Raises:
+            AssayError: They do.
+        """
         ...
 
 
@@ -86,22 +99,22 @@ class Alone:
 
     size, leader = 1, True
 
-    def part(self, records: int, whole: int) -> Part:
-        """Everything."""
+    def share(self, records: int, whole: int) -> Share:
+        """All records."""
         if records != whole:
             raise ConfigError("dataset", f"{records} records", f"the {whole} records that the plan was made for")
         return _Everything(0, whole, 0)
 
     def once(self, make: Callable[[], T]) -> T:
-        """What it gives."""
+        """What `make` returns."""
         return make()
 
     def any(self, flag: bool) -> bool:
-        """Its own answer."""
+        """The flag itself."""
         return flag
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Sums already."""
+        """Nothing to add up."""
 
     def noise(self, stream: Stream) -> Stream:
         """All of it."""
@@ -111,40 +124,40 @@ class Alone:
         """The name itself."""
         return name
 
-    def alike(self, model: nn.Module) -> None:
-        """Like itself."""
+    def align(self, model: nn.Module) -> None:
+        """Nothing to copy."""
 
     def check_alike(self, model: nn.Module) -> None:
-        """Like itself."""
+        """Nothing to compare."""
 
 
 ALONE = Alone()
 
 
-class _Everything(Part):
-    """All records of one process."""
+class _Everything(Share):
+    """All records, on one process."""
 
     __slots__ = ()
 
-    def own(self, index: Tensor) -> Tensor:
+    def local(self, index: Tensor) -> Tensor:
         """The batch itself."""
         return index
 
 
 class Ranks:
-    """Several processes, each with the whole model and its part of the records."""
+    """Several processes, each with its share of the records."""
 
     def __init__(self, group: dist.ProcessGroup | None, cpu: dist.ProcessGroup) -> None:
         self._group, self.cpu = group, cpu
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leader = self.rank == 0
 
-    def part(self, records: int, whole: int) -> Part:
-        """Equal shares of the whole set, in order, if every rank has it; else what each has, one after the other."""
-        counts = self.gathered(records)
+    def share(self, records: int, whole: int) -> Share:
+        """Equal shares in order if every rank has the whole data set; else what each rank has, one after the other."""
+        counts = self.gather(records)
         if sum(counts) == whole:
             first = sum(counts[: self.rank])
-            return Part(first, first + records, 0)
+            return Share(first, first + records, 0)
         if any(count != whole for count in counts):
             raise ConfigError(
                 "dataset",
@@ -152,10 +165,10 @@ class Ranks:
                 f"on every rank the {whole} records that the plan was made for, or shares that add up to them",
             )
         first, last = (whole * rank // self.size for rank in (self.rank, self.rank + 1))
-        return Part(first, last, first)
+        return Share(first, last, first)
 
     def once(self, make: Callable[[], T]) -> T:
-        """The leader's, over the wire."""
+        """Broadcast by the leader."""
         if not self.leader:
             given, error = self._broadcast(None)
             if error is not None:
@@ -170,7 +183,7 @@ class Ranks:
         return made
 
     def any(self, flag: bool) -> bool:
-        """One number over the wire."""
+        """One number is exchanged."""
         asked = torch.tensor(int(flag))
         dist.all_reduce(asked, op=dist.ReduceOp.MAX, group=self.cpu)
         return bool(asked)
@@ -182,15 +195,15 @@ class Ranks:
         return int(largest)
 
     def sum(self, tensors: Sequence[Tensor]) -> None:
-        """Added up in buckets. Every number is added up at one place and sent to all, so that all have the same."""
+        """Add up in buckets. Every number is added up in one place and sent to all, so that all ranks have the same."""
         for bucket in _buckets(tensors):
             flat = torch.cat([t.reshape(-1) for t in bucket]) if len(bucket) > 1 else bucket[0].contiguous()
             self.reduce(flat)
-            for t, own in zip(bucket, flat.view(-1).split_with_sizes([t.numel() for t in bucket]), strict=True):
-                t.copy_(own.view_as(t))
+            for t, piece in zip(bucket, flat.view(-1).split_with_sizes([t.numel() for t in bucket]), strict=True):
+                t.copy_(piece.view_as(t))
 
     def reduce(self, tensor: Tensor) -> None:
-        """One tensor, in place; through the CPU where the device has no way of its own."""
+        """Add up one tensor in place, by way of the CPU unless it is on CUDA."""
         if tensor.device.type == "cuda":
             dist.all_reduce(tensor, group=self._group)
             return
@@ -200,33 +213,32 @@ class Ranks:
             tensor.copy_(there)
 
     def noise(self, stream: Stream) -> Stream:
-        """The leader's is all of it."""
+        """All of it on the leader, zeros on the others."""
         return stream if self.leader else Silent()
 
     def purpose(self, name: str) -> str:
-        """The leader's as in one process."""
+        """The name itself on the leader, as in one process."""
         return name if self.leader else f"{name}, rank {self.rank}"
 
-    def alike(self, model: nn.Module) -> None:
-        """Tensor by tensor."""
+    def align(self, model: nn.Module) -> None:
+        """Broadcast tensor by tensor."""
         with torch.no_grad():
             for _, tensor in _state(model):
                 there = tensor.detach().cpu().contiguous()
-                dist.broadcast(
-                    there.view(-1).view(torch.uint8), 0, group=self.cpu
-                )  # bytes: gloo does not know every type
+                as_bytes = there.view(-1).view(torch.uint8)  # gloo does not know every type
+                dist.broadcast(as_bytes, 0, group=self.cpu)
                 tensor.copy_(there)
 
     def check_alike(self, model: nn.Module) -> None:
-        """By their digests."""
-        if len(set(self.gathered(digest.of_tensors(model.named_parameters())))) > 1:
+        """Compare digests."""
+        if len(set(self.gather(digest.of_tensors(model.named_parameters())))) > 1:
             raise AssayError(
-                "the ranks' parameters differ, though they took the same steps: something outside the private step changed "
-                "them, or the ranks compute differently (unequal hardware or versions); the run must not go on"
+                "the ranks' parameters differ, though they took the same steps: something outside the private step "
+                "changed them, or the ranks compute differently (unequal hardware or versions); the run must not go on"
             )
 
-    def gathered(self, value: T) -> list[T]:
-        """What every rank has, by rank."""
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, by rank."""
         found: list[Any] = [None] * self.size
         dist.all_gather_object(found, value, group=self.cpu)
         return found
@@ -238,7 +250,7 @@ class Ranks:
 
 
 def world() -> World:
-    """The processes that this one belongs to. One of several that a launcher started joins the others."""
+    """The processes that this one belongs to. If a launcher started several, this one joins the others."""
     if not dist.is_available():
         return ALONE
     if launch.launched():
@@ -250,7 +262,7 @@ def world() -> World:
 
 @functools.cache
 def _ranks(group: dist.ProcessGroup | None) -> Ranks:
-    """One group for what is on the CPU, made once: whatever the ranks were started with, files and counts travel by gloo."""
+    """The ranks, made once, with a gloo group for values on the CPU, whatever backend the ranks were started with."""
     return Ranks(group, dist.new_group(backend="gloo"))
 
 
@@ -259,14 +271,14 @@ def _state(model: nn.Module) -> list[tuple[str, Tensor]]:
 
 
 def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Neighbours of one type and device that are small together."""
+    """Consecutive tensors of one type and device, as many as fit a bucket."""
     out: list[list[Tensor]] = []
-    room = 0
+    left = 0
     for t in tensors:
         last = out[-1][-1] if out else None
-        if last is None or t.numel() > room or t.dtype != last.dtype or t.device != last.device:
+        if last is None or t.numel() > left or t.dtype != last.dtype or t.device != last.device:
             out.append([])
-            room = _BUCKET
+            left = _BUCKET
         out[-1].append(t)
-        room -= t.numel()
+        left -= t.numel()
     return out

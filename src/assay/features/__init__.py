@@ -1,8 +1,8 @@
-"""Features: what is computed from each record before training, from that record alone.
+"""Features: computed from each record before training, from that record alone.
 
 Guarantee: the features of a record are a function of that record and of constants (filters, public weights), never of
-another record nor of a statistic of the data. Replacing the records by their features therefore maps neighbouring data sets
-to neighbouring data sets, and training on features costs exactly what training on the records costs.
+another record or of a statistic of the data. So replacing the records by their features maps neighbouring data sets to
+neighbouring data sets, and training on features costs exactly what training on the records costs.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ class Features(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is known by, without settings and preparations."""
+        """Its name, without settings and preparations."""
         ...
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse records of a shape that it cannot take, and packages that are missing."""
+        """Refuse records of an unsuitable shape, and missing packages.
+
+        Raises:
+            ConfigError: says what is needed.
+        """
         ...
 
     def made_with(self) -> str:
-        """The packages and constants that decide the values, to the version: part of the cache's key."""
+        """The packages that decide the values, with their versions. The cache's key contains this text."""
         ...
 
     def extract(self, x: Tensor) -> Tensor:
-        """The features of records [B, *shape], float32, record by record."""
+        """The features of records [B, *shape] in float32, each record by itself."""
         ...
 
     def describe(self) -> str:
@@ -50,14 +54,14 @@ class Features(Protocol):
 
 
 class Preparation(Protocol):
-    """What is done with each picture before features are computed. A frozen dataclass whose fields are its settings."""
+    """A change of each picture before its features are computed. A frozen dataclass whose fields are its settings."""
 
     def check(self, shape: tuple[int, ...]) -> None:
-        """Refuse records of a shape that it cannot take."""
+        """Refuse records of an unsuitable shape."""
         ...
 
     def around(self, extract: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """`extract` of the prepared records [B, *shape], record by record."""
+        """`extract` of the prepared records [B, *shape], each record by itself."""
         ...
 
     def describe(self) -> str:
@@ -78,7 +82,7 @@ PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
 
 @dataclass(frozen=True)
 class Prepared:
-    """Features of pictures to which something is done first."""
+    """Features of prepared pictures."""
 
     first: Preparation
     then: Features
@@ -102,36 +106,57 @@ class Prepared:
 
 
 def parse(text: str) -> Features:
-    """`scatter`, `scatter:J=2,L=8,norm=group`, `efficientnet-lite0:size=128`; with preparations, `deskew+scatter`, `mirror+opponent+scatter`."""
+    """The features that `text` names, after any number of preparations.
+
+    Raises:
+        ConfigError: there are no such features or preparations, or they do not take these settings.
+
+    >>> parse("scatter:J=3")
+    Scatter(J=3, L=8, norm='group')
+    >>> parse("mirror+opponent+scatter").name
+    'scatter'
+    """
     *before, last = text.split("+")
-    found: Features = spec.parse("features", last, KINDS)
+    features: Features = spec.parse("features", last, KINDS)
     for name in reversed(before):
-        found = Prepared(spec.parse("features before +", name, PREPARATIONS), found)
-    return found
+        features = Prepared(spec.parse("features before +", name, PREPARATIONS), features)
+    return features
 
 
 def describe(features: Features) -> str:
-    """The text that `parse` turns into these features."""
+    """The text that `parse` turns into these features.
+
+    >>> describe(parse("deskew+scatter:J=2"))
+    'deskew+scatter'
+    """
     if isinstance(features, Prepared):
         return f"{spec.describe(features.first, PREPARATIONS)}+{describe(features.then)}"
     return spec.describe(features, KINDS)
 
 
 def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> DataBundle:
-    """The data set with features in place of its records; computed once and kept in the user's cache. `tell` is told how far a long
-    computation is.
+    """The data set with features in place of its records. They are computed once and kept in the user's cache.
+
+    Args:
+        features: which features.
+        bundle: the data set.
+        tell: is called with lines about the progress of a long computation.
+
+    Raises:
+        ConfigError: these features cannot be computed for this data set.
+        DataError: the cache cannot be written.
     """
     features.check(bundle.input_shape)
-    known = describe(features)
+    settings = describe(features)
 
     def of(x: Tensor, which: str) -> Tensor:
-        what = f"features {known}, {which} records"
-        return cache.computed(features.extract, x, known, features.made_with(), what=what, tell=tell)
+        what = f"features {settings}, {which} records"
+        return cache.cached(features.extract, x, settings, features.made_with(), what=what, tell=tell)
 
     return replace(
         bundle,
         train_x=of(bundle.train_x, "training"),
         test_x=of(bundle.test_x, "test"),
-        notes=f"{bundle.notes} Features: {features.describe()}. They cost no privacy: each record's features depend on that record "
-        "and on public constants only.",
+        notes=f"{bundle.notes} Features: {features.describe()}. They cost no privacy: each record's features depend on "
+        "that record and on public constants only.",
     )

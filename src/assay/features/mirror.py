@@ -1,4 +1,4 @@
-"""Features that do not tell a picture from its mirror image: the mean of both."""
+"""Features that are equal for a picture and its mirror image: the mean of both."""
 
 from __future__ import annotations
 

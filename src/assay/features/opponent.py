@@ -1,4 +1,7 @@
-"""Brightness and colour apart, as constants have them (Ohta, Kanade and Sakai 1980, "Color information for region segmentation")."""
+"""Brightness and colour in separate channels, by constant weights.
+
+Ohta, Kanade and Sakai: "Color Information for Region Segmentation", Computer Graphics and Image Processing 13(3), 1980.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,10 @@ _AXES /= _AXES.norm(dim=1, keepdim=True)
 
 @dataclass(frozen=True, kw_only=True)
 class Opponent:
-    """Red, green and blue turned to their sum, red against blue, and green against both: near the principal axes of natural pictures'
-    colours, and an orthogonal map of each pixel. Whatever takes absolute values or scales channel by channel afterwards sees edges of colour that
-    in red, green and blue are three times the same edge of brightness.
+    """Turns red, green and blue into their sum, red against blue, and green against both, by an orthogonal map.
+
+    These are close to the principal axes of colours in natural pictures. In red, green and blue an edge of brightness
+    appears three times. Here absolute values and scales of each channel also show edges of colour.
     """
 
     name: ClassVar[str] = "opponent"

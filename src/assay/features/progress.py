@@ -1,4 +1,4 @@
-"""How far a long computation is, in a line now and then."""
+"""Lines about the progress of a long computation."""
 
 from __future__ import annotations
 
@@ -12,11 +12,17 @@ _FIRST, _EVERY = 5.0, 30.0  # seconds
 
 
 def silent(line: str) -> None:
-    """For those who are not told."""
+    """Print nothing."""
 
 
 class Progress:
-    """Tells how many of so many records are done: nothing of what takes seconds, then a line every half minute."""
+    """Reports how many records are done: first after five seconds, then every half minute.
+
+    Args:
+        what: what is computed.
+        total: the number of records.
+        tell: is called with each line.
+    """
 
     def __init__(self, what: str, total: int, tell: Tell) -> None:
         self._what, self._total, self._tell = what, total, tell
@@ -24,13 +30,13 @@ class Progress:
         self._next = self._begun + _FIRST
         self._before = 0
 
-    def go_on(self, before: int) -> None:
-        """So many were done before."""
+    def resume(self, before: int) -> None:
+        """Begin with `before` records already done."""
         self._before = before
         self._begun = time.monotonic()
 
     def at(self, done: int) -> None:
-        """So many are done."""
+        """Report that `done` records are done."""
         now = time.monotonic()
         if now < self._next or done == self._total:
             return

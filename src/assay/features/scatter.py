@@ -1,8 +1,11 @@
-"""The scattering transform (Mallat 2012; Bruna and Mallat 2013): wavelets, modulus, local averages. No learned constant.
+"""The scattering transform: wavelets, modulus, local averages. It has no learned constants.
 
-As features for private training: Tramèr and Boneh 2021, "Differentially private learning needs better features (or much
-more data)". The filters are kymatio's, and so are the values. They are applied here, to a few pictures and all angles at a time: what
-is at hand stays in a core's cache, which is several times as fast on small pictures as one path after the other.
+Bruna and Mallat: "Invariant Scattering Convolution Networks", IEEE TPAMI 35(8), 2013, arXiv:1203.1513. As features for
+private training: Tramèr and Boneh: "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR
+2021, arXiv:2011.11660.
+
+The filters and the values are kymatio's. We apply the filters to a few pictures and all angles at a time, so that the
+data stays in a core's cache. On small pictures this is several times faster than one path after the other.
 """
 
 from __future__ import annotations
@@ -24,17 +27,23 @@ from assay.errors import ConfigError
 from assay.features.pictures import check_picture
 
 _NORMS = ("group", "none")
-_MOST = {"J": 10, "L": 64}  # pictures of 1024 pixels a side, and more angles than those tell apart
+_MOST = {"J": 10, "L": 64}  # enough for sides of 1024 pixels, which cannot resolve more angles
 _TOGETHER = 3  # channels normalised together: Tramèr and Boneh take 27 groups of 81 channels
-_AT_ONCE = 8  # pictures of one channel whose maps stay in a core's cache
+_AT_ONCE = 8  # pictures of one channel whose maps fit into a core's cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scatter:
-    """Orders 0 to 2 at J scales and L angles: (1 + JL + L²J(J-1)/2) maps a channel, each side divided by 2^J.
+    """Orders 0 to 2 at J scales and L angles: 1 + JL + L²J(J-1)/2 maps per channel, each side divided by 2^J.
 
-    `norm=group` brings each group of three maps of each record to mean 0 and variance 1 (GroupNorm without parameters):
-    statistics of that record, never of the data.
+    Attributes:
+        J: the number of scales.
+        L: the number of angles.
+        norm: "group" brings each group of three maps of a record to mean 0 and variance 1 (GroupNorm without
+            parameters), by statistics of that record alone. "none" leaves them as they are.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     name: ClassVar[str] = "scatter"
@@ -73,18 +82,18 @@ class Scatter:
 
 @dataclass(frozen=True)
 class _Bank:
-    """Filters for pictures of one size, in the frequency domain of the padded picture; a level is a number of halvings of its sides."""
+    """Filters for pictures of one size, in the frequency domain of the padded picture. Each level halves its sides."""
 
     pad: Callable[[Tensor], Tensor]
     """[N, height, width] to [N, height, width, 1] with a margin of reflections."""
     wavelets: tuple[tuple[Tensor, ...], ...]
-    """By scale j and level, up to j: [L, height, width]."""
+    """For each scale j and each level up to j: [L, height, width]."""
     averages: tuple[tuple[Tensor, Tensor], ...]
-    """By level: matrices that average a map's columns and rows and leave one of 2^J places, without the margin."""
+    """For each level: matrices that average a map's columns and rows and keep one of 2^J places, without the margin."""
 
     def scattered(self, x: Tensor) -> Tensor:
-        """Orders 0, 1 and 2 of pictures [N, height, width], in the order of kymatio: [N, maps, height / 2^J, width / 2^J]."""
-        return torch.cat([self._scattered(part) for part in x.split(_AT_ONCE)])
+        """Orders 0, 1 and 2 of pictures [N, height, width] in kymatio's order: [N, maps, height / 2^J, width / 2^J]."""
+        return torch.cat([self._scattered(pictures) for pictures in x.split(_AT_ONCE)])
 
     def _scattered(self, x: Tensor) -> Tensor:
         padded = self.pad(x).permute(0, 3, 1, 2)
@@ -100,17 +109,17 @@ class _Bank:
         return torch.cat([self._averaged(padded, 0), *first, *second], 1)
 
     def _modulus(self, spectrum: Tensor, scale: int, level: int) -> Tensor:
-        """|x ⋆ ψ| for the angles of a scale, at the level of that scale; `spectrum` [..., 1, height, width] is of a map at `level`."""
+        """|x ⋆ ψ| for all angles of a scale, at the level of that scale, from the `spectrum` of a map at `level`."""
         wavelets, times = self.wavelets[scale][level], 2 ** (scale - level)
         height, width = wavelets.shape[-2] // times, wavelets.shape[-1] // times
         pieces = [
             (..., slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width))
             for row, column in itertools.product(range(times), repeat=2)
         ]
-        # the spectrum of every times-th place of a map is the map's own, folded: piece by piece, or it would leave the cache
+        # Keeping every times-th place of a map folds its spectrum. Piece by piece, the data stays in the cache.
         folded = reduce(torch.add, (spectrum[piece] * wavelets[piece] for piece in pieces))
-        found: Tensor = torch.fft.ifft2(folded).abs().div_(times**2)
-        return found
+        modulus: Tensor = torch.fft.ifft2(folded).abs().div_(times**2)
+        return modulus
 
     def _averaged(self, maps: Tensor, level: int) -> Tensor:
         columns, rows = self.averages[level]
@@ -119,7 +128,7 @@ class _Bank:
 
 @lru_cache(maxsize=4)
 def _bank(J: int, L: int, height: int, width: int) -> _Bank:
-    # the package's own entry point imports parts that current SciPy no longer has
+    # kymatio's usual entry point imports modules that current SciPy no longer has.
     from kymatio.scattering2d.frontend.torch_frontend import ScatteringTorch2D
 
     made = ScatteringTorch2D(J=J, shape=(height, width), L=L)
@@ -132,7 +141,7 @@ def _bank(J: int, L: int, height: int, width: int) -> _Bank:
     )
     averages = []
     for level, low in enumerate(made.phi["levels"]):
-        # a Gaussian without direction is one along the columns times one along the rows
+        # An isotropic Gaussian is one along the columns times one along the rows.
         whole, times = torch.from_numpy(low).double(), 2 ** (J - level)
         root = whole[0, 0].sqrt()
         averages.append((_average(whole[:, 0] / root, times), _average(whole[0] / root, times).T.contiguous()))
@@ -140,11 +149,11 @@ def _bank(J: int, L: int, height: int, width: int) -> _Bank:
 
 
 def _of_scale(made: Any, scale: int) -> list[list[NDArray[np.float32]]]:
-    return [found["levels"] for found in made.psi if found["j"] == scale]
+    return [wavelet["levels"] for wavelet in made.psi if wavelet["j"] == scale]
 
 
 def _average(low: Tensor, times: int) -> Tensor:
-    """The matrix that filters a vector with this spectrum and keeps every `times`-th number, but for the outermost, which are margin."""
+    """The matrix that filters a vector with this spectrum and keeps every `times`-th number, without the margin."""
     spectra = torch.fft.fft(torch.eye(len(low), dtype=low.dtype)) * low
     kept: Tensor = torch.fft.ifft(spectra.view(len(low), times, -1).mean(1)).real.T
     return kept[1:-1].float().contiguous()

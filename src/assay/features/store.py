@@ -1,7 +1,7 @@
-"""A file of features: an ordinary .npy of float32, and after it a digest of every piece of a few hundred records.
+"""A file of features: an ordinary .npy of float32, followed by a digest of every piece of a few hundred records.
 
-The digests are what a file is believed by, whole or unfinished. A piece counts if its digest is there and right, which is taken of the
-piece, its place, the file's shape and its name: what was never written, or half, or belongs elsewhere proves nothing.
+A piece counts only if its digest is correct. The digest covers the piece, its place, the file's shape and its name. So
+a piece that was never written, written by half, or belongs elsewhere does not count.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay._util.files import take_room
+from assay._util.files import reserve
 
 RECORDS = 250  # in a piece
 _DIGEST = 20
-_START = 128  # bytes before the first record: the .npy header, filled up with blanks
+_START = 128  # bytes before the first record: the .npy header, padded with blanks
 
 
 class Store:
-    """An open file with room for the features of so many records. Only ordinary reads and writes: a full disk is an `OSError`."""
+    """An open file for the features of `records` records.
+
+    It uses ordinary reads and writes only, so that a full disk is an `OSError`.
+    """
 
     def __init__(self, file: IO[bytes], name: str, records: int) -> None:
         self._file, self._name, self._records = file, name, records
@@ -37,11 +40,11 @@ class Store:
 
     @property
     def pieces(self) -> int:
-        """How many there are in the whole file."""
+        """The number of pieces of the whole file."""
         return _pieces(self._records)
 
-    def proven(self) -> int:
-        """How many pieces hold what was written into them, from the first on. All of them: the file is whole."""
+    def intact(self) -> int:
+        """The number of intact pieces before the first damaged one. If all are intact, the file is whole."""
         if self._shape is None or self._file.seek(0, 2) != self.size:
             return 0
         for place in range(self.pieces):
@@ -55,27 +58,27 @@ class Store:
         return self.pieces
 
     def begin(self, shape: tuple[int, ...]) -> None:
-        """Make it an empty file for records of this shape, which has all the room that it will need."""
+        """Empty the file and reserve all the space that records of this shape will need."""
         self._shape = (self._records, *shape)
         self._file.truncate(0)
         self._file.truncate(self.size)
-        take_room(self._file, self.size)
+        reserve(self._file, self.size)
         self._put(0, memoryview(_header(self._shape)))
 
     def write(self, place: int, piece: Tensor) -> None:
-        """The features of the piece's records, and then what proves them."""
+        """Write the features of a piece, and then their digest."""
         content = piece.reshape(-1).view(torch.uint8).numpy().data
         self._put(self._piece_at(place), content)
         self._put(self._digest_at(place), memoryview(self._digest(place, content)))
 
     def tensor(self) -> Tensor:
-        """The features, mapped into memory: whoever maps the same file shares it. What is done to the tensor does not reach the file."""
+        """The features, mapped into memory that all processes share. Changes of the tensor do not reach the file."""
         assert self._shape is not None
         return torch.from_numpy(np.memmap(self._file, np.float32, "c", _START, self._shape))
 
     def _put(self, at: int, content: memoryview) -> None:
         self._file.seek(at)
-        while content:  # a disk that becomes full takes some of it first
+        while content:  # a nearly full disk may write only some of it
             content = content[self._file.write(content) :]
 
     @property
@@ -94,9 +97,9 @@ class Store:
         return self._digests_at + place * _DIGEST
 
     def _digest(self, place: int, content: bytes | memoryview) -> bytes:
-        found = hashlib.blake2b(f"{self._name} {self._shape} {place}\n".encode(), digest_size=_DIGEST)
-        found.update(content)
-        return found.digest()
+        digest = hashlib.blake2b(f"{self._name} {self._shape} {place}\n".encode(), digest_size=_DIGEST)
+        digest.update(content)
+        return digest.digest()
 
 
 def pieces(x: Tensor, first: int = 0) -> Iterator[Tensor]:
@@ -106,21 +109,21 @@ def pieces(x: Tensor, first: int = 0) -> Iterator[Tensor]:
 
 
 def _pieces(records: int) -> int:
-    return max(1, math.ceil(records / RECORDS))  # no records have a shape too
+    return max(1, math.ceil(records / RECORDS))  # zero records have a shape too
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """Version 1.0 of the format, always of the same length."""
-    said = repr({"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}).encode()
+    """The header of version 1.0 of the format, always of the same length."""
+    text = repr({"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}).encode()
     start = b"\x93NUMPY\x01\x00"
     length = _START - len(start) - 2
-    return start + length.to_bytes(2, "little") + said.ljust(length - 1) + b"\n"
+    return start + length.to_bytes(2, "little") + text.ljust(length - 1) + b"\n"
 
 
 def _shape_in(file: IO[bytes], records: int) -> tuple[int, ...] | None:
-    """The shape that a file of so many records begins with; None if it begins in any other way."""
+    """The shape in the header of a file of `records` records, or None if it has another header."""
     file.seek(0)
     start = file.read(_START)
-    said = re.search(rb"'shape': \(([\d, ]+)\)", start)
-    shape = () if said is None else tuple(int(number) for number in re.findall(rb"\d+", said[1]))
+    written = re.search(rb"'shape': \(([\d, ]+)\)", start)
+    shape = () if written is None else tuple(int(number) for number in re.findall(rb"\d+", written[1]))
     return shape if shape[:1] == (records,) and start == _header(shape) else None

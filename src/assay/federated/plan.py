@@ -25,12 +25,12 @@ from assay.accounting import events
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.groups import group_epsilons
-from assay.data.sampling import Poisson
+from assay.data.samplers.poisson import Poisson
 from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.federated import methods, schedule
 from assay.federated.methods import FederatedMethod
 from assay.federated.noise import Central, Distributed, Local, Noise, Released
-from assay.gradients.clipping import Flat
+from assay.gradients.clip_rules.flat import Flat
 from assay.methods.plan import Plan
 
 UNITS = ("client", "record")

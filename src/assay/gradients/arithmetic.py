@@ -1,8 +1,8 @@
 """Arithmetic that norms and sums of per-record gradients share.
 
-Norms are safe: a norm that rounding or underflow may have made too small is raised by a bound on what was lost, so that no
-record slips past the clipping bound by it. A norm computed by another order of summation than the sum it bounds is raised by
-`rounding` of its terms, since a record whose terms nearly cancel would otherwise come out too short.
+Norms are safe: a norm that rounding or underflow may have made too small is raised by a bound on what was lost, so that
+no record exceeds the clipping bound. A norm that is summed in another order than the sum it bounds is raised by
+`rounding` of its terms: the norm of a record whose terms nearly cancel would otherwise be too small.
 """
 
 from __future__ import annotations
@@ -17,23 +17,32 @@ LONG = 4096
 """A row of more numbers than this is summed in blocks."""
 _SHORT, _BLOCK = 64, 512
 CHUNK_ELEMENTS = 1 << 22
-"""Per-record gradients built only for their norm are built in pieces of at most so many numbers, 16 MB."""
+"""Per-record gradients that are needed for their norm only are built in pieces of at most this many numbers, 16 MB."""
 
 _HALF = (torch.float16, torch.bfloat16)
 EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float32, torch.float64)}
 TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float64)}
 
+_ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together
+SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * eps for dtype, eps in EPS.items()}
+"""What clipping factors are lowered by, for each arithmetic."""
+
+
+# The spacing of numbers below the smallest normal one, times the largest number, is 2^-22 of 1 in float32 and less in
+# float64: for bounds from here on a weight that lost its last digits there moves a record by less than the factors are lowered.
+_NO_SMALL_WEIGHTS = 0.25
+
 
 def rounding(dtype: torch.dtype, terms: int) -> float:
-    """A bound on the relative rounding error of a sum of `terms` products, twice √terms units (probabilistic growth)."""
+    """A bound on the relative error of a sum of `terms` products, by rounding that grows as √terms."""
     return 4.0 * torch.finfo(dtype).eps * math.sqrt(max(1, terms))
 
 
 def squares(t: Tensor, plus: float = 0.0) -> Tensor:
     """‖t‖² + plus over the last dimension, raised by what rounding and underflow may have taken from it.
 
-    A sum of n squares loses at most n/2 · eps of itself, whatever the order; a long float32 reduction can lose that much
-    (1 % at ten million), so long rows are summed in blocks.
+    A sum of n squares loses at most n/2 · eps of itself in any order. A long float32 reduction can lose that much (1 %
+    at ten million), so long rows are summed in blocks.
     """
     n = t.shape[-1]
     if n <= _SHORT:
@@ -59,15 +68,27 @@ def masked(value: Tensor, bad: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A number as a tensor, made once: turning a Python number into one costs as much as the operation it is for."""
+    """A number as a tensor, made once: making one of a Python number costs as much as the operation that needs it."""
     return torch.tensor(value, dtype=dtype, device=device)
 
 
 def full(t: Tensor) -> Tensor:
-    """Clipping happens in float32 at least, whatever the model computes in."""
+    """The tensor in float32 at least: clipping is not done in half precision, whatever the model computes in."""
     return t.float() if t.dtype in _HALF else t
 
 
 def zeros_for(p: Tensor) -> Tensor:
-    """The sum over no records for a parameter, in the precision that sums and noise have."""
+    """A parameter's sum over no records, in the precision of sums and noise."""
     return torch.zeros(p.shape, dtype=torch.float32 if p.dtype in _HALF else p.dtype, device=p.device)
+
+
+def exact(weights: Tensor) -> Tensor:
+    """Zero instead of a weight too small to be held with full precision, or no number (0/0 for a vanishing bound)."""
+    return torch.threshold_(weights, TINY[weights.dtype], 0.0)
+
+
+def at_most(bound: float, norms: Tensor) -> Tensor:
+    """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
+    shrunk = constant(bound * SHRINK[norms.dtype], norms.dtype, norms.device)
+    weights = torch.div(shrunk, norms.clamp(bound))
+    return weights if bound >= _NO_SMALL_WEIGHTS else exact(weights)

@@ -1,11 +1,27 @@
-"""The clipping rules by their classes, and `parse` for their text. `assay.gradients.clip_rules` has a file for each."""
+"""The classes of the clipping rules, and `parse` for their text. Each has a file in `assay.gradients.clip_rules`."""
 
+from typing import TYPE_CHECKING
+
+from assay._util import lazy
 from assay.gradients.clip_rules import RULES, parse
-from assay.gradients.clip_rules.adaptive import AdaptiveQuantile
-from assay.gradients.clip_rules.assumed import Assumed
-from assay.gradients.clip_rules.automatic import Automatic
-from assay.gradients.clip_rules.flat import Flat
-from assay.gradients.clip_rules.per_layer import PerLayer
 from assay.mechanisms.types import ClipRule
 
+if TYPE_CHECKING:
+    from assay.gradients.clip_rules.adaptive import AdaptiveQuantile
+    from assay.gradients.clip_rules.assumed import Assumed
+    from assay.gradients.clip_rules.automatic import Automatic
+    from assay.gradients.clip_rules.flat import Flat
+    from assay.gradients.clip_rules.per_layer import PerLayer
+
 __all__ = ["RULES", "AdaptiveQuantile", "Assumed", "Automatic", "ClipRule", "Flat", "PerLayer", "parse"]
+
+__getattr__ = lazy.exports(
+    "assay.gradients.clip_rules",
+    {
+        "AdaptiveQuantile": "adaptive",
+        "Assumed": "assumed",
+        "Automatic": "automatic",
+        "Flat": "flat",
+        "PerLayer": "per_layer",
+    },
+)

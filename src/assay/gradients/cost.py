@@ -1,8 +1,8 @@
-"""Which of two equally right computations is the quicker, by the clock.
+"""Which of two correct computations is faster, by timing them.
 
-Both are timed on random numbers of the shape at hand, so that no record has a part in the choice, and sizes are rounded up
-to powers of two, so that it does not follow every batch. What was found is remembered for the life of the process. Another
-computation rounds differently in the last bits: runs that are to be repeated exactly do not ask (`PrivateStep`).
+Both are timed on random numbers of the given shape, so that no record influences the choice. Sizes are rounded up to
+powers of two, so that not every batch needs a measurement. The process remembers the answers. The two computations
+differ in the last bits, so runs with a seed, which must repeat exactly, are not measured (`PrivateStep`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _up(n: int) -> int:
 
 
 def quicker(first: Callable[[], object], second: Callable[[], object], device: torch.device) -> bool:
-    """Whether `first` takes less time than `second`: the least of a few, in turns, after one call each to warm up."""
+    """Whether `first` takes less time than `second`: the best of a few alternating calls, after one call each."""
     best = [float("inf"), float("inf")]
     for repeat in range(_REPEATS + 1):
         for i, run in enumerate((first, second)):
@@ -68,14 +68,14 @@ def choose(use: Outer) -> None:
 
 
 def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> bool:
-    """Whether the windows of a convolution's input are the quicker way to its gradients and their norms and sums."""
+    """Whether a convolution's gradients, norms and sums are faster by the windows of its input."""
     last = x.is_contiguous(memory_format=torch.channels_last)
     key = (shape, _up(len(x)), x.shape[1:], last, x.dtype, x.device, torch.get_num_threads())
     if key not in _known:
         source = torch.Generator().manual_seed(0)
 
         def made(like: Tensor) -> Tensor:
-            # as many records as there are: what fits a core's cache is no measure for what does not
+            # as many records as there are: timings within a core's cache say nothing about larger sizes
             drawn = torch.randn(like.shape, generator=source).to(like)
             return drawn.contiguous(memory_format=torch.channels_last) if last else drawn
 
@@ -94,7 +94,7 @@ def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> bool:
 
 
 def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) -> bool:
-    source = torch.Generator().manual_seed(0)  # torch's own state is the user's
+    source = torch.Generator().manual_seed(0)  # torch's global state belongs to the user
 
     def made(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=source).to(like)
@@ -102,7 +102,7 @@ def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) ->
     g, x, weights = made(records, positions, out), made(records, positions, inp), made(records, 1)
 
     def way(keep: bool) -> list[Tensor]:
-        # as in a step: all norms before the first sum, so that what is kept has left the caches by then
+        # as in a step: all norms before the first sum, so that what is kept is no longer in the caches
         uses = [Outer(g, x, keep) for _ in range(_LAYERS)]
         for use in uses:
             use.sq_norm()

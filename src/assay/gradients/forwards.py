@@ -1,7 +1,7 @@
-"""Modules of a model that run in another way while gradients are recorded, and as they are at all other times.
+"""Replacing the forward of modules while gradients are recorded.
 
-A module's replacement is never run within itself, for a copy of the module, or without gradients; `restore` gives every module
-back the `forward` that it had.
+A replacement does not run within itself, for a copy of the module, or without gradients. `restore` gives every module
+the `forward` that it had.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class Forwards:
         self._replaced: list[tuple[nn.Module, Any]] = []
 
     def replace(self, owner: nn.Module, run: Callable[..., Any]) -> None:
-        """Let `run` take the place of the module's forward while gradients are recorded. A module has one such replacement: within
-        another it would never be run.
+        """Let `run` replace the module's forward while gradients are recorded.
+
+        Raises:
+            UnsupportedModelError: The module has such a replacement already: within another it would never run.
         """
         _check_free(owner)
         plain = vars(owner).get("forward")
@@ -40,7 +42,7 @@ class Forwards:
 
         def forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             nonlocal inside
-            # a copy of the model (weight averaging) carries this method along, and is not ours to record
+            # a copy of the model (weight averaging) has this method as well, and is not recorded
             if module is not owner:
                 return type(module).forward(module, *args, **kwargs)
             if inside or not torch.is_grad_enabled():
@@ -51,14 +53,14 @@ class Forwards:
             finally:
                 inside = False
 
-        # What runs here is recorded, outside a compiled graph; what is between such layers is compiled.
+        # What is recorded runs outside the compiled graph; what is between such layers is compiled.
         made: Any = torch.compiler.disable(forward) if self._compiled else forward
-        made.replaces = weakref.ref(owner)  # a copy of the model carries this along, too, and is not meant
+        made.replaces = weakref.ref(owner)  # a copy of the model has this attribute as well, and is not meant
         owner.forward = types.MethodType(made, owner)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
-        """The modules as they were, for a while: what is copied then has nothing of this in it."""
+        """A context in which the modules are as they were, so that copies have no replacements."""
         ours = [(module, module.forward) for module, _ in self._replaced]
         for module, plain in self._replaced:
             _put(module, plain)
@@ -69,14 +71,18 @@ class Forwards:
                 _put(module, forward)
 
     def restore(self) -> None:
-        """Give the modules back as they were."""
+        """Remove all replacements."""
         for module, plain in self._replaced:
             _put(module, plain)
         self._replaced = []
 
 
 def check_free(model: nn.Module) -> None:
-    """Refuse a model of which a part runs in another way already."""
+    """Refuse a model that has replaced forwards already.
+
+    Raises:
+        UnsupportedModelError: A module belongs to a `PrivateStep` that was not closed.
+    """
     for module in model.modules():
         _check_free(module)
 
@@ -85,12 +91,13 @@ def _check_free(module: nn.Module) -> None:
     other = getattr(vars(module).get("forward"), "replaces", None)
     if other is not None and other() is module:
         raise UnsupportedModelError(
-            f"{type(module).__name__} belongs to a PrivateStep that was not closed: call its close() first, or make the model anew"
+            f"{type(module).__name__} belongs to a PrivateStep that was not closed: call its close() first, or make a "
+            "new model"
         )
 
 
 def _put(module: nn.Module, forward: Any) -> None:
-    """This forward, or (None) the one of the module's class."""
+    """Set this forward, or that of the module's class if it is None."""
     vars(module).pop("forward", None)
     if forward is not None:
         module.forward = forward

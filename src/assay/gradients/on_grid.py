@@ -1,18 +1,18 @@
 """Clipped gradients as whole numbers, so that their sum and its bound are exact (`assay.mechanisms.exact`).
 
 Each record's gradient is scaled in float32 and rounded to a vector q of whole numbers of units. Two things are then
-exact, however the floating-point numbers before came about:
+exact, however the floating-point numbers were computed before:
 
-- ‖q‖² ≤ (C/u)². The squares are added up in float64 and compared with the bound; a record that fails the test counts
-  for nothing. The test cannot err: rounding is monotone and all terms are at least 0, so a computed sum of at most
+- ‖q‖² ≤ (C/u)². The squares are added up in float64 and compared with the bound. A record that fails the test counts
+  as zero. The test cannot be wrong: rounding is monotone and no term is negative, so a computed sum of at most
   (C/u)² < 2⁴³ has no partial sum above that, and whole numbers below 2⁵³ are added and squared without rounding.
-- Σ q over the records. All partial sums are whole numbers below 2⁵³, so that the result is the same in any order.
+- Σ q over the records. All partial sums are whole numbers below 2⁵³, so the result is the same in any order.
 
 Whether a record passes, and its q, follow from that record alone, provided that its gradient does:
 `assay.gradients.proof.position`.
 
-The scale leaves room for rounding: ‖q‖ ≤ ‖v‖ + √d/2 for d coordinates v before rounding. So no record fails the test
-by rounding to the grid.
+The scale leaves a margin for rounding: ‖q‖ ≤ ‖v‖ + √d/2 for d coordinates v before rounding. So rounding to the grid
+makes no record fail the test.
 """
 
 from __future__ import annotations
@@ -31,20 +31,30 @@ from assay.mechanisms.exact import Grid
 from assay.mechanisms.types import ClipRule
 
 _AT_ONCE = 1 << 16  # numbers of a block: with their float64 copy they stay in a core's cache
-_ROOM = 1 - 2.0**-16  # of the bound: more than norms, weights and products lose to rounding in float32
-_LEAST_LEFT = 0.5  # of the bound, when the rounding of all coordinates was taken off
+_MARGIN = 1 - 2.0**-16  # of the bound: more than norms, weights and products lose to rounding in float32
+_LEAST_LEFT = 0.5  # of the bound, after subtracting the rounding of all coordinates
 
 Blocks = Iterator[Tensor]
-"""The scaled gradients of all records, some coordinates at a time: [B, n], valid until the next is asked for."""
+"""The scaled gradients of all records, some coordinates at a time: [B, n]. The next block overwrites the last."""
 
 
 def clipped_sum(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -> tuple[dict[str, Tensor], Tensor]:
-    """Σ of clipped gradients in float64, whole multiples of the grid's unit, and the norms [B, L] they had.
+    """The sum of clipped gradients in float64, whole multiples of the grid's unit.
 
-    One record moves the sum by at most the grid's bound, exactly. A gradient that holds NaN or Inf counts as zero.
+    Guarantee: one record moves the sum by at most the grid's bound, in exact arithmetic. A gradient that holds NaN or
+    Inf counts as zero.
+
+    Args:
+        grads: The gradients of a batch.
+        clip: The clipping rule.
+        groups: The clipping group of each layer.
+        grid: The unit and the bound.
+
+    Returns:
+        The sum for each parameter, and the norms [B, L] before clipping.
 
     Raises:
-        ConfigError: If the model has so many parameters that rounding them to the grid would take half of the bound.
+        ConfigError: The model has so many parameters that rounding them to the grid would take half of the bound.
     """
     norms = grads.plain_norms(groups)
     weights = clip.weights(norms) * (_target(grads, grid) / grid.bound)
@@ -60,7 +70,7 @@ def clipped_sum(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Gri
 
 
 def rounded(grads: RecordGrads, clip: ClipRule, groups: list[int], grid: Grid) -> dict[str, Tensor]:
-    """The whole numbers of every record, [B, n] a parameter, whatever their norm: to see what a record is made into."""
+    """The whole numbers of every record for each parameter, [B, n], without the test of their norm."""
     norms = grads.plain_norms(groups)
     weights = clip.weights(norms) * (_target(grads, grid) / grid.bound)
     return {
@@ -72,7 +82,7 @@ def _target(grads: RecordGrads, grid: Grid) -> float:
     """The norm in units that clipped gradients are scaled to."""
     most = math.sqrt(grid.most)
     numbers = sum(p.numel() for p in grads.parameters.values())
-    left = most * _ROOM - math.sqrt(numbers) / 2
+    left = most * _MARGIN - math.sqrt(numbers) / 2
     if left < _LEAST_LEFT * most:
         raise ConfigError("exact", f"{numbers} trainable parameters", f"at most {int(most) ** 2} with exact noise")
     return left
@@ -120,7 +130,7 @@ def _in_blocks(use: Use, weights: Tensor, shape: torch.Size) -> tuple[Blocks, Ca
     if isinstance(use, Rank1):
         return _outer(use.g * weights, use.x), lambda total: total.view(shape)
     if isinstance(use, ChannelsLast) or (isinstance(use, Convolved) and use.shape.has_windows):
-        # as they lie in memory, or are had most quickly: [B, out, height, width, in]
+        # in their order in memory, or the one that is computed fastest: [B, out, height, width, in]
         values = use.values if isinstance(use, ChannelsLast) else use.shape.window_gradients(use.x, use.g)
         last = values.shape[1:]
         return _cut(values.flatten(1), weights), lambda total: total.view(last).permute(0, 3, 1, 2).contiguous()
@@ -130,16 +140,16 @@ def _in_blocks(use: Use, weights: Tensor, shape: torch.Size) -> tuple[Blocks, Ca
 
 def _cut(rows: Tensor, weights: Tensor) -> Blocks:
     step = max(1, _AT_ONCE // len(rows))
-    room = rows.new_empty(len(rows) * min(step, rows.shape[1]))
+    memory = rows.new_empty(len(rows) * min(step, rows.shape[1]))
     for start in range(0, rows.shape[1], step):
         part = rows[:, start : start + step]
-        yield torch.mul(part, weights, out=room[: part.numel()].view(part.shape))
+        yield torch.mul(part, weights, out=memory[: part.numel()].view(part.shape))
 
 
 def _outer(g: Tensor, x: Tensor) -> Blocks:
     step = max(1, _AT_ONCE // max(1, x.numel()))
-    room = x.new_empty(min(step, g.shape[1]) * x.numel())
+    memory = x.new_empty(min(step, g.shape[1]) * x.numel())
     for part in g.split(step, 1):
         shape = (len(x), part.shape[1], x.shape[1])
-        block = room[: math.prod(shape)].view(shape)
+        block = memory[: math.prod(shape)].view(shape)
         yield torch.mul(part.unsqueeze(2), x.unsqueeze(1), out=block).flatten(1)

@@ -1,7 +1,7 @@
-"""The gradients of one batch, one a record, by the uses that a pass has found.
+"""The per-record gradients of one batch, by the uses of parameters that a pass has recorded.
 
-Norms come first: a record whose gradient holds NaN or Inf is zeroed and counted there. What is added up after that is finite, and
-no record's part in it is longer than the norm given for it.
+Norms come first: a record whose gradient holds NaN or Inf is zeroed and counted there. All later sums are finite, and
+no record contributes more to them than its norm.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from assay.gradients.rules.correlation import Basis, Filtered, corner
 from assay.gradients.uses.base import Apart, Found
 
 Reduce = Callable[[Tensor], Tensor]
-"""What becomes of a parameter's weighted sum as soon as it is there; called for the parameters in their order."""
+"""Turns a parameter's weighted sum into what is kept of it; called for the parameters in their order."""
 
 
 @dataclass(slots=True)
 class RecordGrads:
-    """The gradients of one batch, one a record, in the cheapest form at hand. Sensitive; lives for one step."""
+    """The per-record gradients of one batch, in the cheapest form. Sensitive: they live for one step only."""
 
     records: int
     uses: Found
@@ -32,7 +32,7 @@ class RecordGrads:
     layers: int
     nonfinite: int = 0
     padding: int = 0
-    """So many rows at the end stand for no record. Only sums on a grid leave them out (`assay.gradients.on_grid`)."""
+    """How many rows at the end are no records. Only sums on a grid leave them out (`assay.gradients.on_grid`)."""
     reduce: Reduce | None = None
 
     def norms(self, groups: list[int]) -> Tensor:
@@ -49,7 +49,7 @@ class RecordGrads:
         return norms
 
     def plain_norms(self, groups: list[int]) -> Tensor:
-        """The norms as they are, NaN and Inf included; changes nothing."""
+        """The norms including NaN and Inf; nothing is zeroed or counted."""
         if len(self.uses) == 1 and max(groups) == 0:
             return self.uses[0][1].norm()
         by_group: dict[int, Tensor] = {}
@@ -61,7 +61,7 @@ class RecordGrads:
         return torch.stack([by_group.get(group, zeros) for group in range(max(groups) + 1)], 1).sqrt_()
 
     def weighted_sum(self, weights: Tensor, groups: list[int]) -> dict[str, Tensor]:
-        """Σ_i weights[i, group] · gradient_i for every parameter; call after `norms`, which drops what is not finite."""
+        """Σ_i weights[i, group] · gradient_i for every parameter. Call `norms` first: it zeroes NaN and Inf."""
         columns = [weights] if weights.shape[1] == 1 else weights.t().contiguous().unsqueeze(2).unbind(0)
         if self.reduce is not None:
             return self._reduced_sum(columns, groups, self.reduce)
@@ -71,7 +71,7 @@ class RecordGrads:
         return {n: out[n] if n in out else zeros_for(p) for n, p in self.parameters.items()}
 
     def _reduced_sum(self, columns: Sequence[Tensor], groups: list[int], reduce: Reduce) -> dict[str, Tensor]:
-        """Layer by layer in the parameters' order, so that no more than a layer's sums are there whole."""
+        """Layer by layer in the parameters' order, so that only one layer's sums are whole at a time."""
         of = {name: (names, use) for names, use in self.uses for name in names}
         made: dict[str, Tensor] = {}
         out: dict[str, Tensor] = {}
@@ -84,12 +84,12 @@ class RecordGrads:
         return out
 
     def bases(self) -> dict[str, Basis]:
-        """Of the parameters whose weighted sum is in coordinates."""
+        """The bases of those parameters whose weighted sum is in coordinates."""
         parts = [(name, part) for names, use in self.uses for name, part in zip(names, use.apart(), strict=True)]
         return {name: part.basis for name, part in parts if isinstance(part, Filtered)}
 
     def total(self, weights: Tensor) -> dict[str, Tensor]:
-        """Σ of the gradients as they are, in the parameters' shapes; weights are [B, 1]."""
+        """The weighted sum of the gradients in the parameters' shapes; weights are [B, 1]."""
         whole: Found = [
             (n, Apart([p.whole() if isinstance(p, Filtered) else p for p in u.apart()])) for n, u in self.uses
         ]
@@ -97,8 +97,9 @@ class RecordGrads:
         return {name: corner(value, self.parameters[name].shape) for name, value in sums.items()}
 
     def per_record(self) -> dict[str, Tensor]:
-        """The gradients themselves, [B, *shape] a parameter (or a map that holds it in its leading corner); records with
-        NaN or Inf zeroed and counted.
+        """The gradients themselves for each parameter, [B, *shape], or a map whose leading corner they are.
+
+        Records whose gradient holds NaN or Inf are zeroed and counted.
         """
         self.norms([0] * self.layers)
         found = {name: part for names, use in self.uses for name, part in zip(names, use.apart(), strict=True)}

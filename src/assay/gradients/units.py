@@ -1,7 +1,7 @@
-"""A model cut into units: the modules that the engine runs itself, each with the rule that it runs by.
+"""A model cut into units: the modules that the engine runs itself, each with its rule.
 
-Every trainable parameter is in the unit of a module that owns it: one with a rule, or the smallest subtree that owns a parameter
-without one. A module that stands in two places is one unit.
+Every trainable parameter is in the unit of a module that owns it: a module with a rule, or the smallest subtree that
+owns a parameter without one. A module that stands in two places is one unit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ R = TypeVar("R", TapeRule, ExpandRule)
 
 @dataclass(frozen=True, slots=True)
 class Unit(Generic[R]):
-    """A module the engine runs itself: its rule, and the canonical name of each trainable parameter below it."""
+    """A module that the engine runs itself: its rule, and the canonical name of each trainable parameter below it."""
 
     path: str
     module: nn.Module
@@ -32,7 +32,13 @@ class Unit(Generic[R]):
 
 
 class Units:
-    """The units of a model whose trainable parameters have these names, by how they run."""
+    """The units of a model, by how they run.
+
+    Args:
+        model: The model.
+        parameters: Its trainable parameters by their canonical names.
+        rules: The rule of each layer type.
+    """
 
     def __init__(self, model: nn.Module, parameters: Mapping[str, nn.Parameter], rules: Rules) -> None:
         self.taped: list[Unit[TapeRule]] = []
@@ -54,7 +60,7 @@ class Units:
             return
         if attention.ruled(module):
             names = {n: self._canonical[id(p)] for n, p in own.items()}
-            rows = attention.Projection(0, 0)  # which rows is known when it is called
+            rows = attention.Projection(0, 0)  # the call says which rows
             self.attending.append(Unit(path, module, rows, names, frozenset(own)))
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)

@@ -6,19 +6,22 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.normal import add_vector
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
 
 
 @dataclass
 class _Past:
-    """The noise of the steps before, in units of its scale, latest first; as secret as any noise, and never written anywhere."""
+    """The noise of earlier steps, in units of its scale, latest first. It is secret, and never written to disk."""
 
     noise: deque[Tensor]
     inverse: deque[float]
@@ -29,17 +32,20 @@ class _Past:
 
 @dataclass(frozen=True, kw_only=True)
 class BandedGaussian:
-    """Adds std · w_t in step t, std = multiplier × bound, where w = C⁻¹ z for independent standard normal z and the lower triangular
-    Toeplitz matrix C with the b coefficients `strategy`.
+    """Adds std · w_t in step t, with std = multiplier × bound.
 
-    Guarantee (Choquette-Choo et al. 2023, Theorem 4): what is released over the steps, g + std · C⁻¹ z, is a function of C g / std + z.
-    With ‖strategy‖ ≤ 1 a record that takes part in a step moves the rows t to t+b-1 of C g by at most the bound. If it takes part again
-    after b steps at the earliest, it then moves other rows: every time it takes part costs one Gaussian release of this multiplier, and
-    the b-1 steps between cost it nothing. That it does not take part sooner is the sampler's promise (`assay.data.sampling.Cyclic`),
-    which counts accordingly.
+    w = C⁻¹ z, for independent standard normal z and the lower triangular Toeplitz matrix C with the b coefficients
+    `strategy`.
 
-    A mechanism has a past: one serves one run, in the order of its steps. A new one (a run resumed with fresh randomness) begins C
-    anew, with independent rows, at no cost: a matrix of two such blocks is banded like one.
+    Guarantee (Choquette-Choo et al. 2023, "(Amplified) banded matrix factorization: a unified approach to private
+    training", arXiv:2306.08153, Theorem 4): the releases of all steps, g + std · C⁻¹ z, are a function of
+    C g / std + z. With ‖strategy‖ ≤ 1, a record in step t moves the rows t to t+b-1 of C g by at most the bound. If it
+    takes part again after b steps at the earliest, it then moves other rows. So each time it takes part costs one
+    Gaussian release of this multiplier, and the b-1 steps in between cost it nothing. The sampler promises that it does
+    not take part sooner (`assay.data.samplers.cyclic`), and counts accordingly.
+
+    A mechanism has a past: it serves one run, in the order of its steps. A run that resumes with fresh randomness makes
+    a new one, whose rows are independent. This costs nothing: a matrix of two such blocks is banded as well.
     """
 
     multiplier: float
@@ -48,7 +54,7 @@ class BandedGaussian:
 
     def __post_init__(self) -> None:
         if not math.hypot(*self.strategy) <= 1 or self.strategy[0] <= 0:
-            raise AssertionError(f"a strategy of norm above 1, or that begins with nothing: {self.strategy}")
+            raise AssertionError(f"a strategy whose norm is above 1, or that does not begin above 0: {self.strategy}")
         bands = len(self.strategy)
         object.__setattr__(self, "_past", _Past(deque(maxlen=bands - 1), deque(maxlen=bands - 1)))
 
@@ -58,9 +64,9 @@ class BandedGaussian:
         return True
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """The noisy sum, in the scale of this step's bound: Σ / l2 has sensitivity 1 in every step, whatever the bound is."""
+        """The noisy sum, in the scale of this step's bound: Σ / l2 has sensitivity 1 in every step for any bound."""
         std = self.multiplier * grads.l2
-        # one order of the coordinates in all steps, whoever made the sum: by name
+        # sorted by name, so that the coordinates have the same order in all steps
         values = [grads.total[name] for name in sorted(grads.total)]
         if values and std:
             size = sum(value.numel() for value in values)
@@ -84,6 +90,13 @@ class BandedGaussian:
         return noise
 
     def catch_up(self, size: int, streams: Sequence[Stream], *, dtype: torch.dtype, device: torch.device) -> None:
-        """Draw the noise of steps that were taken before, for a run with a fixed seed that goes on after them."""
+        """Draw the noise of earlier steps again, for a run with a seed that is resumed.
+
+        Args:
+            size: How many coordinates a step has.
+            streams: The streams of the earlier steps, in order.
+            dtype: The type of the sums.
+            device: Where the sums are.
+        """
         for stream in streams:
             self._next(stream.normal((size,), dtype=dtype, device=device))

@@ -5,30 +5,40 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+from assay._util.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def spectral_axes(shape: Sequence[int]) -> tuple[int, ...]:
     """The axes of a parameter that its Fourier transform runs over.
 
-    All but the first two for kernels [out, in, *size] and block-circulant weights [rows, columns, block]; the last one for
-    matrices and vectors.
+    These are all but the first two for kernels [out, in, *size] and block-circulant weights [rows, columns, block], and
+    the last one for matrices and vectors.
     """
     return tuple(range(2, len(shape))) if len(shape) > 2 else (len(shape) - 1,)
 
 
 @functools.lru_cache(maxsize=256)
 def low_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
-    """Which frequencies of a real transform over these sizes stay: [*sizes[:-1], sizes[-1]//2 + 1], true or false.
+    """Which frequencies of a real transform stay: those within a radius that holds about ρN of the N frequencies.
 
-    Those within a radius (frequencies folded, each axis in units of its own size), the radius whose count comes nearest to
-    ρN (the smaller of two as near). A radius keeps k and -k alike, so what comes back from the transform is real.
+    Frequencies are folded, and each axis is measured in units of its size. The radius is the one whose count is nearest
+    to ρN, the smaller of two that are equally near. It treats k and -k alike, so the inverse transform is real.
+
+    Args:
+        sizes: The sizes of the transformed axes.
+        rho: The share of frequencies to keep.
+
+    Returns:
+        A mask of shape [*sizes[:-1], sizes[-1]//2 + 1].
     """
     folded = [torch.fft.fftfreq(n, dtype=torch.float64) for n in sizes]
     radius = sum(f.square().view([-1 if i == j else 1 for j in range(len(sizes))]) for i, f in enumerate(folded))
-    assert isinstance(radius, Tensor)
+    assert isinstance(radius, torch.Tensor)
     levels, counts = radius.mul(1e12).round().unique(return_counts=True)
     nearest = int((counts.cumsum(0) - rho * math.prod(sizes)).abs().argmin())
     kept: Tensor = radius.mul(1e12).round() <= levels[nearest]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.normal import add_normal
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Stream
 
 
 @functools.lru_cache(maxsize=64)
 def gaussian_event(multiplier: float) -> DpEvent:
-    """What noise of this multiplier costs: everything, if there is none."""
+    """The cost of noise with this multiplier; without noise, a release that is not private."""
     return GaussianDpEvent(multiplier) if multiplier > 0 else NonPrivateDpEvent()
 
 
@@ -24,9 +27,8 @@ def gaussian_event(multiplier: float) -> DpEvent:
 class Gaussian:
     """Adds N(0, std²) to every coordinate, std = multiplier × reference.
 
-    `reference` is the bound stated with the sum unless given. A method that publishes noise relative to something
-    smaller than the true bound gives that here, and the event still tells the truth: its multiplier is std over the
-    true bound.
+    By default `reference` is the bound stated with the sum. A paper may scale its noise by something smaller than the
+    true bound. Give that here: the event stays true, because its multiplier is std over the true bound.
     """
 
     multiplier: float
@@ -42,7 +44,7 @@ class Gaussian:
         return True
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """The noisy sum; costs a Gaussian event of multiplier std/l2, or everything if there is no noise."""
+        """The noisy sum. It costs a Gaussian event of multiplier std/l2, and is not private without noise."""
         std = self.multiplier * (grads.l2 if self.reference is None else self.reference)
         event = gaussian_event(std / grads.l2)
         add_normal(list(grads.total.values()), std, stream)

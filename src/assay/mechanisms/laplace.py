@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
 from assay.randomness.normal import add_drawn
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +21,7 @@ class Laplace:
     """Adds Laplace noise of scale multiplier × l1, where l1 = √d · l2 bounds what one record moves d coordinates by.
 
     The event is that of one coordinate moved by the whole l1. It dominates every other way to spread l1 over
-    coordinates: the trade-off functions of log-concave noise form a semigroup under shifts, so the chain of
+    coordinates. The trade-off functions of log-concave noise form a semigroup under shifts. So the chain of
     single-coordinate moves (group privacy) reaches exactly the trade-off function of the one large move.
     """
 
@@ -34,7 +37,7 @@ class Laplace:
         return True
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """The noisy sum; costs a Laplace event of this multiplier, or everything if there is no noise."""
+        """The noisy sum. It costs a Laplace event of this multiplier, and is not private without noise."""
         coordinates = sum(v.numel() for v in grads.total.values())
         scale = self.multiplier * grads.l2 * math.sqrt(coordinates)
         event: DpEvent = LaplaceDpEvent(self.multiplier) if self.multiplier > 0 else NonPrivateDpEvent()

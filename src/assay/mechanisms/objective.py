@@ -1,23 +1,27 @@
-"""Gradients without noise of their own: of records that were released before, or of a loss with noisy coefficients."""
+"""Gradients that get no noise: those of records that were released before, or of a loss with noisy coefficients."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-import torch
 from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.mechanisms.types import Bounded, Grads, Private
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlreadyReleased:
-    """Adds nothing and costs nothing: for records that a stage has released whole, features and labels.
+    """Adds nothing and costs nothing: for records whose features and labels a stage has released.
 
-    True only under such a stage; `PrivateStep` refuses a plan with a stage that its ledger was not charged for.
+    This holds only after such a stage. `PrivateStep` refuses a plan with a stage that its ledger was not charged for.
     """
 
     @property
@@ -33,10 +37,10 @@ class AlreadyReleased:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyCoefficients:
-    """The gradient of a batch's quadratic loss with Laplace noise of `scale` on its coefficients (afrrs.txt, Eq. 21).
+    """The gradient of a batch's quadratic loss with Laplace noise of `scale` on its coefficients (AFRRS, Eq. 21).
 
-    With noise n¹ and n² on the coefficients φ¹ and φ², the gradient of the last weight W gains n¹ + (n² + n²ᵀ)W, and no other
-    parameter's gradient gains anything: all else leaves as it is, and there is no ε.
+    Noise n¹ and n² on the coefficients φ¹ and φ² adds n¹ + (n² + n²ᵀ)W to the gradient of the last weight W. All other
+    gradients get no noise, so no ε holds.
     """
 
     scale: float
@@ -44,7 +48,7 @@ class NoisyCoefficients:
 
     @property
     def white(self) -> bool:
-        """No: only the last weight has any."""
+        """No: only the last weight gets noise."""
         return False
 
     def on(self, parameters: Mapping[str, Tensor]) -> NoisyCoefficients:

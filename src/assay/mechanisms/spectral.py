@@ -1,34 +1,37 @@
 """Gaussian noise added in the frequency domain, of which the real part of the inverse transform is kept (GReDP).
 
-Every tensor is taken through the unitary discrete Fourier transform, coefficient k gets σc·(a·x_k + i·b·y_k) with x_k, y_k
-standard normal and independent, and the real part of the inverse transform is released (GReDP, Theorem 2). The transform
-of the x_k contributes cosines, even in the index; that of the i·y_k sines, odd in it. So the released vector is the sum
-plus noise whose even part is a·σc and whose odd part is b·σc times a white one: that is how it is drawn here, exactly and
+GReDP (Theorem 2) takes every tensor through the unitary discrete Fourier transform. Coefficient k gets
+σc·(a·x_k + i·b·y_k) with independent standard normal x_k and y_k, and the real part of the inverse transform is
+released. The x_k contribute cosines, even in the index, and the i·y_k sines, odd in it. So the released vector is the
+sum plus noise whose even part is a·σc and whose odd part is b·σc times a white one. It is drawn that way here: exactly,
 without a transform.
 
-Guarantee: the noise has standard deviation at least min(a, b)·σc in every direction, and exactly that in some. A sum with
-sensitivity l2 is therefore released as by a Gaussian mechanism of multiplier σ·min(a, b)·c/l2; with a or b zero half of
-all directions carry no noise at all, and no finite ε holds.
+Guarantee: the noise has standard deviation at least min(a, b)·σc in every direction, and exactly that in some. A sum
+with sensitivity l2 is therefore released as by a Gaussian mechanism of multiplier σ·min(a, b)·c/l2. If a or b is zero,
+half of all directions carry no noise at all, and no finite ε holds.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from assay.errors import ConfigError
 from assay.mechanisms.frequencies import spectral_axes
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Grads, Private
 from assay.randomness.normal import add_normal
-from assay.randomness.streams import Stream
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectral:
-    """Noise of σc·a in the real and σc·b in the imaginary part of every coefficient, c being the `reference`."""
+    """Adds noise of σc·a to the real and σc·b to the imaginary part of every coefficient, c being the `reference`."""
 
     multiplier: float
     reference: float
@@ -43,11 +46,11 @@ class Spectral:
 
     @property
     def white(self) -> bool:
-        """Whether real and imaginary parts get the same."""
+        """Whether real and imaginary parts get the same noise."""
         return self.a == self.b
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """The noisy sum; costs a Gaussian event of multiplier σ·min(a, b)·c/l2."""
+        """The noisy sum. It costs a Gaussian event of multiplier σ·min(a, b)·c/l2."""
         std = self.multiplier * self.reference
         event = gaussian_event(std * min(self.a, self.b) / grads.l2)
         if self.white:

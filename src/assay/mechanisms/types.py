@@ -2,8 +2,8 @@
 
 Sensitive values exist only as `Bounded`: a sum over records together with the most that one record can move it.
 A `Mechanism` turns it into `Private`: a released value together with the event that states its cost. Whatever is
-`Private` may be used for anything, for free. The object that adds the noise states the event; the sampler that draws
-the batch states the amplification; nobody types a sample rate into an accountant.
+`Private` may be used for anything at no cost. The object that adds the noise states the event, and the sampler that
+draws the batch states the amplification. Nobody types a sample rate into an accountant.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor
 
-from assay.randomness.streams import Stream
+from assay.errors import ConfigError, check_above_zero
 
-Grads = Mapping[str, Tensor]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Stream
+
+Grads: TypeAlias = "Mapping[str, Tensor]"
 """One tensor for each parameter name."""
+
+_LARGEST_BOUND = 1e30  # its noise is a float32 number still
 
 
 @dataclass(frozen=True, slots=True)
 class Bounded:
-    """Sensitive: a sum over records, never a mean. Adding or removing one record moves it by at most `l2` in l2 norm."""
+    """Sensitive: a sum over records, never a mean. One record that is added or removed moves it by at most `l2`."""
 
     total: Grads
     l2: float
@@ -39,17 +45,27 @@ class Private:
     noise_std: float
 
 
+def check_bound(bound: float) -> None:
+    """Refuse a bound that is no number above 0, or too large for its noise to be one."""
+    check_above_zero("clip", bound)
+    if bound > _LARGEST_BOUND:
+        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
+
+
 class ClipRule(ABC):
-    """Bounds what one record contributes. Sees norms only, so that fast clipping can serve every rule.
+    """Bounds what one record contributes. It sees norms only, so that fast clipping can serve every rule.
 
-    Guarantee: multiplying record i's gradient (its part in group l) by `weights(norms)[i, l]` gives a vector of l2 norm
-    at most `l2` over all groups together, for every non-negative finite `norms`.
+    Guarantee: for all non-negative finite `norms`, multiplying record i's gradient in each group l by
+    `weights(norms)[i, l]` gives a vector whose l2 norm over all groups is at most `l2`.
 
-    A rule is a dataclass whose fields are its settings, `bound` the first; `name` is what it is chosen by.
+    A rule is a dataclass whose fields are its settings, `bound` first. It is chosen by its `name`.
     """
 
     name: ClassVar[str]
     bound: float
+
+    def __post_init__(self) -> None:
+        check_bound(self.bound)
 
     @property
     @abstractmethod
@@ -66,7 +82,7 @@ class ClipRule(ABC):
 
     @property
     def queries(self) -> tuple[SideQuery, ...]:
-        """What the rule releases beside the gradient in every step; a count of records, for a bound that follows the norms."""
+        """What the rule releases beside the gradient in every step, such as the count for an adaptive bound."""
         return ()
 
     @property
@@ -75,17 +91,17 @@ class ClipRule(ABC):
         return None
 
     def settings(self) -> dict[str, float]:
-        """The settings it began with, `bound` first."""
+        """The settings that it began with, `bound` first."""
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        """All of its settings, in the form in which records keep them: `auto:1.0:gamma=0.01`."""
+        """All its settings, in the form in which records keep them: `auto:1.0:gamma=0.01`."""
         (_, bound), *others = self.settings().items()
         return ":".join([self.name, repr(bound), *(f"{key}={value!r}" for key, value in others)])
 
 
 class Encoder(Protocol):
-    """A step between clipping and noise. It maps a bounded sum to a bounded sum and restates the bound."""
+    """A step between clipping and noise. It maps a bounded sum to a bounded sum and states the new bound."""
 
     def __call__(self, grads: Bounded) -> Bounded:
         """Encode the sum; the result's `l2` must hold for the encoded sum."""
@@ -93,7 +109,7 @@ class Encoder(Protocol):
 
 
 class Mechanism(Protocol):
-    """Adds the noise and states what that cost."""
+    """Adds the noise and states what the release costs."""
 
     @property
     def white(self) -> bool:
@@ -101,13 +117,13 @@ class Mechanism(Protocol):
         ...
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """The noisy sum. The event follows from the noise really added and the bound stated by `grads`."""
+        """The noisy sum. The event follows from the noise that was added and the bound that `grads` states."""
         ...
 
 
 @runtime_checkable
 class OnParameters(Protocol):
-    """A mechanism whose noise depends on the parameters as they are (which are released already)."""
+    """A mechanism whose noise depends on the current parameters, which are released already."""
 
     def on(self, parameters: Grads) -> Mechanism:
         """The mechanism for a model with these parameters."""
@@ -115,17 +131,17 @@ class OnParameters(Protocol):
 
 
 class Denoiser(Protocol):
-    """Post-processing of a released gradient (already divided by the expected batch size). Costs no privacy."""
+    """Post-processing of a released gradient, already divided by the expected batch size. It costs no privacy."""
 
     name: ClassVar[str]
-    """What it is chosen by, in `--denoise` and in records."""
+    """Its name in `--denoise` and in records."""
     needs_white: ClassVar[bool]
     """Whether it relies on noise that is independent and of standard deviation `noise_std` in every coordinate."""
     keeps_white: ClassVar[bool]
-    """Whether the noise is still so afterwards."""
+    """Whether that still holds afterwards."""
 
     def __call__(self, grads: Grads, noise_std: float) -> Grads:
-        """`noise_std` is the standard deviation of the noise in each coordinate of `grads`."""
+        """Denoise the gradients; `noise_std` is the standard deviation of the noise in each coordinate."""
         ...
 
 
@@ -136,11 +152,11 @@ class SideQuery(Protocol):
 
     @property
     def sensitivity(self) -> float:
-        """What one record can move the sum by."""
+        """The most that one record can move the sum by."""
         ...
 
     def measure(self, losses: Tensor, norms: Tensor) -> Tensor:
-        """The sum over the records of a batch (or of a part of it: parts are added up)."""
+        """The sum over the records of a batch, or of a part of it: parts are added up."""
         ...
 
     def receive(self, noisy: float, expected_size: float) -> None:
@@ -157,5 +173,5 @@ class Stateful(Protocol):
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a state that `state` returned."""
+        """Restore a state that `state` returned."""
         ...

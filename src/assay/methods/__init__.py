@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from assay._util import registry
+from assay._util.method_registry import MethodRegistry
 from assay.errors import ConfigError
-from assay.gradients.clipping import ClipRule, Flat
-from assay.models.layers import trainable_layers
+from assay.gradients.clip_rules.flat import Flat
+from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,31 +84,18 @@ class Method(ABC):
 
     def for_model(self, model: nn.Module) -> Method:
         """The method with all that it must know of the model."""
+        from assay.models.layers import trainable_layers
+
         return self.for_layers(trainable_layers(model))
 
 
-METHODS: registry.Registry[Method] = registry.Registry(
-    "method",
-    fits=lambda thing: isinstance(thing, Method),
-    wanted="an object of a class derived from assay.methods.Method",
-    package=__name__,
-    attribute="METHOD",
-)
-
-
-def available() -> dict[str, Method]:
-    """Every method by name."""
-    return dict(METHODS)
-
-
-def get(name: str, **options: Any) -> Method:
-    """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    return registry.chosen(METHODS, name, options)
-
-
-def options(method: Method) -> dict[str, Any]:
-    """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
-    return registry.changed(METHODS, method, method.name)
+METHODS: MethodRegistry[Method] = MethodRegistry("method", Method, __name__)  # type: ignore[type-abstract]
+available = METHODS.available
+"""Every method by name."""
+get = METHODS.with_options
+"""The method of a name with the given options: `get("NAME", option=value)`."""
+options = METHODS.options
+"""The options of a method that differ from their defaults: `get(method.name, **options(method)) == method`."""
 
 
 def check_variant(value: str) -> None:

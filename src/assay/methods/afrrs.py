@@ -1,23 +1,29 @@
-"""AFRRS: noise by the relevance of input regions (afrrs.txt: Wang, Xie, Tan, Li and Wang).
+"""AFRRS: noise by the relevance of input regions.
 
-Published (Algorithms 1 and 2): relevance of the input features by layer-wise propagation, with Laplace noise (ε1); regions of
-similar relevance; Laplace noise on every record's features, less where relevance is high (ε2); the cross-entropy expanded to a
-quadratic whose coefficients get Laplace noise (ε3). Claimed: ε1 + ε2 + ε3, whatever the number of steps (Theorem 4).
+Wang, Xie, Tan, Li and Wang: "Preserving Differential Privacy in Deep Learning Based on Feature Relevance Region
+Segmentation", IEEE Transactions on Emerging Topics in Computing 12(1), 2024, doi:10.1109/TETC.2023.3244174.
 
-What is true of it, part by part (`assay.methods.perturb` has the arguments):
-- relevance: the network that explains is trained on the private records without noise (`explain=records`), maps are not bounded,
-  standardisation uses the data's extremes. No ε. With another source (`private`, `data:NAME`, `file:PATH`) maps are clipped, and ε1
-  holds beside what the network cost.
-- features: local ε of Σ_j 1/b_j = |L| ε2/(2|h_0|), paid once.
-- labels, `objective=step` (the paper's): the noise does not reach the gradients of the layers below the last. No ε.
-  `objective=record`: the same scale on the label coefficient once a record, local ε of 2|L| ε3/Δ_F, and training is post-processing.
+Published (Algorithms 1 and 2), in four steps. The relevance of the input features, by layer-wise propagation, gets
+Laplace noise (ε1). Features of similar relevance form regions. Every record's features get Laplace noise, less where
+relevance is high (ε2). The cross-entropy is expanded to a quadratic whose coefficients get Laplace noise (ε3). Claimed:
+ε1 + ε2 + ε3, whatever the number of steps (Theorem 4).
 
-A published run's noise multiplier z scales all three: ε_i = w_i/(z Σw) with `split` = w1/w2/w3, so that 1/z is claimed. The paper names
-neither batch size nor split.
+What is true (`assay.methods.perturb` has the arguments):
+- Relevance: the explaining network is trained on the private records without noise (`explain=records`), maps are not
+  bounded, and standardisation uses the data's extremes. No ε holds. With another source (`private`, `data:NAME`,
+  `file:PATH`) maps are clipped, and ε1 holds in addition to the cost of the network.
+- Features: a local ε of Σ_j 1/b_j = |L| ε2/(2|h_0|), paid once.
+- Labels with `objective=step` (the paper's): the noise does not reach the gradients of the layers below the last. No ε
+  holds. With `objective=record` the label coefficient gets noise of the same scale, once per record. That gives a local
+  ε of 2|L| ε3/Δ_F, and training is post-processing.
 
-Sound: relevance with bounded maps and a network that is public or private, charged with the rest; the model's inputs scaled by their
-region's share of it; DP-SGD. `share` of the target ε goes to the maps (of ε = 1, where noise is given and no target is), and with
-`explain=private` the network takes that share of the steps at the run's own noise. What is claimed: Rényi composition of the whole.
+The noise multiplier z of a published run scales all three: ε_i = w_i/(z Σw) with `split` = w1/w2/w3, so that 1/z is
+claimed. The paper names neither batch size nor split.
+
+Sound: the relevance has bounded maps and comes from a public network, or a private one whose cost is charged too. The
+model scales its inputs by their region's share of the relevance. DP-SGD does the rest. `share` of the target ε goes to
+the maps (of ε = 1, if noise is given and no target). With `explain=private` the network also takes that share of the
+steps, at the run's noise. Claimed: Rényi composition of the whole.
 """
 
 from __future__ import annotations
@@ -25,23 +31,24 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from torch import nn
-
 from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Assumed, ClipRule, Flat
+from assay.gradients.clip_rules.assumed import Assumed
+from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
-from assay.mechanisms.types import Mechanism
+from assay.mechanisms.types import ClipRule, Mechanism
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
 from assay.methods.dpsgd import DPSGD
 from assay.methods.perturb.explain import FORMS, Explainer
 from assay.methods.perturb.inputs import OUTSIDE
-from assay.methods.perturb.objective import StepNoise
+from assay.methods.perturb.objective import objective_sensitivity
 from assay.methods.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from assay.methods.plan import Plan
     from assay.methods.stage import Stage
 
@@ -56,10 +63,13 @@ class AFRRS(Method):
     )
 
     name: str = "afrrs"
-    summary: str = "AFRRS: input regions by private relevance; published: noise on inputs and objective; sound: scaled inputs, DP-SGD"
+    summary: str = (
+        "AFRRS: input regions by private relevance; published: noise on inputs and objective; "
+        "sound: scaled inputs, DP-SGD"
+    )
     soundness: str = (
-        "not sound: relevance comes from a network trained without noise, and gradients below the last layer show the labels bare (ε = ∞); "
-        "feature noise is local, with ε = |L| ε2/(2|h0|)"
+        "not sound: relevance comes from a network trained without noise, and gradients below the last layer show the "
+        "labels bare (ε = ∞); feature noise is local, with ε = |L| ε2/(2|h0|)"
     )
     explain: str | None = None
     gamma: float = 0.05
@@ -89,15 +99,15 @@ class AFRRS(Method):
 
     @property
     def clip(self) -> ClipRule:
-        """As published nothing is clipped."""
+        """The published variant clips nothing."""
         return Assumed(1.0) if self.variant == "published" else Flat(0.5)
 
     def for_model(self, model: nn.Module) -> AFRRS:
-        """With the sizes of this model, which the published noise depends on."""
+        """The method with the sizes of this model, on which the published noise depends."""
         if self.variant == "sound":
             return self
-        found = sizes(model)
-        return replace(self, units=found.units, hidden=found.hidden, classes=found.classes)
+        units, hidden, classes = sizes(model)
+        return replace(self, units=units, hidden=hidden, classes=classes)
 
     def stage(self, plan: Plan) -> Stage:
         """What is released before training."""
@@ -119,7 +129,7 @@ class AFRRS(Method):
         )
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
-        """Sound: as DP-SGD. Published: plain sums, of records released before or with noise on the loss's coefficients."""
+        """Sound: as DP-SGD. Published: plain sums, of released records or with noise on the loss's coefficients."""
         noise: Mechanism = Gaussian(multiplier=noise_multiplier)
         if self.variant == "published":
             if plan.clip.assumed is None:
@@ -127,8 +137,7 @@ class AFRRS(Method):
             noise = AlreadyReleased()
             if self.objective == "step":
                 epsilon3 = self._epsilons(plan)[2]
-                scale = StepNoise.published(classes=self.classes, hidden=self.hidden, epsilon=epsilon3).scale
-                noise = NoisyCoefficients(scale=scale)
+                noise = NoisyCoefficients(scale=objective_sensitivity(self.classes, self.hidden) / epsilon3)
         return Chain(clip=plan.fresh_clip(), micro=plan.micro_batch, noise=noise)
 
     def claimed(self, plan: Plan) -> float:
@@ -159,11 +168,11 @@ class AFRRS(Method):
 
     def _weights(self) -> tuple[float, float, float]:
         try:
-            first, second, third = (float(part) for part in self.split.split("/"))
+            first, second, third = (float(weight) for weight in self.split.split("/"))
         except ValueError:
             first = second = third = -1.0
         if not all(0 < weight < float("inf") for weight in (first, second, third)):
-            raise ConfigError("split", self.split, "three numbers above 0 such as 1/1/1: the parts of ε1, ε2 and ε3")
+            raise ConfigError("split", self.split, "three numbers above 0 such as 1/1/1: the shares of ε1, ε2 and ε3")
         return first, second, third
 
     def _epsilons(self, plan: Plan) -> tuple[float, float, float]:

@@ -1,4 +1,4 @@
-"""Methods with the options that a person gives."""
+"""Methods by name, with options as a person types them."""
 
 from __future__ import annotations
 
@@ -16,19 +16,32 @@ def method_of(
     groups: int | None,
     typed: Sequence[str] | None,
 ) -> methods.Method:
-    """The method with the options that were given.
+    """The method of this name with the given options.
+
+    Args:
+        name: a name that `assay.methods.available` lists.
+        variant: "sound" or "published".
+        noise_form: the form of the noise, for methods in the frequency domain.
+        groups: the number of layers that are clipped separately.
+        typed: further options as texts `key=value`.
 
     Raises:
-        ConfigError: There is no such method, or it does not take an option.
+        ConfigError: there is no such method, it does not take an option, or one is given twice.
+
+    >>> method_of("lssgd", "published", None, None, ["sigma=2"]).sigma
+    2.0
     """
     return methods.get(name, **given_once(typed, {"variant": variant, "noise_form": noise_form, "groups": groups}))
 
 
 def given_once(typed: Sequence[str] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
-    """A method's options: those given as key=value, and those that have names of their own.
+    """A method's options: texts `key=value`, together with those that have a flag of their own.
 
     Raises:
-        ConfigError: One is given twice, or is not key=value.
+        ConfigError: an option is given twice, or is not `key=value`.
+
+    >>> given_once(["sigma=2"], {"variant": "published", "groups": None})
+    {'sigma': '2', 'variant': 'published'}
     """
     given: dict[str, str] = {}
     for text in typed or []:

@@ -1,4 +1,4 @@
-"""A method as one expression: how a record's gradient is bounded, encoded, noised and cleaned up.
+"""A method as one expression: how a record's gradient is bounded, encoded, made noisy and post-processed.
 
 each ─▶ clip ─▶ sum ─▶ before ─▶ noise ─▶ (÷ expected batch size) ─▶ decode ─▶ after
 per record, sensitive          │ released from here on, free to use
@@ -8,18 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor, nn
 
+from assay._util.lazy import torch
 from assay.errors import ConfigError
-from assay.gradients import on_grid
-from assay.gradients.arithmetic import constant, squares, zeros_for
-from assay.gradients.record_grads import RecordGrads
-from assay.gradients.rules.correlation import Basis, restored
-from assay.gradients.rules.layers import Rules
 from assay.mechanisms.exact import ExactGaussian
 from assay.mechanisms.types import (
     Bounded,
@@ -32,27 +26,46 @@ from assay.mechanisms.types import (
     Private,
     Stateful,
 )
-from assay.randomness.streams import Stream
 
-Form = torch.Size | Basis
-"""What a released gradient is: the parameter's shape (a map has it in its leading corner), or coordinates in a basis."""
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
-PerRecordMap = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-"""A map of one record's gradient (or one micro-batch's), applied to all at once: {name: [B, *shape]} in and out."""
+    from assay.gradients.record_grads import RecordGrads
+    from assay.gradients.rules.correlation import Basis
+    from assay.gradients.rules.layers import Rules
+    from assay.randomness.streams import Stream
+
+Form: TypeAlias = "torch.Size | Basis"
+"""The form of a released gradient: the parameter's shape (the leading corner of a map), or coordinates in a basis."""
+
+PerRecordMap: TypeAlias = "Callable[[dict[str, Tensor]], dict[str, Tensor]]"
+"""A function of one record's (or micro-batch's) gradient, applied to all at once: {name: [B, *shape]} in and out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    """Clipping, encoding, noise and post-processing; the same object runs a step and states what it costs.
+    """Clipping, encoding, noise and post-processing. The same object runs a step and states its cost.
 
     With micro-batches of μ > 1 records (`micro`), gradients are averaged over a micro-batch before clipping. Replacing
     the members of a micro-batch moves its clipped average from one vector of norm C to another, so one record moves the
     sum by up to 2C. That holds because every record draws its micro-batch independently of the others: no record
     displaces another.
 
-    `rules` take the place of the engine's own for the layer types they name. A rule may hand over a map larger than its
-    parameter (the whole correlation of a convolution), of which the leading corner is the gradient, or coordinates of one: `decode`
-    sees these, `after` the gradient.
+    Attributes:
+        clip: the clipping rule.
+        noise: the mechanism that releases the clipped sum.
+        micro: μ, the number of records per micro-batch.
+        rules: replace the engine's rules for the layer types they name. A rule may return a map larger than its
+            parameter (the whole correlation of a convolution), whose leading corner is the gradient, or coordinates of
+            such a map. `decode` sees these; `after` sees the gradient.
+        each: functions of each record's gradient, applied before clipping.
+        before: encoders of the clipped sum.
+        decode: post-processing of the released map or coordinates.
+        after: post-processing of the released gradient.
+
+    Raises:
+        ConfigError: the pieces do not fit together, for instance a denoiser that needs white noise after one that
+            spoils it.
     """
 
     clip: ClipRule
@@ -71,7 +84,7 @@ class Chain:
             raise ConfigError(
                 "encode",
                 "sign together with the full spectral domain",
-                "one of the two: signs are taken of a gradient's own coordinates, which the full domain does not keep apart",
+                "one of the two: signs belong to a gradient's coordinates, and the full domain mixes those",
             )
         if isinstance(self.noise, ExactGaussian):
             self._check_exact(self.noise)
@@ -81,13 +94,13 @@ class Chain:
                 raise ConfigError(
                     "denoise",
                     str(step),
-                    f"a place before {spoiler}: it reads every coordinate against noise that is independent and equal in all",
+                    f"a place before {spoiler}: it assumes independent noise of equal size on every coordinate",
                 )
             if not step.keeps_white:
                 white, spoiler = False, str(step)
 
     def _check_exact(self, noise: ExactGaussian) -> None:
-        """Refuse parts for which sums are not shown to be exact."""
+        """Refuse combinations for which exact sums are not proved."""
         if self.micro > 1 or self.each or self.rules or self.before:
             raise ConfigError(
                 "exact",
@@ -101,7 +114,7 @@ class Chain:
 
     @property
     def l2(self) -> float:
-        """What one record can move the clipped sum by."""
+        """The most by which one record can move the clipped sum, in l2 norm."""
         return self.clip.l2 if self.micro == 1 else 2 * self.clip.l2
 
     def on(self, parameters: Grads) -> Chain:
@@ -109,16 +122,22 @@ class Chain:
         return replace(self, noise=self.noise.on(parameters)) if isinstance(self.noise, OnParameters) else self
 
     def event(self) -> DpEvent:
-        """What one release costs before sampling: read off a release of nothing, by the code that releases something."""
+        """The cost of one release before sampling: the code that releases is run on an empty sum."""
         return self.release(Bounded({}, self.l2), _NoStream()).event
 
     def clipped_sum(
         self, grads: RecordGrads, groups: list[int], slots: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """Σ of clipped gradients, and the norms [B, L] they had.
+        """Sensitive: the sum of the clipped gradients, and their norms [B, L] before clipping.
 
-        `groups` is what the clipping rule said for the engine's layers, `slots` [B] which micro-batch each record is in.
+        Args:
+            grads: the gradients of the records of a batch.
+            groups: the clipping rule's group of each of the engine's layers.
+            slots: [B], the micro-batch of each record; None without micro-batches.
         """
+        from assay.gradients import on_grid
+        from assay.gradients.arithmetic import squares
+
         if isinstance(self.noise, ExactGaussian):
             return on_grid.clipped_sum(grads, self.clip, groups, self.noise.grid)
         if self.micro == 1 and not self.each:
@@ -139,7 +158,9 @@ class Chain:
         return {n: torch.tensordot(weights[:, groups[grads.layer_of[n]]], v, 1) for n, v in whole.items()}, norms
 
     def sum_of_nothing(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-        """What `clipped_sum` gives for a batch without records."""
+        """What `clipped_sum` returns for a batch without records."""
+        from assay.gradients.arithmetic import zeros_for
+
         if isinstance(self.noise, ExactGaussian):
             return {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
         return {name: zeros_for(p) for name, p in parameters.items()}
@@ -151,7 +172,19 @@ class Chain:
         return self.noise.release(grads, stream)
 
     def finish(self, released: Private, expected_size: float, forms: Mapping[str, Form] | None = None) -> Grads:
-        """The average gradient, after post-processing; `forms` say what each parameter's gradient is made of."""
+        """Divide by the expected batch size and post-process.
+
+        Args:
+            released: what `release` returned.
+            expected_size: the public denominator.
+            forms: the form of each parameter's gradient, for chains with `rules`.
+
+        Returns:
+            The average gradient, one tensor per parameter.
+        """
+        from assay.gradients.arithmetic import constant
+        from assay.gradients.rules.correlation import restored
+
         grads: Grads = released.value
         for value in grads.values():
             value.mul_(constant(1.0 / expected_size, value.dtype, value.device))
@@ -164,21 +197,21 @@ class Chain:
         return grads
 
     def state(self) -> dict[str, Any]:
-        """What changes from step to step, by where it is; released values only."""
-        return {place: part.state() for place, part in self._stateful()}
+        """What changes from step to step, by its place in the chain. It holds released values only."""
+        return {place: piece.state() for place, piece in self._stateful()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up a state that `state` returned."""
-        for place, part in self._stateful():
-            part.restore(state[place])
+        """Restore what `state` returned."""
+        for place, piece in self._stateful():
+            piece.restore(state[place])
 
     def _stateful(self) -> list[tuple[str, Stateful]]:
-        parts = {"clip": self.clip} | {f"after {i}": step for i, step in enumerate(self.after)}
-        return [(place, part) for place, part in parts.items() if isinstance(part, Stateful)]
+        pieces = {"clip": self.clip} | {f"after {i}": step for i, step in enumerate(self.after)}
+        return [(place, piece) for place, piece in pieces.items() if isinstance(piece, Stateful)]
 
 
 def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
-    """Mean over the records of each micro-batch that has any."""
+    """The mean over the records of each micro-batch that is not empty."""
     present, place, counts = slots.unique(return_inverse=True, return_counts=True)
     return {
         name: v.new_zeros(len(present), *v.shape[1:])
@@ -189,7 +222,7 @@ def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
 
 
 class _NoStream:
-    """Randomness for a release of nothing: asking it for numbers is a mistake."""
+    """The randomness of a dry release, which must not ask for any."""
 
     def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         raise AssertionError(f"a dry release asked for {shape} numbers of {dtype} on {device}")

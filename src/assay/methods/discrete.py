@@ -1,15 +1,20 @@
-"""Discretised gradients with Bayesian denoising (discrete-denoise.txt, Algorithms 1-3).
+"""Discretised gradients with Bayesian denoising.
 
-Each (micro-batch's) gradient becomes signs with a dead zone τ (`assay.methods.encode.sign`), is clipped at C, summed, given
-N(0, σ²C²) and divided by the batch size; then each coordinate is corrected to the most probable of -ν, 0, +ν
-(`assay.methods.denoise.bayes`). Clipping after discretising bounds a record by C, and the correction is post-processing.
+Nasr, Shokri and Houmansadr: "Generalizable Deep Learning with Differential Privacy: Using Gradient Compression and
+De-noising", Algorithms 1-3 (related: arXiv:2007.11524).
 
-`scale` says of what ν is a threshold: of the `average`, or of the noisy `sum` that Algorithm 1 prints (it never divides, and Eq. 3-4 give the noise as
-σC). Under the noise of a sum a ν of 0.01 leaves `stop` next to nothing, and every coordinate becomes its sign times ν; that is what Table 1 can
-be reproduced with. Averages of clipped signs hardly reach 0.01 in a model of thousands of parameters.
+Each gradient (of a record or a micro-batch) becomes signs with a dead zone τ (`assay.methods.encode.sign`) and is
+clipped at C. The sum gets N(0, σ²C²) and is divided by the batch size. Then each coordinate is corrected to the most
+probable of -ν, 0, +ν (`assay.methods.denoise.bayes`). Clipping after discretising bounds a record by C, and the
+correction is post-processing.
 
-Claimed ε: the moments accountant at σ (Theorem 1). True for micro-batches of one record. For μ > 1 one record moves a
-clipped micro-batch average by up to 2C, and the verified ε is that of σ/2; `sound` scales its noise to 2C instead.
+`scale` says what ν is compared with: the `average`, or the noisy `sum` that Algorithm 1 prints. (It never divides, and
+Eq. 3-4 give the noise as σC.) Under the noise of a sum, ν = 0.01 leaves `stop` almost no probability, and every
+coordinate becomes its sign times ν. That setting reproduces Table 1. Averages of clipped signs hardly reach 0.01 in a
+model of thousands of parameters.
+
+Claimed ε: the moments accountant at σ (Theorem 1). It is true for micro-batches of one record. For μ > 1 one record
+moves a clipped micro-batch average by up to 2C, and the verified ε is that of σ/2. `sound` scales its noise to 2C.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import moments_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import Flat
+from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
@@ -34,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Discrete(Method):
-    """Signs, clipped, noised, corrected."""
+    """Signs that are clipped, summed with noise, and corrected."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "tau", "nu", "scale", "priors", "emit")
 
@@ -56,14 +61,14 @@ class Discrete(Method):
 
     @property
     def clip(self) -> Flat:
-        """That of the paper."""
+        """The paper's."""
         return Flat(1.0)
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
         """Signs, any clipping, one Gaussian draw, correction."""
         as_if_single = self.variant == "published" and plan.micro_batch > 1
         reference = plan.clip.l2 if as_if_single else None
-        if plan.clip.assumed is not None:  # nothing is clipped: noise relative to what the paper takes for granted
+        if plan.clip.assumed is not None:  # nothing is clipped: the noise is relative to the paper's assumption
             reference = plan.clip.assumed
         return Chain(
             clip=plan.fresh_clip(),
@@ -74,13 +79,13 @@ class Discrete(Method):
         )
 
     def claimed(self, plan: Plan) -> float:
-        """The moments accountant at the paper's σ: the noise over C."""
+        """The moments accountant at the paper's σ: the noise divided by C."""
         doubled = self.variant == "sound" and plan.micro_batch > 1
         event = GaussianDpEvent(plan.noise_multiplier * (2 if doubled else 1))
         return moments_epsilon(plan.sampler.compose(event, plan.steps), plan.delta, plan.adjacency)
 
     def _correction(self, expected_size: float) -> Bayes:
-        """Of averages: a threshold ν of the sum is one of ν/n, and what is emitted is ν still."""
+        """The correction of averages. For a sum, ν/n is the threshold of the average, and ν is still emitted."""
         nu = self.nu / expected_size if self.scale == "sum" else self.nu
         return Bayes(nu=nu, emitted=self.nu if self.scale == "sum" else None, emit=self.emit, priors=self.priors)
 

@@ -1,6 +1,4 @@
-"""DP-Adam: the private gradient of DP-SGD given to Adam. The optimizer is post-processing: same guarantee, same ε as
-DP-SGD.
-"""
+"""DP-Adam: Adam on the private gradient of DP-SGD. The optimizer is post-processing, so ε is that of DP-SGD."""
 
 from __future__ import annotations
 

@@ -1,12 +1,16 @@
-"""DP-SGD (Abadi et al. 2016, "Deep learning with differential privacy").
+"""DP-SGD.
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar and Zhang: "Deep Learning with Differential Privacy", ACM CCS 2016,
+arXiv:1607.00133.
 
 Guarantee: each record's gradient is clipped to norm C, the clipped gradients of a Poisson batch are summed, N(0, σ²C²)
 is added once, and the sum is divided by a constant. One step is a Poisson-subsampled Gaussian mechanism of multiplier
-σ; a run is their composition. With micro-batches of μ > 1 records one record moves the sum by 2C, and the noise is
-σ·2C.
+σ; a run is their composition. With micro-batches of μ > 1 records one record moves the sum by 2C, so the noise has
+standard deviation σ·2C.
 
-Claimed ε: the moments accountant, which is Rényi composition of the subsampled Gaussian (Mironov et al. 2019). Sound;
-the verified ε is smaller because numerical composition is tighter.
+Claimed ε: the moments accountant, which is Rényi composition of the subsampled Gaussian (Mironov, Talwar and Zhang:
+"Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019, arXiv:1908.10530). It is sound. The verified ε is
+smaller, because numerical composition is tighter.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ class DPSGD(Method):
     soundness: str = "sound"
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
-        """Flat (or any) clipping and one Gaussian draw."""
+        """Any clipping, and one Gaussian draw."""
         return Chain(clip=plan.fresh_clip(), micro=plan.micro_batch, noise=Gaussian(multiplier=noise_multiplier))
 
     def claimed(self, plan: Plan) -> float:

@@ -1,30 +1,33 @@
-"""GReDP, and the family it shares with Spectral-DP: noise in the frequency domain (gredp.txt; Spectral-DP as GReDP's section 2.4 describes it).
+"""GReDP and Spectral-DP: noise in the frequency domain.
+
+Wang, Jiang, Guo, Cai, Wang and Jia: "Training with Differential Privacy: A Gradient-Preserving Noise Reduction Approach
+with Provable Security", 2024, arXiv:2409.11663. For Spectral-DP we follow section 2.4 of that paper.
 
 Both clip the gradient of each of L layers at c in the unitary Fourier domain and add noise of scale σc to the
-coefficients, once a step (Algorithm 2 writes the draw inside the loop over records; Eq. 7 and the claim only make sense
-with one draw a step). GReDP keeps the real part of the inverse transform; Spectral-DP keeps a part ρ of the frequencies.
-Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map (`full`, Eq. 14-16);
-fully connected layers are meant to be block-circulant (Eq. 17-20, `assay.models.circulant`).
+coefficients, once per step. (Algorithm 2 writes the draw inside the loop over records, but Eq. 7 and the claim only
+make sense with one draw per step.) GReDP keeps the real part of the inverse transform; Spectral-DP keeps a share ρ of
+the frequencies. Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map
+(`full`, Eq. 14-16). Fully connected layers are meant to be block-circulant (Eq. 17-20, `assay.models.circulant`).
 
-Claimed ε: the Rényi accountant at noise multiplier σ, as if the L layers were one clipped at c, and (GReDP, Theorem 1) as
-if half the noise protected as well as all of it.
+Claimed ε: the Rényi accountant at noise multiplier σ, as if the L layers were one layer clipped at c, and (GReDP,
+Theorem 1) as if half the noise protected as well as all of it.
 
-What is true. Jointly L layers move by c√L. The released vector has noise of standard deviation σc·a in its even and σc·b
-in its odd part (`assay.mechanisms.spectral`):
+What is true: L layers together move by c√L. The released vector has noise of standard deviation σc·a in its even part
+and σc·b in its odd part (`assay.mechanisms.spectral`):
 
 | noise form | a, b | verified multiplier |
 |---|---|---|
 | `complex` (Theorem 1: ½σ²c² in each part) | √½, √½ | σ/√(2L) |
-| `real` (Corollary 1: real-valued σ²c²) | 1, 0 | 0: differences of mirrored coordinates leave bare, ε = ∞ |
+| `real` (Corollary 1: real-valued σ²c²) | 1, 0 | 0: differences of mirrored coordinates have no noise, ε = ∞ |
 | `a/b` (Theorem 2) | a, b | σ·min(a, b)/√L |
 | `hermitian` (Spectral-DP: the transform of real white noise) | 1, 1 | σ/√L |
 
-In the full domain with `real` noise the mirrored coordinates lie outside the corner that becomes the kernel's gradient;
-circulant layers have no such outside, so the form counts as ∞ everywhere.
+In the full domain with `real` noise the mirrored coordinates lie outside the corner that becomes the kernel's gradient.
+Circulant layers have no such outside, so the form counts as ∞ everywhere.
 
-`sound` adds white noise of multiplier σ relative to the joint bound C = c√L: in distribution DP-SGD with per-layer
-clipping on whatever layers the model has. What is left of the gain comes from block-circulant layers having fewer
-parameters. The filter is post-processing: it cannot lower ε.
+`sound` adds white noise of multiplier σ relative to the joint bound C = c√L. In distribution this is DP-SGD with
+per-layer clipping. What remains of the gain comes from block-circulant layers, which have fewer parameters. The filter
+is post-processing: it cannot lower ε.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
-from assay.gradients.clipping import PerLayer
+from assay.gradients.clip_rules.per_layer import PerLayer
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
 from assay.methods import Method, check_variant
@@ -53,7 +56,7 @@ _FORMS = {"complex": (math.sqrt(0.5), math.sqrt(0.5)), "real": (1.0, 0.0), "herm
 
 @dataclass(frozen=True, kw_only=True)
 class FrequencyDomain(Method):
-    """Clip each layer, add noise to its Fourier coefficients, keep the real part of a part ρ of them."""
+    """Clip each layer, add noise to its Fourier coefficients, keep the real part of a share ρ of them."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "noise_form", "domain", "rho", "groups")
 
@@ -69,8 +72,8 @@ class FrequencyDomain(Method):
             raise ConfigError(
                 "noise_form",
                 self.noise_form,
-                "complex or hermitian with variant sound (both are white noise there); other forms leave some direction with "
-                "less noise than others, and exist as variant published",
+                "complex or hermitian with variant sound (both are white noise there); other forms give some "
+                "directions less noise than others, and exist as variant published",
             )
         if self.groups is not None and self.groups < 1:
             raise ConfigError("groups", self.groups, "the number of separately clipped layers, 1 or above")
@@ -79,21 +82,21 @@ class FrequencyDomain(Method):
 
     @property
     def clip(self) -> PerLayer:
-        """Every layer by itself."""
+        """Every layer is clipped by itself."""
         return PerLayer(1.0)
 
     @property
     def layers(self) -> int | None:
-        """L."""
+        """L, once it is known."""
         return self.groups
 
     @property
     def needs_layers(self) -> bool:
-        """Until L is known."""
+        """Yes, until L is known."""
         return self.groups is None
 
     def for_layers(self, layers: list[str]) -> FrequencyDomain:
-        """With L from the model."""
+        """The method with L from the model."""
         if self.groups is not None and self.groups != len(layers):
             accepted = f"{len(layers)}: the model has {len(layers)} layers with parameters"
             raise ConfigError("groups", self.groups, accepted)
@@ -117,13 +120,13 @@ class FrequencyDomain(Method):
             clip=plan.fresh_clip(),
             noise=noise,
             micro=plan.micro_batch,
-            # Only what acts on whole maps needs them: noise that is not white, averages of micro-batches.
+            # Only coloured noise and averages of micro-batches need whole maps.
             rules=rules(self._domain(), maps=not noise.white or plan.micro_batch > 1, rho=self.rho),
             decode=(LowPass(rho=self.rho),) if filtered else (),
         )
 
     def claimed(self, plan: Plan) -> float:
-        """The Rényi accountant at the paper's σ: the noise over what the paper takes for the bound."""
+        """The Rényi accountant at the paper's σ: the noise divided by what the paper takes for the bound."""
         sigma = plan.noise_multiplier
         if self.variant == "sound":
             sigma *= math.sqrt(self._layers()) / self._parts()[0]
@@ -134,14 +137,14 @@ class FrequencyDomain(Method):
         if self.noise_form in _FORMS:
             return _FORMS[self.noise_form]
         try:
-            a, b = (float(part) for part in self.noise_form.split("/"))
+            a, b = (float(number) for number in self.noise_form.split("/"))
         except ValueError:
             raise ConfigError("noise_form", self.noise_form, f"{', '.join(_FORMS)}, or a/b such as 0.6/0.8") from None
         Spectral(multiplier=1.0, reference=1.0, a=a, b=b)
         return a, b
 
     def _domain(self) -> str:
-        """The papers work on the whole map; the kernel's own domain clips less away."""
+        """The papers work on the whole map. In the kernel's domain clipping takes less away."""
         return self.domain or ("full" if self.variant == "published" else "kernel")
 
     def _layers(self) -> int:
@@ -155,7 +158,8 @@ class FrequencyDomain(Method):
 METHOD = FrequencyDomain(
     name="gredp",
     summary="GReDP: each layer's gradient clipped and noised in the frequency domain, imaginary part dropped",
-    soundness="not sound: half the noise at the old ε, L layers charged as one (verified multiplier σ/√(2L)); with real-valued noise ε = ∞",
+    soundness="not sound: half the noise at the old ε, L layers charged as one (verified multiplier σ/√(2L)); "
+    "with real-valued noise ε = ∞",
     noise_form="complex",
     rho=1.0,
 )

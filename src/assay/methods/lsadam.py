@@ -1,4 +1,4 @@
-"""DP-LSAdam: the smoothed private gradient of DP-LSSGD given to Adam, before its moments. Same guarantee as DP-LSSGD."""
+"""DP-LSAdam: Adam on the smoothed private gradient of DP-LSSGD, with the same guarantee."""
 
 from __future__ import annotations
 

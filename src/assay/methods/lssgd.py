@@ -1,23 +1,26 @@
-"""DP-LSSGD and DP-LSAdam: the private gradient smoothed before the optimizer sees it (Wang et al.,
-"DP-LSSGD: A Stochastic Optimization Method to Lift the Utility in Privacy-Preserving ERM", MSML 2020,
-arXiv:1906.12056; Algorithm 1).
+"""DP-LSSGD and DP-LSAdam: the private gradient is smoothed before the optimizer sees it.
 
-After the noise, g ← A_σ⁻¹ g with A_σ = I - σL, L the periodic 1-D Laplacian (`assay.methods.denoise.laplacian`). Post-processing:
-the guarantee is that of the gradient before smoothing.
+Wang, Gu, Boedihardjo, Wang, Barekat and Osher: "DP-LSSGD: A Stochastic Optimization Method to Lift the Utility in
+Privacy-Preserving ERM", MSML 2020, arXiv:1906.12056. We follow the version submitted anonymously under the title
+"DP-LSSGD: An Optimization Method to Lift the Utility in Privacy-Preserving ERM".
 
-Claimed ε (`claim=theorem`, Theorem 1): noise of variance ν² = 8TαG²/(n²ε) on the averaged gradient, with α = 2 log(1/δ)/ε + 1,
-gives (ε, δ) for ε² ≤ 5T log(1/δ) b²/n², batches of b out of n drawn without replacement, gradients bounded by G. Solved for
-ε with ν = zG/b: K = z²n²/(8Tb²), ε = (1 + √(1 + 8K log(1/δ)))/(2K). Beyond its condition the theorem claims nothing (∞).
-For networks the paper uses the moments accountant (`claim=moments`).
+After the noise, g ← A_σ⁻¹ g with A_σ = I - σL, where L is the periodic 1-D Laplacian (Algorithm 1,
+`assay.methods.denoise.laplacian`). This is post-processing: the guarantee is that of the gradient before smoothing.
 
-What is true. Even where gradients are bounded by G, the theorem fails within its own condition. With n = 60,000, b = 6,000,
-T = 1 and δ = 1e-5 it claims ε = 0.75 for noise whose exact ε is 2.03: all other gradients are -G·e, and a record with
-gradient +G·e is replaced by one with -G·e. The lemma on sampling that its proof rests on (Lemma 1, from Wang et al. 2018)
-is used without that lemma's limit on the order α. At the settings of the paper's Table 2 the claim holds and is loose.
+Claimed ε (`claim=theorem`, Theorem 1): noise of variance ν² = 8TαG²/(n²ε) on the averaged gradient, with
+α = 2 log(1/δ)/ε + 1, gives (ε, δ) for ε² ≤ 5T log(1/δ) b²/n², if batches of b out of n are drawn without replacement
+and gradients are bounded by G. Solved for ε with ν = zG/b: K = z²n²/(8Tb²), ε = (1 + √(1 + 8K log(1/δ)))/(2K). Beyond
+its condition the theorem claims nothing (∞). For networks the paper uses the moments accountant (`claim=moments`).
 
-For logistic regression the paper assumes G and enforces nothing. `published` with `--clip assumed:G` does the same and is
-verified as ∞. With a rule that clips, `published` and `sound` differ only in which ε a target is about: the verified ε comes
-from the ledger, not from the theorem.
+What is true: even where gradients are bounded by G, the theorem fails within its own condition. With n = 60,000,
+b = 6,000, T = 1 and δ = 1e-5 it claims ε = 0.75 for noise whose exact ε is 2.03: all other gradients are -G·e, and a
+record with gradient +G·e is replaced by one with -G·e. The lemma on sampling that its proof rests on (Lemma 1, from Wang
+et al. 2018) is used without that lemma's limit on the order α. At the settings of the paper's Table 2 the claim holds
+and is loose.
+
+For logistic regression the paper assumes G and enforces nothing. `published` with `--clip assumed:G` does the same and
+is verified as ∞. With a rule that clips, `published` and `sound` differ only in which ε a target refers to: the verified
+ε comes from the ledger, not from the theorem.
 """
 
 from __future__ import annotations
@@ -49,8 +52,7 @@ class Smoothed(Method):
 
     claim: str
     soundness: str = (
-        "Theorem 1 claims too little for some settings within its own condition; its networks, by the moments accountant, "
-        "are sound; where a bound is assumed and none enforced (logistic regression), ε = ∞"
+        "sound where gradients are clipped; not where a bound is assumed and none enforced (logistic regression), ε = ∞"
     )
     sigma: float = 1.0
     over: str = "vector"

@@ -11,10 +11,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
-from torch import nn
 
 from assay import methods
 from assay.accounting import events, schedules
@@ -22,16 +21,17 @@ from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.groups import SIZES, enlarged, group_epsilons
 from assay.accounting.schedules import Constant, NoiseSchedule
-from assay.data import sampling as samplers
-from assay.data.sampling import Poisson, Sampler
+from assay.data import samplers
+from assay.data.samplers import Sampler
+from assay.data.samplers.poisson import Poisson
 from assay.data.units import Unit
 from assay.errors import ConfigError, check_above_zero, check_fields, check_number
-from assay.gradients import clipping
-from assay.gradients.clipping import ClipRule, Flat
+from assay.gradients import clip_rules
+from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
-from assay.mechanisms.types import Denoiser
+from assay.mechanisms.types import ClipRule, Denoiser
 from assay.methods import Method
 from assay.methods import denoise as denoising
 from assay.methods import encode as encoding
@@ -41,6 +41,9 @@ from assay.methods.encode import Encoding
 from assay.methods.perturb import mean
 from assay.methods.perturb.mean import Mean
 from assay.methods.stage import Stage, event_of
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
 _DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
@@ -144,7 +147,7 @@ class Plan:
             _check_kind(
                 "center", self.center, Mean, "Mean(noise=40.0) or so; assay.methods.perturb.mean.parse reads a text"
             )
-        if self.sampling not in samplers.SAMPLERS.values():
+        if samplers.SAMPLERS.get(getattr(self.sampling, "name", "")) is not self.sampling:
             accepted = ", ".join(kind.__name__ for kind in samplers.SAMPLERS.values())
             raise ConfigError("sampling", self.sampling, f"a sampler's class, one of {accepted}")
         for name, parts, member in (("encode", self.encode, "applied"), ("denoise", self.denoise, "needs_white")):
@@ -421,7 +424,10 @@ class Plan:
             return True
         else:
             expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
-        return events.to_json(expected) == events.to_json(event)
+        charged = events.to_json(event)
+        if charged == events.to_json(expected):
+            return True
+        return bool(steps) and charged == events.to_json(self.sampler.composed_before(self.step_event, steps))
 
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan."""
@@ -639,7 +645,7 @@ class Plan:
         options = known.pop("options")
         read: dict[str, Callable[[Any], object]] = {
             "noise_schedule": schedules.parse,
-            "clip": clipping.parse,
+            "clip": clip_rules.parse,
             "center": lambda text: None if text is None else mean.parse(text),
             "sampling": samplers.parse,
             "adjacency": _adjacency,

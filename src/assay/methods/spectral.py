@@ -1,8 +1,11 @@
-"""Spectral-DP (Feng et al. 2023, as section 2.4 of the GReDP paper describes it): `assay.methods.gredp` states the guarantee.
+"""Spectral-DP, as section 2.4 of GReDP (arXiv:2409.11663) describes it; `assay.methods.gredp` states the guarantee.
 
-Noise of scale σc is added to the Fourier coefficients of each layer's clipped gradient and a part ρ of the frequencies, the
-lowest, is kept: noise of variance (K/N)σ²c² in the paper's words, which is what Hermitian noise gives. The filter keeps a
-frequency together with its conjugate, so that what comes back is real.
+Feng, Xu, Wen, Venkitasubramaniam and Ding: "Spectral-DP: Differentially Private Deep Learning through Spectral
+Perturbation and Filtering", IEEE S&P 2023, arXiv:2307.13231.
+
+It adds noise of scale σc to the Fourier coefficients of each layer's clipped gradient and keeps the lowest share ρ of
+the frequencies. In the paper's words the noise has variance (K/N)σ²c², which is what Hermitian noise gives. The filter
+keeps a frequency together with its conjugate, so that the result is real.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """A stage: what a method does with the records before the first step of training.
 
-A stage releases something about the records, once. Its cost is known beforehand, belongs to the plan's ε, and stands in the
-ledger as a segment of its own, on disk, before the stage sees a record. What it released is kept with the run, so that a run
-that goes on after a crash uses the same answer; a crash between charge and answer makes it pay again.
+A stage releases something about the records, once. Its cost is known beforehand and belongs to the plan's ε. It is
+charged as a separate segment of the ledger, on disk, before the stage sees a record. The run keeps the answer, so that
+a resumed run uses the same one. After a crash between charge and answer the stage is charged again.
 
-What follows from the release is post-processing: the records that training sees, their loss, what the model does first.
+Everything computed from the answer is post-processing: the records that training sees, their loss, and what the model
+does with its inputs.
 """
 
 from __future__ import annotations
@@ -13,35 +14,40 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
-from torch import Tensor, nn
-from torch.utils.data import Dataset
-
-from assay.data.records import Records
-from assay.randomness.streams import Randomness
 
 if TYPE_CHECKING:
-    from assay.methods.plan import Plan
+    import torch
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
 
-Released = dict[str, Tensor]
-"""What a stage released, by name."""
+    from assay.data.records import Records
+    from assay.methods.plan import Plan
+    from assay.randomness.streams import Randomness
+
+Released: TypeAlias = "dict[str, Tensor]"
+"""The answers of a stage, by name."""
 WHOLE = "one whole record"
-"""The unit of a part that protects all of a record: its being there or its being another, as the run's adjacency says."""
-Loss = Callable[[Any, Any], Tensor]
-PrivateTraining = Callable[[nn.Module, Records, "Plan", torch.optim.Optimizer, Randomness], None]
-"""Trains a network on the records under a plan of its own, with this optimizer and randomness."""
+"""The unit of a part that protects a whole record: its presence or its content, as the run's adjacency says."""
+Loss: TypeAlias = "Callable[[Any, Any], Tensor]"
+PrivateTraining: TypeAlias = "Callable[[nn.Module, Records, Plan, torch.optim.Optimizer, Randomness], None]"
+"""Trains a network on the records under the given plan, with this optimizer and randomness."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Something that has noise of its own: a row of the statement.
+    """One answer with separate noise: a row of the statement.
 
-    `unit` says what the noise protects, `claimed` is the paper's ε for it, `event` its verified cost over the whole run, and
-    `reason` why there is no ε, if there is none. `pure` is the part's ε at δ = 0, where it has one: the accountant takes an ε beyond
-    1000 for none. `each_step` marks what is released by the steps and not by the stage.
+    Attributes:
+        name: what is released.
+        unit: what the noise protects.
+        claimed: the paper's ε for it.
+        event: its verified cost over the whole run.
+        reason: why there is no ε, if there is none.
+        pure: ε at δ = 0, where it has one. (The accountant counts an ε above 1000 as none.)
+        each_step: whether the steps release it, and not the stage.
     """
 
     name: str
@@ -54,30 +60,38 @@ class Part:
 
 
 class Stage(Protocol):
-    """What happens to the records before training. All that `release` returns is covered by the parts' events."""
+    """What happens to the records before training. The events of `parts` cover all that `release` returns."""
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """What of the release stays in the directory of a finished run; the rest is for going on after a crash only."""
+        """The answers that stay in the directory of a finished run. Only resuming needs the others."""
         ...
 
     @property
     def takes_views(self) -> bool:
-        """Whether training may see random views of a record (`assay.training.augment`) in place of the record itself."""
+        """Whether training may see random views of a record (`assay.training.augment`) instead of the record."""
         ...
 
     @property
     def takes_fewer(self) -> bool:
-        """Whether `release` takes fewer records than its plan counts: an audit leaves one out, and constants stay."""
+        """Whether `release` accepts fewer records than the plan counts, as in an audit that leaves one out."""
         ...
 
     def parts(self) -> Sequence[Part]:
-        """What is protected, one by one."""
+        """The rows of the statement: what is released, and what protects it."""
         ...
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
-        """Refuse what does not go together with this model and these records, or with private data of this name (None if they have
-        none); before anything is written.
+        """Refuse a model, records or data that do not fit, before anything is written.
+
+        Args:
+            model: the model to be trained.
+            records: the private records.
+            data: the name of the private data set; None if it has none.
+
+        Raises:
+            ConfigError: they do not fit.
+            DataError: the records do not fit.
         """
         ...
 
@@ -89,14 +103,19 @@ class Stage(Protocol):
         device: torch.device,
         train_privately: PrivateTraining,
     ) -> Released:
-        """The answers. Called only after `event_of` the stage was charged.
+        """Compute the answers. The caller must have charged `event_of` the stage.
 
-        `train_privately` trains a network that the stage needs: methods stand below training and cannot import it.
+        Args:
+            model: the model to be trained.
+            records: the private records.
+            randomness: the source of all noise.
+            device: where to compute.
+            train_privately: trains a network that the stage needs. (Methods cannot import the training package.)
         """
         ...
 
     def install(self, model: nn.Module, released: Released) -> None:
-        """What the model needs in order to work on plain records: scaled inputs, initial values."""
+        """Change the model so that it works on plain records: scaled inputs, initial values."""
         ...
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
@@ -108,23 +127,29 @@ class Stage(Protocol):
         ...
 
     def draw(self, released: Released, folder: Path) -> None:
-        """Pictures of what was released."""
+        """Write pictures of the answers into `folder`."""
         ...
 
     def describe(self) -> list[str]:
-        """For the statement: what is done, a line each."""
+        """Lines for the statement that say what is done."""
         ...
 
 
 def event_of(stage: Stage) -> DpEvent:
-    """What the stage itself costs."""
+    """The cost of the stage itself."""
     return ComposedDpEvent([part.event for part in stage.parts() if not part.each_step])
 
 
 def rows(
     parts: Sequence[Part], epsilon: Callable[[DpEvent], float], number: Callable[[float | None], Any]
 ) -> list[Mapping[str, Any]]:
-    """The parts as the record holds them."""
+    """The parts as the record holds them.
+
+    Args:
+        parts: the parts of a stage.
+        epsilon: the verified ε of an event.
+        number: how the record writes a number, ∞ and None included.
+    """
     return [
         {
             "name": part.name,

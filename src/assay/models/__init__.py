@@ -1,7 +1,8 @@
-"""Architectures by name, own models by import path, and what keeps records apart in them (`compat`).
+"""Architectures by name, models of your own by import path, and the search for layers that mix records (`compat`).
 
-Every network here treats each record of a batch by itself (GroupNorm, no BatchNorm, no dropout), is made of
-Conv2d (plain or `standardised`), Linear and GroupNorm, has its shapes fixed when built, and takes batches of zero records.
+Every network here treats each record of a batch by itself: GroupNorm in place of BatchNorm, no dropout. It consists
+of Conv2d (plain or `standardised`), Linear and GroupNorm. Its shapes are fixed when it is built, and it accepts
+batches of zero records.
 """
 
 from __future__ import annotations
@@ -42,12 +43,22 @@ def available() -> list[ModelInfo]:
 
 
 def build(name: str, *, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A freshly initialised network from records of `input_shape` (no batch dimension) to `classes` scores.
+    """Build a freshly initialised network. Initialisation draws from torch's global generator.
 
-    `name` is one of `available()` or "package.module:factory" for a model of your own. Initialisation draws
-    from torch's global generator. Raises `ConfigError` for an unknown name, for an input shape the
-    architecture cannot take (it then names the ones that can), and for a factory that is missing or makes
-    no `nn.Module`.
+    Args:
+        name: one of `available()`, or "package.module:factory" for a model of your own.
+        input_shape: the shape of one record, without the batch dimension.
+        classes: the number of scores per record.
+
+    Returns:
+        The network, in training mode.
+
+    Raises:
+        ConfigError: the name is unknown, the architecture does not take records of this shape (the error names those
+            that do), or the factory is missing or returns no `nn.Module`.
+
+    >>> build("logistic", input_shape=(1, 8, 8), classes=10)[-1]
+    Linear(in_features=64, out_features=10, bias=True)
     """
     input_shape = tuple(input_shape)
     if not input_shape or any(n < 1 for n in input_shape):
@@ -64,7 +75,7 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int) -> nn.Module
         raise ConfigError(
             "model",
             name,
-            f"{name} takes {info.accepts}, the data has shape {input_shape}; for this shape: {fitting}",
+            f"{name} takes {info.accepts}, but the data has shape {input_shape}; for this shape: {fitting}",
         )
     network = info.make(input_shape, classes)
     if info.channels_last:

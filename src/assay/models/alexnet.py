@@ -1,22 +1,20 @@
-"""AlexNet at CIFAR size, GReDP appendix B.5: five 3×3 convolutions, each followed by a 2×2 max-pool."""
+"""AlexNet for 32×32 images, as in appendix B.5 of GReDP (Wang et al. 2024, arXiv:2409.11663)."""
 
 from __future__ import annotations
-
-from collections import OrderedDict
 
 from torch import nn
 
 from assay.models.registry import ModelInfo
-from assay.models.shapes import flat_size
+from assay.models.shapes import with_head
 
-# GReDP's table gives no widths; these are the ones of the widely used one-column AlexNet (torchvision's).
+# GReDP's table gives no widths. These are torchvision's.
 WIDTHS = (64, 192, 384, 256, 256)
 
 
 def alexnet(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """Five times (3×3 convolution, max-pool 2), then FC 120, 84, classes.
 
-    Pools round up: the same thing at 32×32, and 28×28 images still reach the fifth pool.
+    Pools round up, so that 28×28 images still reach the fifth pool. For 32×32 that changes nothing.
     """
     features = nn.Sequential()
     channels = input_shape[0]
@@ -26,16 +24,7 @@ def alexnet(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.M
         features.add_module(f"pool{i}", nn.MaxPool2d(2, ceil_mode=True))
         channels = width
     features.add_module("flatten", nn.Flatten())
-    head = nn.Sequential(
-        OrderedDict(
-            fc1=nn.Linear(flat_size(features, input_shape), 120),
-            act1=activation(),
-            fc2=nn.Linear(120, 84),
-            act2=activation(),
-            fc3=nn.Linear(84, classes),
-        )
-    )
-    return nn.Sequential(OrderedDict(features=features, head=head))
+    return with_head(features, input_shape, (120, 84), classes, activation=activation)
 
 
 MODELS = (
@@ -43,7 +32,7 @@ MODELS = (
         name="alexnet",
         summary="AlexNet for 32×32: five 3×3 convolutions, FC 120, 84 (ReLU)",
         make=alexnet,
-        smallest_side=17,  # the least that leaves the fifth rounding-up pool more than one value
+        smallest_side=17,  # the smallest side that leaves the fifth pool more than one value
         channels_last=True,
     ),
 )

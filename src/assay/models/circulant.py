@@ -1,7 +1,7 @@
-"""Linear layers whose weight matrix is made of circulant blocks (GReDP, Eq. 17-20).
+"""Linear layers whose weight matrix consists of circulant blocks (GReDP, arXiv:2409.11663, Eq. 17-20).
 
-Each d×d block is defined by one vector of d numbers, so that a layer has d times fewer weights than a dense one, and its
-product with an input is a circular correlation: O(n log d) by the Fourier transform.
+One vector of d numbers defines each d×d block, so a layer has d times fewer weights than a dense one. Its product with
+an input is a circular correlation, which the Fourier transform computes in O(n log d).
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from assay.errors import ConfigError
 
 
 def circulant_linear(x: Tensor, weight: Tensor, bias: Tensor | None, out_features: int) -> Tensor:
-    """x Wᵀ + b over any leading dimensions, W the block-circulant matrix of `weight` [P, Q, d].
+    """x Wᵀ + b over any leading dimensions, where W is the block-circulant matrix of `weight` [P, Q, d].
 
-    By the Fourier transform: block row p of the output has the spectrum Σ_q conj(ŵ_pq) x̂_q. (Conjugate because Eq. 18
-    makes w the first *row* of its block; the formula printed below it holds for the first column.)
+    Block row p of the output has the spectrum Σ_q conj(ŵ_pq) x̂_q. It takes the conjugate because Eq. 18 makes w the
+    first *row* of its block; the formula printed below it holds for the first column.
     """
     rows, columns, d = weight.shape
-    if x.numel() == 0:  # which the transform refuses
+    if x.numel() == 0:  # the transform refuses empty tensors
         return F.linear(x, dense_matrix(weight, out_features, x.shape[-1]), bias)
-    kept = x.dtype
-    if kept in (torch.float16, torch.bfloat16):  # which the transform does not know
+    dtype = x.dtype
+    if dtype in (torch.float16, torch.bfloat16):  # the transform does not know these
         x = x.float()
     blocks = F.pad(x, (0, columns * d - x.shape[-1])).reshape(-1, columns, d)
-    seen = torch.fft.rfft(blocks).permute(2, 0, 1)
+    spectrum = torch.fft.rfft(blocks).permute(2, 0, 1)
     kernel = torch.fft.rfft(weight.to(x.dtype)).conj().permute(2, 1, 0)
-    out: Tensor = torch.fft.irfft(torch.bmm(seen, kernel).permute(1, 2, 0), n=d)
-    out = out.reshape(*x.shape[:-1], rows * d).to(kept)
+    out: Tensor = torch.fft.irfft(torch.bmm(spectrum, kernel).permute(1, 2, 0), n=d)
+    out = out.reshape(*x.shape[:-1], rows * d).to(dtype)
     if out_features < rows * d:
-        out = out[..., :out_features].clone()  # a view would be no place for in-place activations
-    return out if bias is None else out + bias.to(kept)
+        out = out[..., :out_features].clone()  # in-place activations must not write to a view
+    return out if bias is None else out + bias.to(dtype)
 
 
 def dense_matrix(weight: Tensor, out_features: int, in_features: int) -> Tensor:
-    """The matrix [out, in] of defining vectors `weight` [P, Q, d]: entry (r, c) of block (p, q) is weight[p, q, (c - r) mod d]."""
+    """The matrix [out, in] of `weight` [P, Q, d]: entry (r, c) of block (p, q) is weight[p, q, (c - r) mod d]."""
     rows, columns, d = weight.shape
     step = torch.arange(d, device=weight.device)
     blocks = weight[:, :, (step - step.unsqueeze(1)) % d]  # [P, Q, r, c]
@@ -46,11 +46,23 @@ def dense_matrix(weight: Tensor, out_features: int, in_features: int) -> Tensor:
 
 
 class BlockCirculantLinear(nn.Module):
-    """y = W x + b with W [out, in] made of d×d circulant blocks; exactly the product with `dense()`, by FFT.
+    """y = W x + b, where W [out, in] consists of d×d circulant blocks: exactly the product with `dense()`, by FFT.
 
     `weight` is [⌈out/d⌉, ⌈in/d⌉, d]. `weight[p, q]` is the first row of block (p, q), and each row is the one above it
-    shifted right by one (Eq. 18). Where d does not divide a size, the input is padded with zeros and the output cropped;
-    d may therefore exceed one of the sizes, but not both. Weights start with the variance that a dense layer's have.
+    shifted right by one (Eq. 18). Where d does not divide a size, inputs are padded with zeros and outputs cropped.
+    So d may exceed one of the sizes, but not both. Weights start with the same variance as in a dense layer.
+
+    Args:
+        in_features: the size of an input.
+        out_features: the size of an output.
+        block_size: d.
+        bias: whether there is a bias b.
+
+    Raises:
+        ConfigError: a size is not a whole number of at least 1, or the blocks are larger than both sizes.
+
+    >>> BlockCirculantLinear(8, 4, block_size=4).weight.shape
+    torch.Size([1, 2, 4])
     """
 
     bias: nn.Parameter | None
@@ -86,7 +98,7 @@ class BlockCirculantLinear(nn.Module):
         return dense_matrix(self.weight, self.out_features, self.in_features)
 
     def extra_repr(self) -> str:
-        """Sizes, as `repr` shows them."""
+        """The sizes, for `repr`."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, block_size={self.block_size}, "
             f"bias={self.bias is not None}"
@@ -96,9 +108,22 @@ class BlockCirculantLinear(nn.Module):
 def replace_linear(model: nn.Module, block_size: int) -> list[str]:
     """Replace every trainable `nn.Linear` of `model`, in place, by a freshly initialised `BlockCirculantLinear`.
 
-    Returns one line for each layer that was changed. Left alone are subclasses and parametrised layers, which compute
-    something else, and frozen layers, whose weights are worth keeping. A layer used in two places stays one layer. Nothing
-    is changed where a layer cannot be replaced: `ConfigError` names it. Parameters are new: build the optimizer afterwards.
+    Three kinds are left alone: subclasses and parametrised layers, which compute something else, and frozen layers,
+    whose weights are worth keeping. A layer used in two places stays one layer. The parameters are new, so build the
+    optimizer afterwards.
+
+    Args:
+        model: a module that contains linear layers.
+        block_size: the size d of the blocks.
+
+    Returns:
+        One line for each layer that was changed.
+
+    Raises:
+        ConfigError: a layer cannot be replaced; the error names it, and the model is unchanged.
+
+    >>> replace_linear(nn.Sequential(nn.Linear(8, 4)), block_size=4)
+    ['0: Linear(8, 4) -> BlockCirculantLinear(8, 4, block 4): 32 -> 8 weights']
     """
     if type(model) is nn.Linear:
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""Find layers that mix records, and replace BatchNorm by something that does not.
+"""Find layers that mix records, and replace BatchNorm by a layer that does not.
 
-Per-record clipping bounds what one record does to the sum only if the record's gradient depends on no other
-record. BatchNorm in training mode breaks that, and its running statistics leave the training un-noised.
+Per-record clipping bounds one record's influence on the sum only if the record's gradient depends on no other record.
+BatchNorm in training mode breaks that, and its running statistics leave the training without noise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _FIX = (
 )
 _TORCH_BATCHNORMS = frozenset(("BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"))
 _TORCH_INSTANCENORMS = frozenset(("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d", "_InstanceNorm"))
-# Layers of other packages that are no subclass of torch's BatchNorm and use statistics of the batch.
+# Layers of other packages that use statistics of the batch and do not derive from torch's BatchNorm.
 _FOREIGN_MIXERS = frozenset(
     (
         "ABN",
@@ -44,8 +44,8 @@ _FOREIGN_MIXERS = frozenset(
     )
 )
 _STATISTICS = _TORCH_BATCHNORMS | _FOREIGN_MIXERS
-# [B, C] gives GroupNorm only a group's channels to normalise over: with one the output is constant, with two
-# only a sign is left. Sixteen is the group size that Wu and He, "Group Normalization" (2018), use as well.
+# On [B, C] GroupNorm normalises over a group's channels alone. One channel would give a constant, two channels a sign.
+# Sixteen is also the group size of Wu and He, "Group Normalization", ECCV 2018, arXiv:1803.08494.
 _SMALLEST_GROUP_WITHOUT_MAP = 16
 
 
@@ -66,23 +66,36 @@ class Replacement:
 def replace_batchnorm(
     model: nn.Module, with_: Choice | Callable[[_BatchNorm], nn.Module]
 ) -> tuple[nn.Module, list[Replacement]]:
-    """A copy of `model` without BatchNorm, and the list of what was changed. `model` itself is untouched.
+    """Copy `model` and replace every BatchNorm in the copy. `model` itself does not change.
 
-    `with_` is the user's choice:
+    The choices for `with_`:
 
     - `"group"`: GroupNorm, at most 32 groups of at least 4 channels (16 where a layer may see [B, C]).
-    - `"layer"`: GroupNorm with one group, i.e. layer normalisation over channels and positions.
-    - `"instance"`: InstanceNorm; refused for BatchNorm1d and SyncBatchNorm, which may see [B, C]. torch's
+    - `"layer"`: GroupNorm with one group, that is, layer normalisation over channels and positions.
+    - `"instance"`: InstanceNorm. Refused for BatchNorm1d and SyncBatchNorm, which may see [B, C]. torch's
       InstanceNorm with weights cannot be called on a batch of zero records.
-    - `"frozen"`: the running statistics become constants (`FrozenBatchNorm`). Only honest if they come from
-      public data: they are released with the model, un-noised. Each such change says so.
-    - a function from the old layer to the new one; returning the old layer keeps it.
+    - `"frozen"`: the running statistics become constants (`FrozenBatchNorm`). They are released with the model,
+      without noise, so they must come from public data. Each such change says so.
+    - a function from the old layer to the new one. If it returns the old layer, that layer stays.
 
-    The four named choices take over the very weight and bias of the old layer, with dtype, device,
-    requires_grad and tying to other layers. The train/eval flag is kept. What a function returns is moved to
-    the old layer's device and dtype and is otherwise left alone.
+    The four named choices take over the weight and bias of the old layer, with dtype, device, requires_grad and
+    tying to other layers, and its train/eval flag. The layer that a function returns is moved to the old layer's
+    device and dtype. The copy has new parameters, so build the optimizer afterwards.
 
-    The copy has new parameters: build the optimizer afterwards.
+    Args:
+        model: the model to copy.
+        with_: "group", "layer", "instance", "frozen", or a function.
+
+    Returns:
+        The copy, and the list of layers that were replaced.
+
+    Raises:
+        ConfigError: `with_` is none of these, or the function returns no `nn.Module`.
+        UnsupportedModelError: a layer cannot be replaced in this way; the error names it and says what to do.
+
+    >>> model, changes = replace_batchnorm(nn.Sequential(nn.BatchNorm2d(8)), "group")
+    >>> [type(layer).__name__ for layer in model]
+    ['GroupNorm']
     """
     if not callable(with_) and with_ not in _CHOICES:
         raise ConfigError("with_", with_, f"one of {', '.join(_CHOICES)}, or a function of the layer")
@@ -107,17 +120,23 @@ def replace_batchnorm(
 
 
 def problems(model: nn.Module) -> list[str]:
-    """One line for each layer of `model` that would mix records as it stands: path, type, reason and fix.
+    """One line for each layer of `model` that would mix records: path, type, reason and fix.
 
-    Judges by class and mode (train/eval), so put the model into the mode it will be trained in first.
-    BatchNorm in eval mode uses constants and is no problem. Cannot see a call to `F.batch_norm` inside a
-    `forward`.
+    This judges by class and by mode (train or eval), so first put the model into the mode it will be trained in.
+    BatchNorm in eval mode uses constants and is no problem. A call to `F.batch_norm` inside a `forward` is not seen.
+
+    >>> problems(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    []
     """
     return [f"{found.what}; {found.fix}" for found in _findings(model)]
 
 
 def check(model: nn.Module) -> None:
-    """Raise `UnsupportedModelError` naming every layer that would mix records and the fix. See `problems`."""
+    """Refuse a model with layers that would mix records. See `problems`.
+
+    Raises:
+        UnsupportedModelError: names every such layer and the fix.
+    """
     found = _findings(model)
     if not found:
         return
@@ -128,12 +147,12 @@ def check(model: nn.Module) -> None:
 
 
 def constant_in_eval(model: nn.Module) -> list[nn.Module]:
-    """The layers that are no problem in eval mode only: their statistics, constants there, are those of the records in train mode."""
+    """The layers that keep records apart only in eval mode: in train mode they use statistics of the records."""
     return [m for m in model.modules() if _names(m) & (_STATISTICS | _TORCH_INSTANCENORMS) or isinstance(m, _BatchNorm)]
 
 
 def compiled(model: nn.Module) -> bool:
-    """Whether `torch.compile` was applied to the model or to a part of it."""
+    """Whether `torch.compile` was applied to the model or to one of its modules."""
     return any(hasattr(m, "_orig_mod") or getattr(m, "_compiled_call_impl", None) is not None for m in model.modules())
 
 
@@ -155,25 +174,25 @@ def _findings(model: nn.Module) -> list[_Finding]:
 def _finding(module: nn.Module) -> _Finding | None:
     names = _names(module)
     if isinstance(module, _BatchNorm) or names & _STATISTICS:
-        # A layer without running statistics uses those of the batch in eval mode, too.
+        # A layer without running statistics uses those of the batch in eval mode too.
         if not module.training and getattr(module, "running_mean", None) is not None:
             return None
         return _Finding("uses statistics of the whole batch", _batch_fix(module))
     if names & _TORCH_INSTANCENORMS and module.training and module.track_running_stats:
         return _Finding(
-            "keeps running statistics of the records, un-noised",
+            "keeps running statistics of the records, without noise",
             "construct it with track_running_stats=False",
         )
     if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
         return _Finding(
-            "rescales the rows that the records of a batch look up (max_norm), un-noised, also where it is frozen",
+            "rescales the rows that the records of a batch look up (max_norm), without noise, even when it is frozen",
             "construct it without max_norm",
         )
     return None
 
 
 def _names(module: nn.Module) -> set[str]:
-    # Names, too, because a scripted module has lost its class, and other packages are not imported for this.
+    # By name: a scripted module has lost its class, and we do not import other packages for this.
     return {base.__name__ for base in type(module).__mro__} | {_type_name(module)}
 
 
@@ -184,7 +203,7 @@ def _batch_fix(module: nn.Module) -> str:
         return f"pass one made-up batch through the model, so that its shapes are known; then, {_FIX}"
     if isinstance(module, _BatchNorm):
         return _FIX
-    return "put a layer in its place that treats each record by itself, such as torch.nn.GroupNorm"
+    return "replace it by a layer that treats each record by itself, such as torch.nn.GroupNorm"
 
 
 def _named(path: str, old: _BatchNorm, choice: Choice) -> nn.Module:
@@ -214,7 +233,7 @@ def _refuse_lazy(model: nn.Module) -> None:
 
 
 def _refuse_own_forward(path: str, old: _BatchNorm) -> None:
-    # A subclass with its own forward does more than normalise (an activation, say), which would be lost.
+    # A subclass with another forward does more than normalise (an activation, say), which would be lost.
     if type(old).forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
         raise UnsupportedModelError(
             f"{_where(path)}: {_type_name(old)} is a BatchNorm with a forward of its own; "
@@ -223,7 +242,7 @@ def _refuse_own_forward(path: str, old: _BatchNorm) -> None:
 
 
 def _may_lack_map(old: _BatchNorm) -> bool:
-    """Whether the layer may be used on [B, C], with nothing but channels to normalise over."""
+    """Whether the layer may see [B, C], where there is nothing but channels to normalise over."""
     return not isinstance(old, nn.BatchNorm2d | nn.BatchNorm3d)
 
 
@@ -269,10 +288,10 @@ def _custom(path: str, old: _BatchNorm, make: Callable[[_BatchNorm], nn.Module])
 def _note(new: nn.Module) -> str:
     if not isinstance(new, FrozenBatchNorm):
         return ""
-    # Judged by the values: num_batches_tracked is 0 after loading weights from before it existed.
+    # We look at the values: num_batches_tracked is 0 after loading weights that are older than it.
     if not new.running_mean.any() and bool((new.running_var == 1).all()):
         return "its statistics are still the initial ones (mean 0, variance 1)"
-    return "its running statistics are released without noise: honest only if they come from public data"
+    return "its running statistics are released without noise: they must come from public data"
 
 
 def _one_line(module: nn.Module) -> str:

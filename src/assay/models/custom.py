@@ -1,4 +1,4 @@
-"""Models of the user's own, named on the command line as package.module:factory."""
+"""The user's models, named on the command line as package.module:factory."""
 
 from __future__ import annotations
 
@@ -28,27 +28,31 @@ def _current_directory_importable() -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(ValueError):  # the user's module may have taken it out itself
+        with suppress(ValueError):  # the user's module may have removed it
             sys.path.remove(here)
 
 
 def _import(name: str, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
-    except Exception as error:  # what a module does while it is imported may fail in any way
-        said = f"{type(error).__name__}: {error}"
-        raise ConfigError("model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {said}") from error
+    except Exception as error:  # importing runs the user's code, which may fail in any way
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError("model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {reason}") from error
 
 
 def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Import and call `package.module:factory`; the current directory is importable meanwhile.
+    """Import and call `package.module:factory`. The current directory is importable meanwhile.
 
     The factory is called as `factory(input_shape=..., classes=...)` if its signature takes these, otherwise
-    as `factory()`. Whatever goes wrong inside the factory is the user's own exception and passes through.
+    as `factory()`. An exception inside the factory passes through.
 
-    Guarantee: every call gives a model of its own, which training cannot change through another: a copy of what the factory returned, for
-    it may keep that and return it again (trials of a choice and worlds of an audit must begin alike). A model that cannot be
-    copied is refused if the factory's next one has a module or a tensor in common with it.
+    Guarantee: no two calls return models that share a tensor. A factory may keep its model and return it again, but
+    tuning trials and audit worlds must begin alike, so this returns a copy. For a model that cannot be copied the
+    factory is called twice, and refused if the two have a module or a tensor in common.
+
+    Raises:
+        ConfigError: the name has another form, the module cannot be imported, or the factory is missing, takes other
+            arguments, returns no `nn.Module` or returns the same one again.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
@@ -68,19 +72,19 @@ def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mo
         copied = copies.of_model(model)
         if copied is not None:
             return copied
-        with torch.random.fork_rng(devices=()):  # what comes after draws as if there had been no other
+        with torch.random.fork_rng(devices=()):  # the second call must not change later draws
             other = factory(**arguments)
-    if _parts(model) & _parts(other):
+    if _identities(model) & _identities(other):
         raise ConfigError(
             "model",
             name,
-            f"{FORM}: a new one each time where it cannot be copied; it returned the same one, or parts of it, again",
+            f"{FORM}: a new one each time, because it cannot be copied; it returned the same modules or tensors again",
         )
     return model
 
 
-def _parts(model: nn.Module) -> set[int]:
-    return {id(part) for part in (*model.modules(), *model.parameters(), *model.buffers())}
+def _identities(model: nn.Module) -> set[int]:
+    return {id(thing) for thing in (*model.modules(), *model.parameters(), *model.buffers())}
 
 
 def _arguments(name: str, factory: Callable[..., object], offered: dict[str, object]) -> dict[str, object]:

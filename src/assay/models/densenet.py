@@ -1,7 +1,9 @@
-"""DenseNet (Huang et al. 2017) of depth 40, growth 10, compression 2, with GroupNorm.
+"""DenseNet of depth 40, growth 10 and compression 2, with GroupNorm.
 
-The network of the discretised-gradients paper's CIFAR-10 table. That paper names depth, growth and
-compression and no bottleneck, so the layers are Huang et al.'s plain ones (DenseNet-C): one 3×3 convolution.
+Huang, Liu, van der Maaten and Weinberger: "Densely Connected Convolutional Networks", CVPR 2017, arXiv:1608.06993.
+Nasr, Shokri and Houmansadr use this network in the CIFAR-10 table of "Generalizable Deep Learning with Differential
+Privacy: Using Gradient Compression and De-noising". They name depth, growth and compression but no bottleneck, so each
+layer is the plain one of DenseNet-C: one 3×3 convolution.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from math import prod
 from torch import nn
 
 from assay.models.registry import ModelInfo
-from assay.models.shapes import flat_size
+from assay.models.shapes import with_head
 
 
 def linear_head(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """One linear layer that begins at zero: nothing of the budget goes into undoing a random start."""
+    """One linear layer that begins at zero: no privacy budget is spent on undoing a random start."""
     layer = nn.Linear(prod(input_shape), classes)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
@@ -20,9 +20,10 @@ def linear_head(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
 
 
 def scatter_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
-    """The CNNs on scattering features of Tramèr and Boneh 2021, by the number of channels.
+    """The CNNs on scattering features of Tramèr and Boneh, with tanh. The number of channels decides which.
 
-    Grey pictures (81 maps): conv16 3×3/2, conv32 3×3, FC 32. Colour (243 maps): conv64 3×3, max-pool 2, conv64 3×3. Tanh.
+    Grey images (81 maps): conv16 3×3/2, conv32 3×3, FC 32. Colour (243 maps): conv64 3×3, max-pool 2, conv64 3×3.
+    "Differentially Private Learning Needs Better Features (or Much More Data)", ICLR 2021, arXiv:2011.11660.
     """
     channels = input_shape[0]
     if channels <= _GREY:
@@ -35,21 +36,18 @@ def scatter_cnn(input_shape: tuple[int, ...], classes: int) -> nn.Sequential:
                 flatten=nn.Flatten(),
             )
         )
-        size = flat_size(body, input_shape)
-        head = nn.Sequential(OrderedDict(fc1=nn.Linear(size, 32), act1=nn.Tanh(), fc2=nn.Linear(32, classes)))
-    else:
-        body = nn.Sequential(
-            OrderedDict(
-                conv1=nn.Conv2d(channels, 64, 3, padding=1),
-                act1=nn.Tanh(),
-                pool1=nn.MaxPool2d(2),
-                conv2=nn.Conv2d(64, 64, 3, padding=1),
-                act2=nn.Tanh(),
-                flatten=nn.Flatten(),
-            )
+        return with_head(body, input_shape, (32,), classes, activation=nn.Tanh)
+    body = nn.Sequential(
+        OrderedDict(
+            conv1=nn.Conv2d(channels, 64, 3, padding=1),
+            act1=nn.Tanh(),
+            pool1=nn.MaxPool2d(2),
+            conv2=nn.Conv2d(64, 64, 3, padding=1),
+            act2=nn.Tanh(),
+            flatten=nn.Flatten(),
         )
-        head = nn.Sequential(OrderedDict(fc1=nn.Linear(flat_size(body, input_shape), classes)))
-    return nn.Sequential(OrderedDict(features=body, head=head))
+    )
+    return with_head(body, input_shape, (), classes, activation=nn.Tanh)
 
 
 _GREY = 81  # maps of one channel with two scales and eight angles

@@ -1,4 +1,4 @@
-"""What a model does with its inputs first: subtract a mean, multiply by a scale. Both are saved and loaded with its parameters."""
+"""Models that subtract a mean from their inputs or scale them. Both are saved and loaded with the parameters."""
 
 from __future__ import annotations
 
@@ -12,28 +12,27 @@ from assay.errors import ConfigError
 
 
 def scale_inputs(model: nn.Module, scale: Tensor) -> None:
-    """From now on the model multiplies its inputs by `scale`, which is saved and loaded with its parameters.
-
-    A model that was trained so before takes the new scale in place of the old one.
-    """
+    """Let the model multiply its inputs by `scale` from now on. A new scale replaces an old one."""
     _adapt(model, "input_scale", scale)
 
 
 def shift_inputs(model: nn.Module, shift: Tensor) -> None:
-    """From now on the model subtracts `shift` from its inputs; saved, loaded and replaced as a scale is."""
+    """Let the model subtract `shift` from its inputs from now on. A new shift replaces an old one."""
     _adapt(model, "input_shift", shift)
 
 
 def adapt_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """What a stage had done to the inputs of the model that was saved as `tensors`."""
+    """Let the model treat its inputs as the model that was saved as `tensors` did."""
     for name in _ADAPTATIONS:
         if name in tensors:
             _adapt(model, name, tensors[name])
 
 
 def check_inputs(model: nn.Module, name: str) -> None:
-    """Refuse a model that does something else to its inputs than `name`, which would be added: which of the two comes first is not saved
-    with it. The same is replaced.
+    """Refuse to add `name` to a model that does something else to its inputs: the order of the two is not saved.
+
+    Raises:
+        ConfigError: the model has another adaptation than `name`.
     """
     for other in _ADAPTATIONS:
         if other != name and other in dict(model.named_buffers(recurse=False)):
@@ -46,9 +45,9 @@ def check_inputs(model: nn.Module, name: str) -> None:
 
 def _adapt(model: nn.Module, name: str, value: Tensor) -> None:
     device = next(model.parameters()).device
-    again = name in dict(model.named_buffers(recurse=False))
+    is_new = name not in dict(model.named_buffers(recurse=False))
     model.register_buffer(name, value.to(device=device, dtype=torch.float32))
-    if not again:
+    if is_new:
         model.register_forward_pre_hook(_ADAPTATIONS[name])
 
 

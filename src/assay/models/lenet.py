@@ -1,4 +1,4 @@
-"""LeNet-5 as in GReDP, appendix B.1, with the usual 16 filters in the second convolution."""
+"""LeNet-5 as in appendix B.1 of GReDP (Wang et al. 2024, arXiv:2409.11663), with the usual 16 second filters."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import OrderedDict
 from torch import nn
 
 from assay.models.registry import ModelInfo
-from assay.models.shapes import flat_size
+from assay.models.shapes import with_head
 
 
 def lenet5(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
     """conv6 5×5, max-pool 2, conv16 5×5, max-pool 2, FC 120, 84, classes.
 
-    The original takes 32×32; smaller images get a padding of 2 on the first convolution, so that 28×28 is
-    seen as 32×32. Where even that leaves too little for the second convolution (sides below 12, such as the
-    8×8 digits), it gets a padding of 2 as well. Tanh is the default because bounded activations lose less
-    to clipping (Papernot et al., "Tempered Sigmoid Activations", 2021).
+    The original takes 32×32. For smaller images the first convolution pads by 2, so that 28×28 becomes 32×32.
+    For sides below 12, such as the 8×8 digits, the second convolution pads by 2 as well. Tanh is the default
+    because bounded activations lose less to clipping (Papernot, Thakurta, Song, Chien and Erlingsson, "Tempered
+    Sigmoid Activations for Deep Learning with Differential Privacy", AAAI 2021, arXiv:2007.14191).
     """
     side = min(input_shape[1:])
     features = nn.Sequential(
@@ -30,16 +30,7 @@ def lenet5(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Mo
             flatten=nn.Flatten(),
         )
     )
-    head = nn.Sequential(
-        OrderedDict(
-            fc1=nn.Linear(flat_size(features, input_shape), 120),
-            act1=activation(),
-            fc2=nn.Linear(120, 84),
-            act2=activation(),
-            fc3=nn.Linear(84, classes),
-        )
-    )
-    return nn.Sequential(OrderedDict(features=features, head=head))
+    return with_head(features, input_shape, (120, 84), classes, activation=activation)
 
 
 MODELS = (

@@ -1,4 +1,4 @@
-"""Multi-class logistic regression: one linear layer on the flattened record (DP-LSSGD, section 4.1)."""
+"""Multi-class logistic regression: one linear layer on the flat record (DP-LSSGD, arXiv:1906.12056, section 4.1)."""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ def mlp(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Modul
     """Flatten, Linear(d, 256), activation, Linear(256, classes).
 
     Tanh is the default: bounded activations keep per-record gradients small, so that clipping loses less
-    (Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", 2021).
+    (Papernot et al., "Tempered Sigmoid Activations for Deep Learning with Differential Privacy", AAAI 2021,
+    arXiv:2007.14191).
     """
     return nn.Sequential(
         OrderedDict(

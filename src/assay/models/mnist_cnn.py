@@ -1,4 +1,4 @@
-"""The small MNIST CNN of the TensorFlow Privacy tutorial, used by DP-LSSGD (section 4.2) and others."""
+"""The small MNIST CNN of the TensorFlow Privacy tutorial, also used by DP-LSSGD (arXiv:1906.12056, section 4.2)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import OrderedDict
 from torch import nn
 
 from assay.models.registry import ModelInfo
-from assay.models.shapes import flat_size
+from assay.models.shapes import with_head
 
 
 def features(channels: int, activation: type[nn.Module]) -> nn.Sequential:
-    """conv16 8×8/2, pool 2/1, conv32 4×4/2, pool 2/1. Padding 3 on the first convolution is "same" padding for 28×28."""
+    """conv16 8×8/2, pool 2/1, conv32 4×4/2, pool 2/1. For 28×28 a padding of 3 is "same" padding."""
     return nn.Sequential(
         OrderedDict(
             conv1=nn.Conv2d(channels, 16, 8, stride=2, padding=3),
@@ -27,15 +27,7 @@ def features(channels: int, activation: type[nn.Module]) -> nn.Sequential:
 
 def mnist_cnn(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
     """The convolutions, FC 32, FC classes."""
-    body = features(input_shape[0], activation)
-    head = nn.Sequential(
-        OrderedDict(
-            fc1=nn.Linear(flat_size(body, input_shape), 32),
-            act1=activation(),
-            fc2=nn.Linear(32, classes),
-        )
-    )
-    return nn.Sequential(OrderedDict(features=body, head=head))
+    return with_head(features(input_shape[0], activation), input_shape, (32,), classes, activation=activation)
 
 
 MODELS = (

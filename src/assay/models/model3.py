@@ -1,13 +1,11 @@
-"""Model-3 of Spectral-DP and GReDP (appendix B.3): three pairs of 3×3 convolutions."""
+"""Model-3 of Spectral-DP (arXiv:2307.13231) and GReDP (arXiv:2409.11663, appendix B.3)."""
 
 from __future__ import annotations
-
-from collections import OrderedDict
 
 from torch import nn
 
 from assay.models.registry import ModelInfo
-from assay.models.shapes import flat_size
+from assay.models.shapes import with_head
 
 WIDTHS = (32, 64, 128)
 
@@ -23,14 +21,7 @@ def model3(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Mo
             channels = width
         features.add_module(f"pool{pair}", nn.MaxPool2d(2))
     features.add_module("flatten", nn.Flatten())
-    head = nn.Sequential(
-        OrderedDict(
-            fc1=nn.Linear(flat_size(features, input_shape), 120),
-            act1=activation(),
-            fc2=nn.Linear(120, classes),
-        )
-    )
-    return nn.Sequential(OrderedDict(features=features, head=head))
+    return with_head(features, input_shape, (120,), classes, activation=activation)
 
 
 MODELS = (

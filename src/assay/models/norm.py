@@ -1,4 +1,4 @@
-"""Normalisation that never looks at another record: GroupNorm with fitting groups, and frozen BatchNorm."""
+"""Normalisation that never looks at another record: GroupNorm, and BatchNorm with constant statistics."""
 
 from __future__ import annotations
 
@@ -6,31 +6,39 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-MOST_GROUPS = 32  # the default of Wu and He, "Group Normalization" (2018)
+MOST_GROUPS = 32  # the default of Wu and He, "Group Normalization", ECCV 2018, arXiv:1803.08494
 
 
 def group_count(channels: int, *, smallest_group: int = 4) -> int:
     """The largest divisor of `channels` up to 32 that leaves at least `smallest_group` channels in a group.
 
-    A group of one channel is what must not happen: on a 1×1 map it normalises one value against itself and
-    the layer puts out a constant. Falls back to one group (all channels) where no divisor fits.
+    It is one (all channels in one group) where no divisor fits. A group must not have one channel: on a 1×1 map the
+    layer would normalise one value against itself and return a constant.
+
+    >>> group_count(64), group_count(10)
+    (16, 2)
     """
     most = min(MOST_GROUPS, channels // smallest_group)
     return next((g for g in range(most, 1, -1) if channels % g == 0), 1)
 
 
 def group_norm(channels: int) -> nn.GroupNorm:
-    """The GroupNorm that stands in these architectures where the original has BatchNorm."""
+    """The GroupNorm that these architectures use where the original has BatchNorm."""
     return nn.GroupNorm(group_count(channels), channels)
 
 
 class FrozenBatchNorm(nn.Module):
-    """BatchNorm whose statistics are constants: an affine map of each record by itself, train or eval mode.
+    """BatchNorm with constant statistics: an affine map of each record by itself, in train and eval mode.
 
-    Takes over parameters and running statistics of `source` and equals `source.eval()` on every input.
-    Weight and bias stay trainable. The statistics are released with the model as they are, without noise:
-    honest only if they come from public data (public pretraining), never if private records went through
-    `source` in training mode.
+    Guarantee: it equals `source.eval()` on every input. Weight and bias are those of `source` and stay trainable.
+    The statistics are released with the model, without noise. So they must come from public data: private records
+    must never have gone through `source` in training mode.
+
+    Args:
+        source: the layer whose parameters and running statistics it takes over.
+
+    Raises:
+        ValueError: `source` has no running statistics.
     """
 
     weight: nn.Parameter | None
@@ -43,7 +51,7 @@ class FrozenBatchNorm(nn.Module):
         if source.running_mean is None or source.running_var is None:
             raise ValueError("a BatchNorm without running statistics has nothing to freeze")
         self.num_features, self.eps = source.num_features, source.eps
-        # None (affine=False) registers as "no parameter", which is what F.batch_norm expects.
+        # With affine=False these are None, which F.batch_norm expects.
         self.register_parameter("weight", source.weight)
         self.register_parameter("bias", source.bias)
         self.register_buffer("running_mean", source.running_mean.detach())
@@ -56,5 +64,5 @@ class FrozenBatchNorm(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Show the size the way BatchNorm does."""
+        """The size, as BatchNorm shows it."""
         return f"{self.num_features}, eps={self.eps}, affine={self.weight is not None}"

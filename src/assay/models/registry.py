@@ -1,4 +1,4 @@
-"""What a named architecture says about itself: its name, the inputs it takes, and how to make it."""
+"""The description of a named architecture: its name, the inputs it takes, and how to build it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class ModelInfo:
-    """One architecture of the models room.
+    """One architecture of `assay.models`.
 
-    `input_rank` is 3 for networks on images (channels, height, width) and None for networks that flatten
-    a record of any shape. `smallest_side` is the least height and width the layers can still work on. `channels_last` is
-    how its kernels lie in memory, where a CPU was measured to be faster that way. `features` names those (`assay.features`) that it is made
-    for; on anything else it would be another model than its name says.
+    Attributes:
+        name: how `assay.models.build` knows it.
+        summary: one line about it.
+        make: builds the network from the shape of one record and the number of classes.
+        input_rank: 3 for networks on images (channels, height, width), None for those that flatten any record.
+        smallest_side: the smallest height and width that the layers can work on.
+        channels_last: whether kernels lie in memory channels last, because a CPU was measured to be faster that way.
+        features: the features (`assay.features`) that it is made for, if any. On other inputs its name would be false.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""ResNet-20 and ResNet-18 (He et al. 2016) with GroupNorm in place of BatchNorm."""
+"""ResNet-20 and ResNet-18 with GroupNorm in place of BatchNorm.
+
+He, Zhang, Ren and Sun: "Deep Residual Learning for Image Recognition", CVPR 2016, arXiv:1512.03385.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,11 @@ from torch import Tensor, nn
 from assay.models.norm import group_norm
 from assay.models.registry import ModelInfo
 
-LARGEST_SMALL_IMAGE = 64  # up to here the 3×3 stem: the ImageNet stem would shrink the image 4-fold at once
+LARGEST_SMALL_IMAGE = 64  # larger ones get ImageNet's stem, which divides the side by 4
 
 
 class PadShortcut(nn.Module):
-    """He et al.'s option A: every second pixel, new channels filled with zeros; no parameters."""
+    """Option A of He et al.: every second pixel, new channels filled with zeros; no parameters."""
 
     def __init__(self, new_channels: int) -> None:
         super().__init__()
@@ -109,7 +112,8 @@ def _resnet(stem: nn.Module, stages: nn.Module, width: int, classes: int) -> nn.
 def resnet20(input_shape: tuple[int, ...], classes: int, conv: type[nn.Conv2d] = nn.Conv2d) -> nn.Sequential:
     """The CIFAR ResNet of 1 + 6, 6, 6 convolutions, widths 16, 32, 64, parameter-free shortcuts (option A).
 
-    Down-samples by stride as He et al. do; GReDP's table 5 draws a 2×2 average pool after each group instead.
+    It down-samples by stride as He et al. do. Table 5 of GReDP (arXiv:2409.11663) draws a 2×2 average pool after each
+    group instead.
     """
     stages = _stages((16, 32, 64), 3, projection=False, conv=conv)
     return _resnet(_small_stem(input_shape[0], 16, conv), stages, 64, classes)

@@ -1,6 +1,8 @@
-"""Convolutions with standardised kernels (Qiao et al. 2019, "Micro-batch training with batch-channel normalization and weight
-standardization"), which private training of networks with GroupNorm gains from (De et al. 2022, "Unlocking high-accuracy
-differentially private image classification through scale").
+"""Convolutions with standardised kernels, which help private training of networks with GroupNorm.
+
+Qiao, Wang, Liu, Shen and Yuille: "Micro-Batch Training with Batch-Channel Normalization and Weight Standardization",
+2019, arXiv:1903.10520. De, Berrada, Hayes, Smith and Balle: "Unlocking High-Accuracy Differentially Private Image
+Classification through Scale", 2022, arXiv:2204.13650.
 """
 
 from __future__ import annotations
@@ -14,18 +16,18 @@ from assay.errors import ConfigError
 from assay.models.registry import ModelInfo
 from assay.models.resnet import resnet20
 
-LEAST = 1e-4  # a centred kernel of a squared length below this is not stretched to length 1 (De et al.)
+LEAST = 1e-4  # a centred kernel of smaller squared length is not stretched to length 1 (De et al.)
 
 
 def centred(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Each output channel's kernel less its mean, [out, fan-in], and the squared length of that, [out, 1]."""
+    """Each output channel's kernel minus its mean, [out, fan-in], and the squared length of the result, [out, 1]."""
     rows = weight.flatten(1)
     rows = rows - rows.mean(1, keepdim=True)
     return rows, torch.linalg.vecdot(rows, rows).unsqueeze(1)
 
 
 def standardised(weight: Tensor) -> Tensor:
-    """The kernel [out, in, height, width] with mean 0 and variance 1/fan-in in each output channel: of length 1."""
+    """The kernel [out, in, height, width] with mean 0 and length 1 in each output channel: variance 1/fan-in."""
     rows, squared = centred(weight)
     return (rows / squared.clamp_min(LEAST).sqrt()).view_as(weight)
 
@@ -33,19 +35,22 @@ def standardised(weight: Tensor) -> Tensor:
 class StandardisedConv2d(nn.Conv2d):
     """Conv2d that convolves with `standardised(weight)`.
 
-    Variances are divided by the fan-in as De et al. do, so that outputs keep their inputs' scale. There is no learned gain: the GroupNorm
-    that belongs after it has a scale for each channel.
+    Variances are divided by the fan-in, as De et al. do, so that outputs keep the scale of their inputs. There is no
+    learned gain, because the GroupNorm after it has a scale for each channel.
+
+    Raises:
+        ConfigError: kernels have fewer than three weights per output channel.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        if self.weight[0].numel() < 3:  # of two weights, mean and length taken away, a sign is left
+        if self.weight[0].numel() < 3:  # without mean and length, two weights are only a sign
             raise ConfigError(
                 "kernel_size", self.kernel_size, "kernels of three weights or more in each output channel"
             )
 
     def reset_parameters(self) -> None:
-        """Normal with variance 1/fan-in, so that kernels begin with about the length they are given; no bias."""
+        """Draw normal weights of variance 1/fan-in, so that kernels begin with a length of about 1; set biases to 0."""
         nn.init.normal_(self.weight, std=self.weight[0].numel() ** -0.5)
         if self.bias is not None:
             nn.init.zeros_(self.bias)

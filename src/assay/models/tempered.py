@@ -1,5 +1,7 @@
-"""The MNIST CNN with bounded activations (Papernot et al. 2021, "Tempered sigmoid activations for deep learning with
-differential privacy"): activations that cannot grow keep gradients near the clipping bound.
+"""The MNIST CNN with bounded activations, which keep gradients near the clipping bound.
+
+Papernot, Thakurta, Song, Chien and Erlingsson: "Tempered Sigmoid Activations for Deep Learning with Differential
+Privacy", AAAI 2021, arXiv:2007.14191.
 """
 
 from __future__ import annotations
@@ -13,7 +15,16 @@ from assay.models.registry import ModelInfo
 
 
 class TemperedSigmoid(nn.Module):
-    """s · sigmoid(T x) - o. The defaults are between a sigmoid (1, 1, 0) and tanh (2, 2, 1)."""
+    """s · sigmoid(T x) - o. The defaults lie between a sigmoid (1, 1, 0) and tanh (2, 2, 1).
+
+    Args:
+        scale: s.
+        temperature: T.
+        offset: o.
+
+    Raises:
+        ConfigError: the scale or the temperature is not above 0.
+    """
 
     def __init__(self, scale: float = 1.58, temperature: float = 3.0, offset: float = 0.71) -> None:
         super().__init__()

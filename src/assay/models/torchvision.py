@@ -1,7 +1,7 @@
-"""torchvision's ResNet-18 checkpoint as `resnet18`: the same layers under other names, and BatchNorm as the constants it is in eval mode.
+"""torchvision's ResNet-18 checkpoint as `resnet18`: the same layers under other names, with frozen BatchNorm.
 
-With stored statistics BatchNorm is a fixed affine map of each channel, so that the result is exactly torchvision's network in eval mode. Its
-scales and shifts are constants too: they belong to statistics that stay as they are.
+With stored statistics BatchNorm is a fixed affine map of each channel. So the result is exactly torchvision's network
+in eval mode. The scales and shifts of BatchNorm stay constant too, because they belong to those statistics.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from assay.errors import ConfigError
 from assay.models.norm import FrozenBatchNorm
 from assay.models.resnet import imagenet_stem, resnet18
 
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels from 0 to 1, per channel
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's pixels in [0, 1], per channel
 _NAMES = {
     "downsample.0": "shortcut.conv",
     "downsample.1": "shortcut.norm",
@@ -25,17 +25,23 @@ _NAMES = {
 }
 
 
-def is_torchvision(found: Mapping[str, Tensor]) -> bool:
-    """Whether a state dict is of one of torchvision's ResNets."""
-    return {"conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight"} <= found.keys()
+def is_torchvision(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether this state dict comes from one of torchvision's ResNets."""
+    return {"conv1.weight", "bn1.running_mean", "layer1.0.conv1.weight"} <= tensors.keys()
 
 
-def adopted(model: nn.Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The checkpoint under the names of `model`, which becomes, in place, the network that it is of.
+def adopt(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Turn `model`, in place, into torchvision's network, and rename the checkpoint's tensors to fit it.
 
-    The stem becomes ImageNet's (7×7, stride 2, max-pool) whatever the pictures' size, and scales pixels from -1 to 1 as torchvision scales
-    its own; every GroupNorm becomes a `FrozenBatchNorm` that is not trained. The last layer is left alone. `ConfigError` for a model that is not
-    `resnet18` on pictures of three channels.
+    The stem becomes ImageNet's (7×7, stride 2, max-pool), whatever the size of the images, and rescales pixels from
+    [-1, 1] as torchvision rescales them from [0, 1]. Every GroupNorm becomes a `FrozenBatchNorm` that is not trained.
+    The last layer stays as it is.
+
+    Returns:
+        The checkpoint's tensors under the model's names.
+
+    Raises:
+        ConfigError: the model is not `resnet18` on images of three channels.
     """
     with torch.device("meta"):
         like = resnet18((3, 224, 224), 2)
@@ -43,7 +49,9 @@ def adopted(model: nn.Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if model.state_dict().keys() - last != like.state_dict().keys() - last:
         raise ConfigError("init", "a checkpoint of torchvision's ResNet-18", "model resnet18 with this checkpoint")
     if model.get_parameter("stem.conv.weight").shape[1] != 3:
-        raise ConfigError("init", "a checkpoint of torchvision's ResNet-18", "pictures of three channels with it")
+        raise ConfigError(
+            "init", "a checkpoint of torchvision's ResNet-18", "images of three channels with this checkpoint"
+        )
     pixels = _pixels()
     model.set_submodule(
         "stem", nn.Sequential(OrderedDict(pixels=pixels, **dict(imagenet_stem(3, 64).named_children())))
@@ -52,12 +60,12 @@ def adopted(model: nn.Module, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(module, nn.GroupNorm):
             frozen = FrozenBatchNorm(nn.BatchNorm2d(module.num_channels))
             model.set_submodule(name, frozen.requires_grad_(False))
-    ours = {_renamed(name): t for name, t in found.items() if not name.endswith("num_batches_tracked")}
+    ours = {_renamed(name): t for name, t in tensors.items() if not name.endswith("num_batches_tracked")}
     return ours | {f"stem.pixels.{name}": t for name, t in pixels.state_dict().items()}
 
 
 def _renamed(name: str) -> str:
-    if name.startswith(("conv1.", "bn1.")):  # of the stem
+    if name.startswith(("conv1.", "bn1.")):  # the stem
         return "stem." + name.replace("conv1", "conv").replace("bn1", "norm")
     for theirs, ours in _NAMES.items():
         name = name.replace(theirs, ours)
@@ -65,7 +73,7 @@ def _renamed(name: str) -> str:
 
 
 def _pixels() -> FrozenBatchNorm:
-    """Pixels from -1 to 1 as torchvision's weights expect them: (p - mean)/std of p from 0 to 1."""
+    """Maps pixels from [-1, 1] to what torchvision's weights expect: (p - mean)/std for p in [0, 1]."""
     scaled = nn.BatchNorm2d(3, eps=0.0, affine=False)
     scaled.running_mean = 2 * torch.tensor(_MEAN) - 1
     scaled.running_var = (2 * torch.tensor(_STD)).square()

@@ -1,7 +1,7 @@
-"""Settings of `assay train` that do well on a data set, by name; a TOML file a data set.
+"""Settings of `assay train` that do well on a data set, one TOML file per data set.
 
-A preset says how its settings were found (`tried`, `on`, `charged`): settings chosen by looking at private records are a
-release, and a statement must say whether that was paid for. What a user types goes before what a preset says.
+A preset says how its settings were chosen (`tried`, `on`, `charged`). Choosing settings by results on private records
+is a release, and the statement must say whether that was paid for. Options that a user gives override a preset.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Preset:
-    """Options of `assay train`, and where they come from."""
+    """Options of `assay train`, and where they come from.
+
+    Attributes:
+        name: the name of the preset.
+        settings: the options.
+        tried: how many settings were tried.
+        on: the data on which they were compared.
+        charged: whether that comparison was charged to a privacy budget.
+    """
 
     name: str
     settings: dict[str, Any]
@@ -31,7 +39,7 @@ class Preset:
     charged: bool
 
     def origin(self, changed: Iterable[str] = ()) -> dict[str, Any]:
-        """For the record; `changed` are the options for which something else was typed than the preset says."""
+        """The origin of the settings for the record; `changed` names the options that the user overrode."""
         return {
             "from": f"preset {self.name}",
             "changed": list(changed),
@@ -44,21 +52,24 @@ class Preset:
 def settings(data: str, *, epsilon: float | None = None, name: str = "best", **changes: Any) -> Settings:
     """The settings of a preset, for `assay.train`.
 
-        settings = assay.presets.settings("mnist", epsilon=1)
-        settings.model, settings.features, settings.training     # as names and objects
-        assay.train(settings, out="runs/mnist")
-
     Args:
-        data: A data set that has presets.
-        epsilon: The target ε. None means 1, or no ceiling where `noise_multiplier` is among the changes.
-        name: The preset.
-        **changes: Other settings by name (`assay.Settings`). They replace those of the preset, and the record says so.
+        data: a data set that has presets.
+        epsilon: the target ε. None means 1, or no ceiling where `noise_multiplier` is among the changes.
+        name: the preset.
+        **changes: other settings by name (`assay.Settings`). They override those of the preset, and the record says so.
 
     Returns:
-        Settings that name their origin. `assay.training.from_names.prepare` makes the model, the records, the plan and `Training` of them.
+        Settings that name their origin. `assay.training.from_names.prepare` turns them into a model, records, a plan
+        and `Training`.
 
     Raises:
-        ConfigError: The data set has no such preset, or a change is not a setting.
+        ConfigError: the data set has no such preset, or a change is not a setting.
+
+    >>> best = settings("mnist", epsilon=1)
+    >>> best.model, best.features
+    ('scatter-linear', 'deskew+scatter')
+    >>> settings("mnist", epsilon=1, model="lenet5").model
+    'lenet5'
     """
     from assay.training.from_names import Settings, read_options  # presets are listed without torch
 
@@ -69,13 +80,13 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
 
 
 def of_options(given: Mapping[str, Any]) -> Settings:
-    """Settings from options of `assay train` by name; where `preset` is among them, the others go before what it says.
+    """Settings from options of `assay train` by name. If `preset` is among them, the others override it.
 
     Args:
-        given: Only what a person gave; numbers may be text.
+        given: the options that a person gave; numbers may be texts.
 
     Raises:
-        ConfigError: A name is not known, a value is not of its type, or there is no such preset.
+        ConfigError: a name is not known, a value is not of its type, or there is no such preset.
     """
     from assay.training.from_names import Settings
 
@@ -88,26 +99,32 @@ def of_options(given: Mapping[str, Any]) -> Settings:
 
 
 def of(asked: Mapping[str, Any]) -> Preset:
-    """The preset that options of `assay train` name, for their data set and ε (for 1 without one)."""
+    """The preset that options of `assay train` name, for their data set and ε (1 if they have none)."""
     return get(asked["preset"], asked.get("data", catalog.DEFAULT), asked.get("epsilon") or 1.0)
 
 
 def get(name: str, data: str, epsilon: float) -> Preset:
-    """The preset of this name for a data set and a target ε: of settings given for several ε, those of the next higher one."""
-    there = _file(data)
-    if there is None:
+    """The preset of this name for a data set and a target ε.
+
+    A preset may have settings for several ε. Those for the smallest ε at or above the target apply, or else the last.
+
+    Raises:
+        ConfigError: the data set has no such preset.
+    """
+    presets = _file(data)
+    if presets is None:
         raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
-    if name not in there:
-        raise ConfigError("preset", name, f"one of {', '.join(there)} for {data}")
-    found = there[name]
-    levels = sorted(found["at"], key=lambda level: float(level["epsilon"]))
+    if name not in presets:
+        raise ConfigError("preset", name, f"one of {', '.join(presets)} for {data}")
+    preset = presets[name]
+    levels = sorted(preset["at"], key=lambda level: float(level["epsilon"]))
     level = next((level for level in levels if epsilon <= level["epsilon"]), levels[-1])
     return Preset(
         name=name,
-        settings={**found["train"], **level["train"]},
-        tried=found["tried"],
-        on=found["on"],
-        charged=found["charged"],
+        settings={**preset["train"], **level["train"]},
+        tried=preset["tried"],
+        on=preset["on"],
+        charged=preset["charged"],
     )
 
 

@@ -18,10 +18,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
+from assay._util.lazy import torch
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from assay.randomness.streams import Stream
 
 TAIL = 4.5

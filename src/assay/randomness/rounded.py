@@ -37,14 +37,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LEAST_SCALE, LARGEST_SCALE = 64.0, 2.0**45
 """The range of s: stairs are at least 1 wide, and sums with the noise stay far below 2⁵³."""

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay._util import digest, seals
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.errors import AssayError
 
 SCHEMA = "assay.checkpoint/2"
@@ -40,7 +40,8 @@ def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any], run: str
     kept = {name: t.detach().to("cpu").contiguous().clone() for name, t in tensors.items()}
     said = {"run": run or "", "state": json.dumps(state, allow_nan=False), "tensors": _digest(kept)}
     metadata = {"schema": SCHEMA, **said, seals.FIELD: seals.of_text(*said.values())}
-    replace_file(path, lambda part: save_file(kept, part, metadata=metadata))
+    with replacing(path) as part:
+        save_file(kept, part, metadata=metadata)
 
 
 def load(path: Path, run: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:

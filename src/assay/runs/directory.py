@@ -27,11 +27,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from assay._util import seals
 from assay._util.files import (
@@ -48,6 +44,9 @@ from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.errors import AssayError, ConfigError
 from assay.runs import schema
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SPEC_SCHEMA = "assay.run/2"
 RECORD_SCHEMA = "assay.record/2"
@@ -314,11 +313,14 @@ class RunDirectory:
         Raises:
             AssayError: The file is missing, or not the one that the record lists.
         """
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
         record = self.read_record() if record is None else record
         path = self.model if path is None else path
         self.check_files(record, path.relative_to(self.path).as_posix())
         try:
-            return load_tensors(path.read_bytes())
+            return load(path.read_bytes())
         except (SafetensorError, OSError) as error:
             raise AssayError(f"{path} cannot be read: {error}") from error
 

@@ -12,9 +12,9 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from typing import Any, Protocol
 
-import torch
 from dp_accounting.dp_event import DpEvent
 
+from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.accounting.ledger import Ledger
 from assay.runs.directory import RECORD_SCHEMA

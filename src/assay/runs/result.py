@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.errors import AssayError
 from assay.runs.directory import RunDirectory
 from assay.runs.losses import cross_entropy
@@ -102,4 +102,5 @@ def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Parameters and buffers as safetensors, written whole."""
     whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
     path.parent.mkdir(exist_ok=True)
-    replace_file(path, lambda part: save_file(whole, part))
+    with replacing(path) as part:
+        save_file(whole, part)

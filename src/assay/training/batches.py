@@ -147,7 +147,7 @@ class Batches:
             raise AssertionError("exact noise needs parts of a fixed size")
         self._records, self._plan, self._randomness, self._world = records, plan, randomness, world
         self._largest, self._augment = largest, augment
-        self._part = world.part(len(records), plan.records)
+        self._share = world.share(len(records), plan.records)
 
     def draw(self, step: int) -> Batch:
         """The batch of this step, counted from the start of this randomness."""
@@ -173,7 +173,7 @@ class Batches:
             if sampler.independent
             else self._world.once(lambda: sampler.draw(step, self._randomness))
         )
-        return self._part.own(index)
+        return self._share.local(index)
 
 
 def _cuts_between_persons(counts: Tensor, largest: int) -> list[tuple[int, int]]:

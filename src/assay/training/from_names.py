@@ -15,12 +15,11 @@ from assay import features as features_room
 from assay import methods as methods_room
 from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
-from assay.data import DataBundle, catalog
-from assay.data import sampling as samplers
-from assay.data.sampling import Sampler
+from assay.data import DataBundle, catalog, samplers
+from assay.data.samplers import Sampler
 from assay.data.units import Unit, parse_sampled, rows_kept
 from assay.errors import BudgetSpentError, ConfigError
-from assay.gradients import clipping
+from assay.gradients import clip_rules
 from assay.integrations import tensorboard as logs
 from assay.methods import denoise as denoise_room
 from assay.methods import encode as encode_room
@@ -43,7 +42,7 @@ from assay.training.settings import Training, pick_device
 _DEFAULT_BATCH = 1024
 _DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
 _READ: Mapping[str, Callable[[str], object]] = {
-    "clip": clipping.parse,
+    "clip": clip_rules.parse,
     "features": features_room.parse,
     "center": parse_center,
 }
@@ -221,7 +220,7 @@ class Settings:
             steps=1,
             noise_multiplier=1.0,
             delta=self.delta,
-            clip=clipping.parse(self.clip or str(chosen.clip)),
+            clip=clip_rules.parse(self.clip or str(chosen.clip)),
             micro_batch=self.micro_batch,
             center=None if self.center is None else parse_center(self.center),
             noise_schedule=schedules.parse(self.noise_schedule),
@@ -418,7 +417,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     logs.check(o.log)
     check_features(o.features, o.model, o.augment)
     samplers.parse(o.sampling)  # these are refused before data are loaded
-    clipping.parse(o.clip or str(chosen.clip))
+    clip_rules.parse(o.clip or str(chosen.clip))
     encode_room.parse_all(o.encode or ())
     denoise_room.parse_all(o.denoise or ())
     parse_sampled(o.unit_sampling)

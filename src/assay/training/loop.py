@@ -395,7 +395,7 @@ class Loop(Course):
                 prepared = step.taken
                 self._prepare(prepared)
             outputs = self.training.outputs(self.model, inputs, self.device)
-            if unseen or step.engine.asking:
+            if unseen or step.engine.proving:
                 unseen = not separate(self.loss, outputs, targets, step.engine.coins) and unseen
                 if self.plan.exact:
                     check_loss(self.loss, outputs, targets)
@@ -429,8 +429,8 @@ class Loop(Course):
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
         if self.average is not None:
             kept = _below("average.", tensors)
-            self.average.load({n: self.step.placement.own(p, kept[n]) for n, p in self.model.named_parameters()})
-        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.own)
+            self.average.load({n: self.step.placement.local(p, kept[n]) for n, p in self.model.named_parameters()})
+        checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.local)
         self.meter.restore(state["meter"])
         self.step.chain.restore(state["chain"])
 

@@ -206,7 +206,7 @@ class PrivateStep(Unique):
         undo.callback(self.engine.detach)
         # Later levels of a noise schedule replace the noise only (`_later`): the rest of the chain may have a state.
         self.chain = chain.on(self.engine.parameters)
-        world.alike(model)
+        world.align(model)
         self.placement: Placement = Everywhere(world)
         # A resumed run with a seed counts its draws from the first step of the run. Fresh randomness counts from here.
         self._origin = 0 if seeded else taken
@@ -274,7 +274,7 @@ class PrivateStep(Unique):
         self._check_usable()
         records = unit_records(dataset if isinstance(dataset, Records) else Records(dataset), units, self.plan)
         if self._masks is not None:
-            self._masks.begin(parameter.device for parameter in self.engine.parameters.values())
+            self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
         self._loop += 1
         loop = self._loop
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
@@ -436,7 +436,7 @@ class PrivateStep(Unique):
         # The ledger is charged by now, and the leader adds the noise to its sum before the ranks' sums are added up.
         chain = self.chain if factor == 1.0 else replace(self.chain, noise=self._later[factor])
         released = chain.release(Bounded(total, chain.l2), self.placement.noise(self._noise.at(local)))
-        self.placement.released(released.value)
+        self.placement.combine(released.value)
         spent = [released.event]
         if self._side:
             spent += self._release_side(batch.measured, local, factor)

@@ -72,7 +72,7 @@ def test_decisions_are_those_of_algorithm_3(nu, ratio, priors, multiples):
 
 @pytest.mark.parametrize("sigma", [0.001, 0.02, 1.0])
 def test_a_threshold_of_the_sum_decides_on_the_sum(sigma):
-    """The `discrete` method with `scale=sum`: what Algorithm 1 prints, though gradients are averaged before they are corrected."""
+    """The `discrete` method with `scale=sum`: what Algorithm 1 prints, though averages are corrected."""
     nu, batch = 0.01, 256
     method = methods.get("discrete", nu=nu, scale="sum")
     plan = Plan(records=60000, batch_size=batch, steps=1, noise_multiplier=sigma, delta=1e-5, method=method)
@@ -192,8 +192,8 @@ def released(proportions, nu: float, s: float, count: int, steps: int):
 @pytest.mark.parametrize("proportions", [(0.2, 0.6, 0.2), (0.05, 0.9, 0.05), (0.5, 0.2, 0.3)])
 @pytest.mark.parametrize("ratio", [1.0, 2.5, 8.0])
 def test_learnt_priors_converge_to_the_true_proportions(proportions, ratio):
-    """After 150 steps the start still shows by up to 0.013 (at ν = s), and the spread between seeds is 0.002: the bound lies
-    more than 7 spreads away, false alarms below 1e-9."""
+    """After 150 steps the start still shows by up to 0.013 (at ν = s), and the spread between seeds is 0.002: the bound
+    lies more than 7 spreads away, false alarms below 1e-9."""
     nu = 0.01
     denoiser = Bayes(nu=nu, priors="learnt")
     for y in released(proportions, nu, nu / ratio, 20_000, 150):

@@ -111,8 +111,8 @@ def test_no_smoothing_shrinks_nothing():
 
 @pytest.mark.parametrize("sigma", [1.0, 3.0])
 def test_noise_shrinks_by_beta_and_by_gamma_in_the_norm_of_a(sigma):
-    """Both are Σ w_k z_k² /d with weights at most 1, so their standard errors are at most √(2/d): within 6 of them, false
-    alarms below 1e-8."""
+    """Both are Σ w_k z_k² /d with weights at most 1, so their standard errors are at most √(2/d): within 6 of them,
+    false alarms below 1e-8."""
     d = 400_000
     g = random(d, seed=3)
     smoothed = smooth(g, sigma)

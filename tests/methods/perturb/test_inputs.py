@@ -42,9 +42,14 @@ def test_the_published_scales_cost_batch_size_times_epsilon_2_over_twice_the_uni
     assert noise.epsilon == pytest.approx(size * budget / (2 * units))
 
 
+def scaled_for(regions: Regions, budget: float) -> InputNoise:
+    """Scales in the regions' proportions with Σ 1/b_j = ε: |L| = 2|h_0| in the paper's."""
+    return InputNoise.published(regions, epsilon=budget, batch_size=2, first_units=1)
+
+
 @given(shares, st.floats(0.01, 100))
 def test_scales_for_an_epsilon_cost_that_epsilon(values: list[float], budget: float) -> None:
-    noise = InputNoise.for_epsilon(regions_of(values), epsilon=budget)
+    noise = scaled_for(regions_of(values), budget)
     assert noise.epsilon == pytest.approx(budget)
     for adjacency in BOTH:
         assert epsilon(noise.event(adjacency), 0.0, adjacency) == pytest.approx(budget)
@@ -64,7 +69,7 @@ def test_no_two_records_differ_in_likelihood_by_more_than_epsilon(
 
 
 def test_the_noise_drawn_has_the_scales_that_are_charged() -> None:
-    """Mean absolute noise of 4,000 records within 6.5 standard errors for each of 6 features: false alarms below 1e-9."""
+    """Mean absolute noise of 4,000 records within 6.5 standard errors for 6 features: false alarms below 1e-9."""
     scales = torch.tensor([[0.1, 1.0, 3.0], [7.0, 20.0, 500.0]], dtype=torch.float64)
     x = torch.rand(4000, 2, 3, dtype=torch.float64)
     drawn = InputNoise(scales=scales).perturbed(x, Seeded(3)) - x
@@ -91,7 +96,7 @@ def test_noise_is_drawn_once_a_record_and_repeats_only_with_the_same_seed() -> N
 
 def test_a_feature_without_budget_is_not_released() -> None:
     regions = segment(torch.tensor([0.0, 0.5, 0.5], dtype=torch.float64), 0.1)
-    noise = InputNoise.for_epsilon(regions, epsilon=3.0)
+    noise = scaled_for(regions, 3.0)
     assert noise.scales[0] == math.inf
     assert noise.epsilon == pytest.approx(3.0)
     got = noise.perturbed(torch.rand(10, 3), Seeded(0))
@@ -146,7 +151,7 @@ def test_a_local_release_costs_the_same_whoever_is_a_neighbour(adjacency: Adjace
         (lambda r: InputNoise.published(r, epsilon=0.0, batch_size=5, first_units=1), "epsilon2"),
         (lambda r: InputNoise.published(r, epsilon=1.0, batch_size=0, first_units=1), "batch_size"),
         (lambda r: InputNoise.published(r, epsilon=1.0, batch_size=5, first_units=0), "first_units"),
-        (lambda r: InputNoise.for_epsilon(r, epsilon=math.inf), "epsilon2"),
+        (lambda r: scaled_for(r, math.inf), "epsilon2"),
         (lambda r: InputNoise(scales=torch.ones(3)).perturbed(torch.rand(4, 2), Seeded(0)), "inputs"),
     ],
 )

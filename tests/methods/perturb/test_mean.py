@@ -1,4 +1,4 @@
-"""Inputs without their mean: what one record can move it by, what it costs, and that the model which leaves does subtract it."""
+"""Inputs without their mean: one record's influence on it, its cost, and that the released model subtracts it."""
 
 import json
 import math
@@ -113,7 +113,7 @@ def test_the_model_that_leaves_subtracts_it():
     model = nn.Linear(4, 2)
     result = fit(model, x, plan=plan(), training=Training(seed=1))
     mean = model.input_shift
-    # noise of 30 · 2 / 200 = 0.3 on a mean of inputs that are cut to norm 2, which is about 1 in each of the four coordinates
+    # Noise of 30 · 2 / 200 = 0.3 on the mean of inputs cut to norm 2, which is about 1 in each of four coordinates.
     assert float((mean - 1).abs().max()) < 6 * 0.3
     probe = torch.randn(3, 4)
     expected = torch.nn.functional.linear(probe - mean, model.weight, model.bias)

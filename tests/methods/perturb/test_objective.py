@@ -1,4 +1,4 @@
-"""The expanded objective: its coefficients, what a record can do to them, the noise, and where the noise does not reach."""
+"""The expanded objective: its coefficients, a record's influence on them, the noise, and where it does not reach."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from dp_accounting.dp_event import LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.dp_event import LaplaceDpEvent, NonPrivateDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.methods.perturb import LabelNoise, NoisyObjective, StepNoise, quadratic_loss, split_last
-from assay.methods.perturb.objective import (
-    LAMBDA0,
-    LAMBDA2,
-    coefficients,
-    label_coefficients,
-    largest_contribution,
-    objective_sensitivity,
-)
+from assay.mechanisms.objective import NoisyCoefficients
+from assay.mechanisms.types import Bounded
+from assay.methods.perturb import LabelNoise, quadratic_loss, split_last
+from assay.methods.perturb.objective import LAMBDA0, LAMBDA2, label_coefficients, objective_sensitivity
+from assay.methods.perturb.stages import expanded_loss
 from assay.models.afrrs import afrrs_mnist
 from assay.randomness.streams import Seeded
+
+from .step_noise import NoisyObjective, StepNoise, coefficients, largest_contribution
 
 BOTH = (Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE)
 
@@ -102,8 +100,8 @@ def test_the_bounds_are_those_of_lemma_3_and_one_record_reaches_its_own(classes:
 
 @pytest.mark.parametrize("classes", [2, 3, 4, 5])
 def test_what_an_exchanged_record_can_do_at_most(classes: int) -> None:
-    """All corners of [0, 1]³ and all labels (the distance is convex, so a corner is worst): within Lemma 3's Δ_F always, and
-    from 4 classes on exactly half of it, reached by all ones against all zeros.
+    """All corners of [0, 1]³ and all labels (the distance is convex, so a corner is worst): always within Lemma 3's
+    Δ_F, and from 4 classes on exactly half of it, reached by all ones against all zeros.
     """
     corners = [torch.tensor([c], dtype=torch.float64) for c in itertools.product((0.0, 1.0), repeat=3)]
     values = [coefficients(h, torch.tensor([y]), classes) for h in corners for y in range(classes)]
@@ -158,8 +156,8 @@ def test_a_step_s_event_is_relative_to_what_one_record_adds() -> None:
 
 
 def test_steps_add_up() -> None:
-    """T releases, not one: a hundred epochs at rate 1/100 cost more than the ε3 = 0.2 that the paper counts for any number, and
-    sampling keeps them far below the sum of 10,000 times ε3/2.
+    """T releases, not one: a hundred epochs at rate 1/100 cost more than the ε3 = 0.2 that the paper counts for any
+    number, and sampling keeps them far below the sum of 10,000 times ε3/2.
     """
     step = StepNoise.published(classes=10, hidden=32, epsilon=0.2).event(10, 32, trains_below=False)
     spent = epsilon(SelfComposedDpEvent(PoissonSampledDpEvent(0.01, step), 10_000), 1e-5, Adjacency.ADD_OR_REMOVE_ONE)
@@ -168,7 +166,7 @@ def test_steps_add_up() -> None:
 
 @pytest.mark.parametrize("adjacency", BOTH)
 def test_layers_below_the_last_get_the_labels_without_noise(adjacency: Adjacency) -> None:
-    """Why the published form has no ε: the gradient below is the same to the bit whatever the noise, and tells the label."""
+    """Why the published form has no ε: the gradient below does not depend on the noise, and shows the label."""
     torch.manual_seed(0)
     noise = StepNoise.published(classes=3, hidden=4, epsilon=0.1)
     weight = torch.randn(3, 4, requires_grad=True)
@@ -198,6 +196,22 @@ def test_the_published_loss_is_the_released_one_for_the_last_layer() -> None:
     torch.testing.assert_close(*(torch.autograd.grad(value, weight)[0] for value in (published, released)))
 
 
+def test_the_noise_of_a_step_is_that_of_the_coefficients():
+    """The gradient of `StepNoise.published_loss`, with the same numbers."""
+    weight = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    hidden = torch.rand(7, 5, dtype=torch.float64)
+    labels = torch.arange(7) % 3
+    StepNoise(scale=2.0).published_loss(hidden, labels, weight, Seeded(4).stream("noise", 0)).backward()
+    plain = weight.detach().clone().requires_grad_()
+    expanded_loss(hidden @ plain.T, labels).sum().backward()
+    mechanism = NoisyCoefficients(scale=2.0).on({"below": torch.zeros(2, 2), "last": weight})
+    total = {"below": torch.ones(2, 2), "last": plain.grad.clone()}
+    released = mechanism.release(Bounded(total, math.inf), Seeded(4).stream("noise", 0))
+    torch.testing.assert_close(released.value["last"], weight.grad)
+    assert torch.equal(released.value["below"], torch.ones(2, 2))
+    assert released.event == NonPrivateDpEvent()
+
+
 @pytest.mark.parametrize("classes", [2, 10])
 def test_another_label_moves_its_coefficients_by_two(classes: int) -> None:
     rows = label_coefficients(torch.arange(classes), classes)
@@ -208,7 +222,7 @@ def test_another_label_moves_its_coefficients_by_two(classes: int) -> None:
 
 @pytest.mark.parametrize("adjacency", BOTH)
 def test_labels_cost_what_their_noise_says(adjacency: Adjacency) -> None:
-    assert epsilon(LabelNoise.for_epsilon(1.3).event(adjacency), 0.0, adjacency) == pytest.approx(1.3)
+    assert epsilon(LabelNoise(scale=2 / 1.3).event(adjacency), 0.0, adjacency) == pytest.approx(1.3)
     published = LabelNoise.published(classes=10, hidden=32, batch_size=600, epsilon=0.1)
     assert published.scale == pytest.approx(2880 / 60)
     assert epsilon(published.event(adjacency), 0.0, adjacency) == pytest.approx(2 * 600 * 0.1 / 2880)
@@ -227,7 +241,7 @@ def test_label_noise_is_drawn_as_charged() -> None:
 def test_training_with_noisy_labels_learns_from_their_average() -> None:
     """The noise has mean 0, and the quadratic stays convex in the scores whatever it is: its least is at -4λ¹."""
     labels = torch.zeros(20_000, dtype=torch.int64)
-    noisy = LabelNoise.for_epsilon(1.0).coefficients(labels, 3, Seeded(0).stream("label noise", 0))
+    noisy = LabelNoise(scale=2.0).coefficients(labels, 3, Seeded(0).stream("label noise", 0))
     score = torch.zeros(1, 3, requires_grad=True)
     quadratic_loss(score.expand(20_000, 3), noisy).mean().backward()
     best = -4 * score.grad
@@ -257,7 +271,6 @@ def test_bad_settings_are_refused(bad: float) -> None:
     for make in (
         lambda: StepNoise(scale=bad),
         lambda: LabelNoise(scale=bad),
-        lambda: LabelNoise.for_epsilon(bad),
         lambda: StepNoise.published(classes=3, hidden=4, epsilon=bad),
         lambda: LabelNoise.published(classes=3, hidden=4, batch_size=10, epsilon=bad),
         lambda: LabelNoise.published(classes=3, hidden=4, batch_size=bad, epsilon=0.1),

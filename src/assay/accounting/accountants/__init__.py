@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
@@ -18,7 +17,7 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util.registry import Registry
 from assay.accounting.adjacency import Adjacency as Adjacency
-from assay.accounting.losses import Gaussian, Term, Terms
+from assay.accounting.losses import Term
 from assay.errors import AssayError, ConfigError
 
 
@@ -111,18 +110,10 @@ class Accountant(ABC):
         """Refuse numbers that are each in range and do not go together. `data` is the event as it is written."""
 
 
-def _fits(thing: object) -> bool:
-    if not isinstance(thing, Accountant):
-        return False
-    taken = [known.name for known in ACCOUNTANTS.values() if known.event is thing.event and known is not thing]
-    if taken:
-        raise ConfigError("accountant event", thing.event.__name__, f"a class of its own: {taken[0]} accounts for it")
-    return True
-
-
 ACCOUNTANTS: Registry[Accountant] = Registry(
     "accountant",
-    fits=_fits,
+    of=Accountant,
+    distinct="event",
     wanted="an object of a class derived from assay.accounting.accountants.Accountant",
     package=__name__,
     attribute="ACCOUNTANTS",
@@ -135,19 +126,3 @@ def accountant_of(event: object, path: str = "event") -> Accountant:
         if type(event) is known.event:
             return known
     raise ConfigError(path, event, f"an event of one of the kinds {', '.join(ACCOUNTANTS)}")
-
-
-def combined(parts: Iterable[tuple[Term | None, int]]) -> Terms | None:
-    """The terms, equal ones counted together; None if something in them has no privacy."""
-    counts: Counter[Term] = Counter()
-    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
-    for term, count in parts:
-        if term is None:
-            return None
-        if isinstance(term, Gaussian):
-            precision += count * term.multiplier**-2
-        else:
-            counts[term] += count
-    if precision:
-        counts[Gaussian(precision**-0.5)] += 1
-    return tuple(counts.items())

@@ -1,1 +1,1 @@
-"""Readers of the standard formats, for bytes that were verified already. Nothing here unpickles anything."""
+"""Readers of the standard formats, for verified bytes. Nothing here unpickles anything."""

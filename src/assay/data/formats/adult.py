@@ -1,9 +1,8 @@
 """The Adult census extract as features, by its published schema alone.
 
-Categories are those listed in `adult.names`, in its order; a missing value ('?') is all zeros. Numbers are
-scaled to [0, 1] by fixed ranges and clamped: the schooling scale of the schema, and else from zero to the
-power of ten that suits the quantity. No minimum, maximum or other statistic of the records sets a range, so
-the features of a person depend on nobody else.
+Categories are those of `adult.names`, in its order. A missing value ('?') is all zeros. Numbers are scaled to [0, 1] by
+fixed ranges and clamped: the schooling scale of the schema, and otherwise from zero to a suitable power of ten. No
+statistic of the records sets a range, so the features of a person depend on nobody else.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import numpy.typing as npt
 
 from assay.errors import DataError
 
-# Column by column as in the files: the range of a number, or the categories in the order of `adult.names`.
+# The columns in the order of the files: the range of a number, or the categories in the order of `adult.names`.
 _SCHEMA: dict[str, tuple[float, float] | str] = {
     "age": (0.0, 100.0),
     "workclass": "Private Self-emp-not-inc Self-emp-inc Federal-gov Local-gov State-gov Without-pay Never-worked",
@@ -59,8 +58,11 @@ _POSITION = {name: position for position, name in enumerate(FEATURE_NAMES)}
 def parse_adult(content: bytes) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
     """Features (records, 105) and labels (1 for over $50K) of `adult.data` or `adult.test`.
 
-    Blank lines and the test file's remark ('|1x3 Cross validator') are no records; its labels end with a full
+    Blank lines and the test file's remark ('|1x3 Cross validator') are skipped. Labels of the test file end with a full
     stop.
+
+    Raises:
+        DataError: a line does not follow the schema; the error names the line.
     """
     lines = content.decode("ascii", errors="replace").splitlines()
     records = [(at, line) for at, line in enumerate(lines, 1) if line.strip() and not line.startswith("|")]

@@ -1,4 +1,4 @@
-"""One's own data: an .npz file with arrays x and y, and x_test and y_test if there is a test split."""
+"""Your own data: an .npz file with arrays x and y, and x_test and y_test if there is a test split."""
 
 from __future__ import annotations
 
@@ -15,13 +15,23 @@ from assay.errors import ConfigError, DataError
 
 _SAVE = "Save it with numpy.savez(file, x=..., y=...); Python objects are refused: reading them runs code."
 _KEYS = ("x", "y", "x_test", "y_test")
-_LITTLE = 16_000_000  # bytes; what is smaller when inflated does no harm
-_MOST_RATIO = 200  # of inflated to packed bytes; pictures of digits have 10, an archive made to do harm 1000
-_MOST_CLASSES = 100_000  # a model has an output for each; a label beyond is an identifier, not a class
+_HARMLESS = 16_000_000  # bytes; a smaller array cannot fill the memory
+_MOST_RATIO = 200  # of inflated to packed bytes; images of digits have 10, a malicious archive 1000
+_MOST_CLASSES = 100_000  # a model has an output for each; a larger label is an identifier, not a class
 
 
 class Arrays(NamedTuple):
-    """The checked arrays of a file; the test split is None where the file has none."""
+    """The checked arrays of a file.
+
+    Attributes:
+        x: the features of the training records.
+        y: their labels.
+        x_test: the features of the test records, if the file has any.
+        y_test: their labels.
+        units: whose each training record is, if that was asked for.
+        units_test: whose each test record is.
+        unused: the names of other arrays in the file.
+    """
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[np.int64]
@@ -30,18 +40,22 @@ class Arrays(NamedTuple):
     units: npt.NDArray[Any] | None = None
     units_test: npt.NDArray[Any] | None = None
     unused: tuple[str, ...] = ()
-    """Arrays of the file that nobody asked for."""
 
 
 def read_npz(path: Path, unit: str | None = None) -> Arrays:
-    """The arrays of `path`, never unpickling.
+    """Read the arrays of `path` without unpickling anything.
 
-    With a `unit`, the array of that name says whose each record of x is, and `<unit>_test` whose each of x_test is; ids are
-    whole numbers or texts.
+    Guarantee: x is finite and has at least one feature per record, y has one integer label >= 0 per record, and test
+    records, if there are any, have the same shape.
 
-    Guaranteed: x is finite and has at least one feature a record, y has one integer label >= 0 a record, and
-    the test split, if there is one, has records of the same shape. Anything else is a `DataError` that names
-    file and array.
+    Args:
+        path: the file.
+        unit: the array that says whose each record of x is, and `<unit>_test` for x_test; ids are whole numbers or
+            texts.
+
+    Raises:
+        DataError: an array is something else; the error names file and array.
+        ConfigError: there is no such file.
     """
     if not path.is_file():
         raise ConfigError("data", str(path), "the path of an existing .npz file")
@@ -64,7 +78,7 @@ def read_npz(path: Path, unit: str | None = None) -> Arrays:
 def _units(
     path: Path, found: Mapping[str, npt.NDArray[Any]], name: str | None, records: int
 ) -> npt.NDArray[Any] | None:
-    """Whose each record is."""
+    """Whose each record is, by the array `name`."""
     if name is None:
         return None
     if name not in found:
@@ -96,16 +110,16 @@ def _open(path: Path, more: tuple[str, ...]) -> tuple[Mapping[str, npt.NDArray[A
             return {key: _array(archive, there[key]) for key in wanted}, tuple(sorted(there.keys() - set(wanted)))
     except DataError:
         raise
-    except Exception as error:  # damage shows as almost anything: zip, zlib, header or memory errors
+    except Exception as error:  # damage raises almost anything: zip, zlib, header or memory errors
         raise DataError(f"{path} cannot be read as an .npz of plain arrays: {error}. {_SAVE}") from error
 
 
 def _check_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, key: str) -> None:
-    """Refuse, by its first bytes, an array of Python objects, or one that is not what the archive says it is."""
-    if entry.file_size > _LITTLE and entry.file_size > _MOST_RATIO * entry.compress_size:
+    """Refuse an array of Python objects, or one whose header does not match the archive, by its first bytes."""
+    if entry.file_size > _HARMLESS and entry.file_size > _MOST_RATIO * entry.compress_size:
         raise DataError(
-            f"{path}: {key} takes {entry.compress_size:,} bytes and would be inflated to {entry.file_size:,}, more than {_MOST_RATIO} times as much: "
-            "no data are like that. Save it with numpy.savez if they are"
+            f"{path}: {key} takes {entry.compress_size:,} bytes and would be inflated to {entry.file_size:,}, more "
+            f"than {_MOST_RATIO} times as much: no data are like that. Save it with numpy.savez if they are"
         )
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
@@ -134,7 +148,7 @@ def _split(
         raise DataError(f"{path}: {y_name} is of type {y.dtype}, integer labels >= 0 are required")
     if y.shape != x.shape[:1]:
         raise DataError(f"{path}: {y_name} has shape {y.shape}, ({len(x)},) is required: a label for each of {x_name}")
-    with np.errstate(over="ignore"):  # what overflows becomes infinite and is reported below
+    with np.errstate(over="ignore"):  # infinite numbers are reported below
         features = x.astype(np.float32)
     finite = np.isfinite(features).reshape(len(x), -1).all(axis=1)
     if not finite.all():
@@ -143,6 +157,7 @@ def _split(
         raise DataError(f"{path}: {y_name} has a label {y.min()}, integer labels >= 0 are required")
     if y.max() >= _MOST_CLASSES:
         raise DataError(
-            f"{path}: {y_name} has a label {y.max()}, labels from 0 to {_MOST_CLASSES - 1} are required: number the classes from 0 on"
+            f"{path}: {y_name} has a label {y.max()}, labels from 0 to {_MOST_CLASSES - 1} are required: number the "
+            "classes from 0 on"
         )
     return features, y.astype(np.int64)

@@ -1,47 +1,57 @@
-"""Samplers: which records make a batch, what that adds to privacy, and the public denominator. One file a sampler.
+"""Samplers: which records form a batch, what that adds to privacy, and the public denominator. One file per sampler.
 
-A sampler draws the batch *and* states the amplification, so that one cannot be charged while another is drawn. Every
-batch is a function of the step's own random stream: a run can be resumed at any step.
+A sampler draws the batch *and* states the amplification, so that nobody can draw by one and charge by another. Every
+batch is a function of the step's random stream, so a run can be resumed at any step.
 
 `expected_size` is a constant declared beforehand. The sum of clipped gradients is divided by it, never by the size of
-the batch that came out, which is private.
+the drawn batch, which is private.
 
-A file that defines `SAMPLER` is found by itself; `assay._util.registry` tells how one from outside is added.
+The registry finds a file that defines `SAMPLER`. `assay._util.registry` says how to add one from outside.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent
-from torch import Tensor
 
 from assay._util.registry import Registry
 from assay.accounting.adjacency import Adjacency
 from assay.errors import ConfigError
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)
 class Sampler(ABC):
-    """Draws batches and owns the amplification. A plan takes the class, and makes one for its records and its batch size."""
+    """Draws batches and states the amplification. A plan takes the class, and creates one for its records.
+
+    Args:
+        records: the number of records.
+        expected_size: the expected size of a batch.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
 
     name: ClassVar[str]
-    """What it is chosen by, in `--sampling` and in records."""
+    """Its name in `--sampling` and in records."""
     independent: ClassVar[bool] = True
-    """Whether a record's place in the batches says nothing of another's: then each process may draw for its own records."""
+    """Whether records are drawn independently of each other; then each process may draw for its own records."""
     whole: ClassVar[bool] = False
-    """Whether every batch is all records."""
+    """Whether every batch holds all records."""
     replaces: ClassVar[bool] = False
-    """Whether it is defined for a fixed number of records only, where neighbours replace a record."""
+    """Whether it needs a fixed number of records, so that neighbours must replace a record."""
     by_epoch: ClassVar[bool] = False
     """Whether it is charged a whole epoch at a time."""
     tight: ClassVar[bool] = False
-    """Whether `compose` is known to state exactly what the steps cost, and not only a bound from above."""
+    """Whether `compose` is known to state the exact cost of the steps, and not only an upper bound."""
     shown_under: ClassVar[Adjacency | None] = None
     """The adjacency that gives the event of `at_least` its meaning; None for that of the plan."""
 
@@ -62,21 +72,26 @@ class Sampler(ABC):
 
     @property
     def rate(self) -> float:
-        """The chance that a record is in a batch."""
+        """The probability that a record is in a batch."""
         return self.expected_size / self.records
 
     @abstractmethod
     def draw(self, step: int, randomness: Randomness) -> Tensor:
-        """Indices of the batch of this step, counted from the start of this randomness."""
+        """The indices of the batch of this step, counted from the start of this randomness."""
 
     @abstractmethod
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """What `steps` consecutive steps from the start of this randomness cost, each releasing `event` on its batch."""
+        """The cost of `steps` steps from the start of this randomness, each releasing `event` on its batch."""
+
+    def composed_before(self, event: DpEvent, steps: int) -> DpEvent:
+        """What an earlier version charged for the same, if that was more: a run that it began may be resumed."""
+        return self.compose(event, steps)
 
     @abstractmethod
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """What they show of a record beside others that contribute nothing, so that they cannot cost less: for an audit, where
-        `compose` is a bound from above.
+        """A lower bound on that cost, for audits where `compose` is only an upper bound.
+
+        It is what the steps show about one record among others that contribute nothing.
         """
 
     @abstractmethod
@@ -85,13 +100,14 @@ class Sampler(ABC):
 
     @classmethod
     def in_bands(cls, records: int, expected_size: float, bands: int) -> Sampler | None:  # noqa: ARG003
-        """The sampler whose batches `bands` groups of records take turns in, for correlated noise; None if there is none."""
+        """The sampler in which `bands` groups of records take turns, for correlated noise; None if there is none."""
         return None
 
 
 SAMPLERS: Registry[type[Sampler]] = Registry(
     "sampler",
-    fits=lambda thing: inspect.isclass(thing) and issubclass(thing, Sampler),
+    of=Sampler,
+    classes=True,
     wanted="a class of samplers, derived from assay.data.samplers.Sampler",
     package=__name__,
     attribute="SAMPLER",
@@ -99,5 +115,12 @@ SAMPLERS: Registry[type[Sampler]] = Registry(
 
 
 def parse(text: str) -> type[Sampler]:
-    """The sampler of this name: `poisson`, `without-replacement`, `shuffle`, `full`."""
+    """The class of the sampler of this name.
+
+    Raises:
+        ConfigError: there is none.
+
+    >>> parse("poisson").__name__
+    'Poisson'
+    """
     return SAMPLERS.choose("sampling", text)

@@ -1,22 +1,25 @@
-"""Samplers: full batches."""
+"""Full batches."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, SelfComposedDpEvent
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.data.samplers import Sampler
 from assay.errors import ConfigError
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)
 class FullBatch(Sampler):
-    """All records, every step."""
+    """Every step uses all records."""
 
     name: ClassVar[str] = "full"
     together: ClassVar[bool] = True
@@ -26,11 +29,8 @@ class FullBatch(Sampler):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.expected_size != self.records:
-            raise ConfigError(
-                "batch_size",
-                self.expected_size,
-                f"the number of records, {self.records}, for full-batch training",
-            )
+            accepted = f"the number of records, {self.records}, for full-batch training"
+            raise ConfigError("batch_size", self.expected_size, accepted)
 
     @property
     def rate(self) -> float:
@@ -38,19 +38,19 @@ class FullBatch(Sampler):
         return 1.0
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:  # noqa: ARG002
-        """Everything."""
+        """All indices."""
         return torch.arange(self.records)
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """One release a step."""
+        """One release per step."""
         return SelfComposedDpEvent(event, steps)
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """Just that."""
+        """The same: the cost is exact."""
         return self.compose(event, steps)
 
     def describe(self) -> str:
-        """For the statement."""
+        """A sentence for the statement."""
         return "full batches: every step uses every record"
 
 

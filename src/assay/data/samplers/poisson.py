@@ -1,37 +1,40 @@
-"""Samplers: Poisson sampling."""
+"""Poisson sampling."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.data.samplers import Sampler
 from assay.data.samplers.cyclic import Cyclic
-from assay.randomness.streams import Randomness
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.streams import Randomness
 
 
 @dataclass(frozen=True)
 class Poisson(Sampler):
-    """Each record enters each batch on its own with probability q = expected size / records."""
+    """Each record enters each batch independently with probability q = expected size / records."""
 
     name: ClassVar[str] = "poisson"
     together: ClassVar[bool] = True
     tight: ClassVar[bool] = True
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
-        """Independent coin flips; an empty batch is a batch."""
+        """Independent coin flips. A batch may be empty."""
         return torch.nonzero(randomness.stream("sample", step).uniform(self.records) < self.rate).flatten()
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """Poisson-subsampled, once a step."""
+        """A Poisson-sampled release per step."""
         return SelfComposedDpEvent(PoissonSampledDpEvent(self.rate, event), steps)
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """Just that."""
+        """The same: the cost is exact."""
         return self.compose(event, steps)
 
     @classmethod
@@ -40,7 +43,7 @@ class Poisson(Sampler):
         return Cyclic(records, expected_size, bands)
 
     def describe(self) -> str:
-        """For the statement."""
+        """A sentence for the statement."""
         return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.6g}"
 
 

@@ -1,15 +1,15 @@
-"""Adult."""
+"""Adult, the extract of the 1994 US census."""
 
 from __future__ import annotations
 
-from assay.data.catalog import Contents, DatasetInfo, Read, plain_file
+from assay.data.catalog import Contents, DatasetInfo, Read, known_files
 from assay.data.formats.adult import parse_adult
 from assay.data.origins import Archive, Package, Site
 
-FILES = (
-    plain_file("adult.data", "5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d", 3_974_305),
-    plain_file("adult.test", "a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05", 2_003_153),
-)
+SUMS = """
+5b00264637dbfec36bdeaab5676b0b309ff9eb788d63554ca0a249491c86603d  3_974_305  adult.data
+a2a9044bc167a35b2361efbabec64e89d69ce82d9790d2980119aac5fd7e9c05  2_003_153  adult.test
+"""
 
 NOTES = (
     "Categories are one-hot by the lists of the published schema (a missing value is all zeros); numbers are "
@@ -18,7 +18,7 @@ NOTES = (
 
 
 def read(info: DatasetInfo, contents: Contents) -> Read:  # noqa: ARG001
-    """Training and test part."""
+    """The training and the test records."""
     return parse_adult(next(contents)), parse_adult(next(contents))
 
 
@@ -31,7 +31,7 @@ DATASET = DatasetInfo(
     shape=(105,),
     classes=2,
     folders=("adult",),
-    files=FILES,
+    files=known_files(SUMS),
     origins=(
         Site(base="https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"),
         Archive(url="https://archive.ics.uci.edu/static/public/2/adult.zip", folder=""),

@@ -13,7 +13,7 @@ NOTES = (
 
 
 def read(info: DatasetInfo, contents: Contents) -> Read:  # noqa: ARG001
-    """All digits: a test part is set aside by position."""
+    """All digits. The test records are set aside by position."""
     from sklearn.datasets import load_digits  # a slow import that only this data set needs
 
     digits = load_digits()

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent
 
-from assay._util import registry
+from assay._util.method_registry import MethodRegistry
 
 if TYPE_CHECKING:
     from assay.federated.exchange import Exchange
@@ -58,25 +58,10 @@ class FederatedMethod(ABC):
         """ε by the paper's own formula or accountant, for the noise that the plan really adds."""
 
 
-METHODS: registry.Registry[FederatedMethod] = registry.Registry(
-    "federated_method",
-    fits=lambda thing: isinstance(thing, FederatedMethod),
-    wanted="an object of a class derived from assay.federated.methods.FederatedMethod",
-    package=__name__,
-    attribute="METHOD",
-)
-
-
-def available() -> dict[str, FederatedMethod]:
-    """Every federated method by name."""
-    return dict(METHODS)
-
-
-def get(name: str, **options: Any) -> FederatedMethod:
-    """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
-    return registry.chosen(METHODS, name, options)
-
-
-def options(method: FederatedMethod) -> dict[str, Any]:
-    """The options that differ from the method's own defaults: `get(method.name, **options(method)) == method`."""
-    return registry.changed(METHODS, method, method.name)
+METHODS: MethodRegistry[FederatedMethod] = MethodRegistry("federated_method", FederatedMethod, __name__)  # type: ignore[type-abstract]
+available = METHODS.available
+"""Every federated method by name."""
+get = METHODS.with_options
+"""The federated method of a name with the given options: `get("NAME", option=value)`."""
+options = METHODS.options
+"""The options of a method that differ from their defaults: `get(method.name, **options(method)) == method`."""

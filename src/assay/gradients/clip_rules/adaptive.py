@@ -1,28 +1,28 @@
-"""Adaptive clipping (Andrew et al. 2021)."""
+"""Adaptive clipping."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.errors import ConfigError, check_above_zero
-from assay.gradients.clip_rules import at_most, check_bound
-from assay.mechanisms.types import ClipRule, SideQuery
+from assay.mechanisms.types import ClipRule, SideQuery, check_bound
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _LEAST = 1e-15  # the bound stays between this and its inverse, far from 0 and ∞ in float32
 
 
 @dataclass
 class AdaptiveQuantile(ClipRule):
-    """A bound that follows a quantile of the norms (Andrew et al. 2021, "Differentially private learning with adaptive
-    clipping").
+    """A bound that follows a quantile of the norms.
 
-    Each step also releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That
-    count is a side query of the step (`assay.mechanisms.types.SideQuery`): it is noised, and takes `share` of the step's privacy.
-    The bound moves by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
+    Andrew et al. 2021, "Differentially private learning with adaptive clipping", arXiv:1905.03871. Each step also
+    releases how many records lay below the bound: Σ (1[‖g‖ ≤ C] - ½), which one record moves by ½. That count is a side
+    query of the step (`assay.mechanisms.types.SideQuery`): it gets noise, and takes `share` of the step's privacy. The
+    bound moves by C ← C · exp(-rate · (fraction - quantile)), a function of released values only.
     """
 
     name: ClassVar[str] = "adaptive"
@@ -34,7 +34,7 @@ class AdaptiveQuantile(ClipRule):
     share: float = 0.01
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        super().__post_init__()
         check_above_zero("clip rate", self.rate)
         for name in ("quantile", "share"):
             value = getattr(self, name)
@@ -49,11 +49,11 @@ class AdaptiveQuantile(ClipRule):
 
     @property
     def queries(self) -> tuple[SideQuery, ...]:
-        """The rule itself: the count."""
+        """The count, which the rule itself measures."""
         return (self,)
 
     def settings(self) -> dict[str, float]:
-        """With the bound at the start."""
+        """The settings with the first bound."""
         return super().settings() | {"bound": self._start}
 
     @property
@@ -63,6 +63,8 @@ class AdaptiveQuantile(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """min(1, C/‖g‖) at the bound in force."""
+        from assay.gradients.arithmetic import at_most
+
         return at_most(self.bound, norms)
 
     def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
@@ -80,7 +82,7 @@ class AdaptiveQuantile(ClipRule):
         return {"bound": self.bound}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up the bound."""
+        """Restore the bound."""
         check_bound(state["bound"])
         self.bound = float(state["bound"])
 

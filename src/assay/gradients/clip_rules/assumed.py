@@ -1,31 +1,28 @@
-"""A bound that is taken for granted."""
+"""A bound that is assumed and not enforced."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
-from assay.gradients.clip_rules import check_bound
+from assay._util.lazy import torch
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Assumed(ClipRule):
-    """Nothing is clipped: the gradients are said to be within G, and nobody makes sure. No finite ε follows from that.
+    """Nothing is clipped: the gradients are assumed to be within G. No finite ε follows from that.
 
-    For published algorithms that take a Lipschitz constant for granted; noise is relative to G.
+    This is for published algorithms that assume a Lipschitz constant. Their noise is relative to G.
     """
 
     name: ClassVar[str] = "assumed"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:

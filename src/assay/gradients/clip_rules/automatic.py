@@ -1,20 +1,24 @@
-"""Automatic clipping (Bu et al. 2022)."""
+"""Automatic clipping."""
 
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar
-
-from torch import Tensor
+from typing import TYPE_CHECKING, ClassVar
 
 from assay.errors import check_above_zero
-from assay.gradients.clip_rules import SHRINK, check_bound, exact
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Automatic(ClipRule):
-    """C · g/(‖g‖ + γ): every record is normalised, no threshold to choose (Bu et al. 2022, automatic clipping)."""
+    """C · g/(‖g‖ + γ): every record is normalised, so there is no threshold to choose.
+
+    Bu et al. 2022, "Automatic clipping: differentially private deep learning made easier and stronger",
+    arXiv:2206.07136.
+    """
 
     name: ClassVar[str] = "auto"
 
@@ -23,7 +27,7 @@ class Automatic(ClipRule):
     gamma: float = 0.01
 
     def __post_init__(self) -> None:
-        check_bound(self.bound)
+        super().__post_init__()
         check_above_zero("clip gamma", self.gamma)
 
     @property
@@ -33,6 +37,8 @@ class Automatic(ClipRule):
 
     def weights(self, norms: Tensor) -> Tensor:
         """C/(‖g‖ + γ)."""
+        from assay.gradients.arithmetic import SHRINK, exact
+
         return exact((norms + self.gamma).reciprocal_().mul_(self.bound * SHRINK[norms.dtype]))
 
 

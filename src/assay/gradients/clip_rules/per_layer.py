@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-
-from assay.gradients.clip_rules import at_most, check_bound
 from assay.mechanisms.types import ClipRule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
 class PerLayer(ClipRule):
-    """Each of L layers clipped at C/√L, so that the whole is bounded by C = √(Σ C_l²)."""
+    """Each of L layers is clipped at C/√L, so that the whole gradient is bounded by C = √(Σ C_l²)."""
 
     name: ClassVar[str] = "per-layer"
 
     bound: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
 
     @property
     def l2(self) -> float:
@@ -29,11 +26,13 @@ class PerLayer(ClipRule):
         return self.bound
 
     def groups(self, layers: list[str]) -> list[int]:
-        """A group a layer."""
+        """One group for each layer."""
         return list(range(len(layers)))
 
     def weights(self, norms: Tensor) -> Tensor:
         """min(1, C_l/‖g_l‖) for each layer."""
+        from assay.gradients.arithmetic import at_most
+
         return at_most(self.bound / math.sqrt(norms.shape[1]), norms)
 
 

@@ -1,21 +1,25 @@
-"""What the engine proves about the user's own model, before anything is released: on the first batch all of it, on random later ones a part.
+"""What the engine proves about the user's model: all of it before anything is released, a part on random later batches.
 
-1. Separation: the summed losses of a random half of the records have gradient zero with respect to the other records' activations, and
-   the same gradient with respect to their own as in the sum of all losses. It fails for layers and losses that mix records (batch statistics,
-   attention across the batch, a ranking, a hook that scales gradients by the batch) and for models whose record dimension is not the first one.
-2. Isolation (`assay.gradients.proof.isolation`): the output of a random half of the records stays what it is when the others are
-   replaced, and whatever their number. It fails where records are mixed outside autograd's sight (before the first trainable layer, in
-   detached batch statistics), and where the forward pass writes down what it has seen.
-3. Stillness: neither pass writes into a parameter, the backward pass into no buffer, and the model computes after it what it did before.
-4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. Stand-ins take the parameters' place in that
-   pass: nothing reaches a parameter's own `.grad`, or a hook on it, and a parameter that the losses do reach is used outside the module that owns it.
-5. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would leave without noise.
+1. Separation: the summed losses of a random half of the records have gradient zero with respect to the other records'
+   activations. With respect to their own they have the same gradient as the sum of all losses. This fails for layers
+   and losses that mix records (batch statistics, attention across the batch, a ranking, a hook that scales gradients by
+   the batch), and for models whose first dimension is not the record.
+2. Isolation (`assay.gradients.proof.isolation`): the outputs of a random half of the records do not change when the
+   others are replaced, or when there are more or fewer. This fails if records are mixed where autograd does not see it
+   (before the first trainable layer, in detached batch statistics), and if the forward pass stores what it has seen.
+3. Stillness: neither pass writes into a parameter, the backward pass writes into no buffer, and after it the model
+   computes what it did before.
+4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. Stand-ins replace the
+   parameters in that pass, so nothing reaches a parameter's own `.grad` or a hook on it. A parameter that the losses do
+   reach is used outside the module that owns it.
+5. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would be released without noise.
 
-The choices come from the run's own randomness, so that nobody who does not know it, nor any record, can tell which records are compared, or when. Every
-batch is looked at for 5, for writes that show in versions (`assay.gradients.proof.watch`), and for modules that came or changed their mode.
+The choices come from the run's own randomness: without it, nobody can tell which records are compared, or when. Every
+batch is checked for 5, for writes that versions show (`assay.gradients.proof.watch`), and for modules that were added
+or changed their mode.
 
-A loss that mixes records by numbers without gradients (weights by the batch's counts) cannot be seen from its values alone: it must give one value a
-record, from that record alone. Who has the loss itself can ask `isolation.separate`.
+A loss may mix records by numbers without gradients (weights by the batch's counts), which its values do not show. Code
+that has the loss function itself can check that with `isolation.separate`.
 """
 
 from __future__ import annotations
@@ -29,16 +33,17 @@ from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.arithmetic import constant
-from assay.gradients.proof import isolation
-from assay.gradients.proof.isolation import Call, mixes, writes
+from assay.gradients.proof import calls, isolation
+from assay.gradients.proof.calls import Call
+from assay.gradients.proof.isolation import mixes, writes
 from assay.gradients.proof.replacements import SPLITS, Coins, splits
 from assay.gradients.record_grads import RecordGrads
 
 
 def run_backward(losses: Tensor) -> None:
-    """One backward pass of Σ losses.
+    """Run one backward pass of Σ losses.
 
-    Straight to autograd's engine: the checks of `torch.autograd.backward` cost as much as a small layer.
+    It calls autograd's engine directly: the checks of `torch.autograd.backward` cost as much as a small layer.
     """
     ones = constant(1.0, losses.dtype, losses.device).expand(losses.shape[0])
     torch.autograd.Variable._execution_engine.run_backward(
@@ -49,15 +54,18 @@ def run_backward(losses: Tensor) -> None:
 def backward(
     losses: Tensor, parameters: Mapping[str, nn.Parameter], stand_ins: Mapping[int, Tensor]
 ) -> dict[str, Tensor]:
-    """The one backward pass; returns what autograd gave the parameters' stand-ins and leaves every `.grad` as it was.
+    """Run the one backward pass, and leave every `.grad` as it was.
+
+    Returns:
+        The gradients that autograd gave the parameters' stand-ins.
 
     Raises:
-        UnsupportedModelError: where a parameter itself was reached, in a pass within the pass.
+        UnsupportedModelError: A pass within the pass reached a parameter itself.
     """
     kept = [(p, p.grad) for p in parameters.values() if p.grad is not None]
     for p, _ in kept:
         p.grad = None
-    for standing in stand_ins.values():  # another's backward pass through the model may have been there
+    for standing in stand_ins.values():  # another backward pass through the model may have left a gradient
         standing.grad = None
     reached = []
     try:
@@ -78,7 +86,7 @@ def backward(
 
 
 def used_outside(name: str) -> str:
-    """The message for a parameter that autograd reached by another way than its module."""
+    """The message for a parameter that autograd reached, but not through its module."""
     return (
         f"parameter {name} gets a gradient that no module's own forward explains: it is used outside the module that "
         "owns it (functional use of another module's weight, or a hook). Call the owning module, or register the "
@@ -87,7 +95,7 @@ def used_outside(name: str) -> str:
 
 
 def not_first(path: str, t: Tensor, records: int) -> str:
-    """The message for a tensor that does not have the record first."""
+    """The message for a tensor whose first dimension is not the record."""
     return (
         f"{path or 'the model'} works on a tensor of shape {tuple(t.shape)} while the loss has {records} records: "
         "the first dimension must be the record (batch_first=True), one loss value each"
@@ -96,7 +104,7 @@ def not_first(path: str, t: Tensor, records: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """What the losses of a batch are made of."""
+    """The autograd graph of a batch's losses."""
 
     nodes: set[Any]
     normalises: bool
@@ -111,10 +119,17 @@ _NORMALISING = frozenset(("NativeBatchNormBackward0", "CudnnBatchNormBackward0",
 
 
 def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str]) -> Graph:
-    """The graph of these losses; refuses one in which something is trained that is neither `own` nor a record's.
+    """The graph of these losses; it must reach nothing trainable except `own`.
 
-    Leaves with a row a record (inputs, activations of a frozen part) are nobody's parameters. `parameters` are the names of the model's
-    own, by identity: the modules that own them run with others in their place, so that whatever reaches one does so from outside.
+    Args:
+        losses: One loss per record.
+        own: What the losses may reach. Leaves with one row per record (inputs, activations of frozen layers) are no
+            parameters, and are allowed as well.
+        parameters: The names of the model's parameters, by identity. Their modules run with stand-ins, so that a graph
+            that reaches a parameter itself does so from outside its module.
+
+    Raises:
+        UnsupportedModelError: The losses reach a parameter from outside its module, or one that is not the model's.
     """
     known = {id(t) for t in own}
     seen: set[Any] = set()
@@ -132,8 +147,9 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
             rows = leaf.shape[0] if leaf.dim() else 0
             if isinstance(leaf, nn.Parameter) or rows != len(losses):
                 raise UnsupportedModelError(
-                    f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the private "
-                    "model; its gradient would carry the records without noise. Give the whole model, or detach/freeze that part"
+                    f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the "
+                    "private model; its gradient would carry the records without noise. Give the whole model, or "
+                    "detach/freeze that part"
                 )
         # a single row is how torch normalises a record (or a kernel) by itself
         if type(node).__name__ in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
@@ -143,10 +159,13 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
 
 
 def check_losses(losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins: Coins, most: int = 1) -> None:
-    """Refuse losses that mix records: those of a random half have a gradient at what the model put out for the others.
+    """Refuse losses that mix records: the losses of a random half depend on the model's outputs for the others.
 
-    Cheap, because it goes no further back than the model's outputs. With `most` splits, no two of 2 to the power of `most` records
-    are always on the same side.
+    This is cheap, because it goes back no further than the model's outputs. With `most` splits, any two of
+    2 to the power of `most` records are on different sides at least once.
+
+    Raises:
+        UnsupportedModelError: They mix records.
     """
     records = len(losses)
     rows = [t for t in outputs if t.dim() > 0 and t.shape[0] == records and graph.holds(t)]
@@ -168,9 +187,13 @@ def _reaches(g: Tensor, rows: Tensor) -> bool:
 
 
 class Proof:
-    """Collects what a forward pass shows and checks it: on the first batch in `full`. Passing is remembered by the engine, not here.
+    """Collects what a forward pass shows, and checks it.
 
-    `copied` gives the model as it is, sharing its parameters.
+    Args:
+        model: The model.
+        copied: Gives a copy of the model as it is, sharing its parameters.
+        coins: Where random choices come from.
+        full: Check everything, as on the first batch, or a part.
     """
 
     def __init__(
@@ -180,14 +203,14 @@ class Proof:
         self._seen: list[tuple[str, Tensor]] = []
         self._versions: list[int] = []
         self._calls: list[Call] = []
-        self._begun: list[tuple[Any, Any, isolation.RandomState, dict[str, Tensor], nn.Module | None]] = []
+        self._begun: list[tuple[Any, Any, calls.RandomState, dict[str, Tensor], nn.Module | None]] = []
         self._parameters: dict[str, Tensor] = {}
         self._buffers: dict[str, Tensor] = {}
         self._used: list[Call] = []
-        self._single = False  # whether a single record has told that the model remembers nothing
+        self._single = False  # whether a single record has shown that the model remembers nothing
 
     def saw(self, path: str, output: Tensor) -> None:
-        """A recorded output (or a module's per-record parameters), the record first."""
+        """Remember a recorded output, or a module's per-record parameters; the first dimension is the record."""
         self._seen.append((path, output))
         self._versions.append(output._version)
 
@@ -199,19 +222,19 @@ class Proof:
         return frozenset(path for path, _ in self._seen) - changed
 
     def forget(self) -> None:
-        """Let go of the graph."""
+        """Free the graph."""
         self._seen, self._versions, self._calls, self._begun, self._used = [], [], [], [], []
         self._parameters, self._buffers = {}, {}
 
     def begin(self, args: Any, kwargs: Any) -> None:
         """The whole model is about to be called: remember what is needed to call it again."""
         model = self._model
-        self._parameters = isolation.copied(model.named_parameters())
-        buffers, before = isolation.copied(model.named_buffers()), self._copied()
-        self._begun = [(args, kwargs, isolation.random_state(), buffers, before)]
+        self._parameters = calls.copied(model.named_parameters())
+        buffers, before = calls.copied(model.named_buffers()), self._copied()
+        self._begun = [(args, kwargs, calls.random_state(), buffers, before)]
 
     def check_buffers(self) -> None:
-        """Refuse buffers that were filled in a pass record by record."""
+        """Refuse buffers that a pass record by record has filled."""
         for name, b in self._model.named_buffers():
             if torch._C._functorch.is_functorch_wrapped_tensor(b):
                 raise UnsupportedModelError(writes(f"buffer {name}"))
@@ -231,28 +254,28 @@ class Proof:
                 buffers=buffers,
                 output=output,
                 before=before,
-                values=[t.detach().clone() for t in isolation.tensors(output)],
-                drew=isolation.drawn_since(state),
-                wrote=isolation.changed(buffers, self._model.named_buffers()),
+                values=[t.detach().clone() for t in calls.tensors(output)],
+                drew=calls.drawn_since(state),
+                wrote=calls.changed(buffers, self._model.named_buffers()),
             )
         )
 
     def _check_parameters(self, during: str) -> None:
         if not self._parameters:  # the model was not called
             return
-        for name in sorted(isolation.changed(self._parameters, self._model.named_parameters())):
+        for name in sorted(calls.changed(self._parameters, self._model.named_parameters())):
             raise UnsupportedModelError(writes(f"parameter {name}", during))
 
     def before(self, losses: Tensor, graph: Graph) -> None:
-        """Check separation and isolation, which need the graph but not the engine's own backward pass."""
-        self._buffers = isolation.copied(self._model.named_buffers())
+        """Check separation and isolation, which need the graph but not the engine's backward pass."""
+        self._buffers = calls.copied(self._model.named_buffers())
         self._separation(losses, graph)
         self._check_still()
         if len(losses) > 1 or not self._single:
             self._isolation(len(losses), graph)
 
     def after(self) -> None:
-        """Check, after the backward pass, that it has left the model alone."""
+        """Check that the backward pass has not changed the model."""
         self._check_still()
         if self.full:
             for call in self._used:
@@ -261,23 +284,23 @@ class Proof:
                     isolation.check_unmoved(call, now)
 
     def _check_still(self) -> None:
-        """No backward pass has written into a parameter, or into a buffer that the forward pass leaves alone."""
+        """Refuse a backward pass that wrote into a parameter, or into a buffer that the forward pass does not write."""
         self._check_parameters("backward")
         wrote = {name for call in self._calls for name in call.wrote}
-        for name in sorted(isolation.changed(self._buffers, self._model.named_buffers()) - wrote):
+        for name in sorted(calls.changed(self._buffers, self._model.named_buffers()) - wrote):
             raise UnsupportedModelError(writes(f"buffer {name}", "backward"))
 
     def _isolation(self, records: int, graph: Graph) -> None:
-        self._used = [call for call in self._calls if any(map(graph.holds, isolation.tensors(call.output)))]
+        self._used = [call for call in self._calls if any(map(graph.holds, calls.tensors(call.output)))]
         if not self._used and any(graph.holds(output) for _, output in self._seen):
             raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
         for call in self._used:
             isolation.check(call, self._model, records, self._coins, full=self.full)
-            # a record of zeros, which stands for an empty batch, cannot tell
-            self._single |= any(bool((t != 0).any()) for t in isolation.tensors((call.args, call.kwargs)))
+            # the record of zeros of an empty batch shows nothing
+            self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
 
     def lowest_precision(self) -> torch.dtype:
-        """The coarsest arithmetic met: completeness cannot hold more closely than that."""
+        """The coarsest arithmetic met: completeness can hold no more precisely than that."""
         return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
     def _separation(self, losses: Tensor, graph: Graph) -> None:
@@ -289,7 +312,7 @@ class Proof:
         outputs = [output for _, output in seen]
         if not outputs:
             return
-        # no two records' parts cancel with weights that nobody knows
+        # with secret weights, contributions of two records cannot cancel
         weights = (0.5 + self._coins.uniform(records)).to(losses)
 
         def gradients(of: Tensor) -> Sequence[Tensor | None]:
@@ -309,17 +332,23 @@ class Proof:
         together = gradients(weights)
         for mine, own in apart:
             for (path, _), by_themselves, of_all in zip(seen, own, together, strict=True):
-                if by_themselves is not None and (of_all is None or not isolation.close(by_themselves, of_all[mine])):
+                if by_themselves is not None and (of_all is None or not calls.close(by_themselves, of_all[mine])):
                     raise UnsupportedModelError(
-                        f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses depends on the losses of the "
-                        "others (a hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound that"
+                        f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses "
+                        "depends on the losses of the others (a hook or a function of its own that scales gradients by "
+                        "the batch). Per-record clipping cannot bound that"
                     )
 
     def compare(self, grads: RecordGrads, expected: Mapping[str, Tensor], low: torch.dtype) -> bool:
-        """True when completeness holds; False when this batch cannot tell (a gradient is not finite); raises otherwise."""
+        """Whether completeness holds; False if this batch cannot tell, because a gradient is not finite.
+
+        Raises:
+            UnsupportedModelError: It does not hold, or the losses depend on no trainable parameter.
+        """
         if not expected:
             raise UnsupportedModelError(
-                "these losses depend on no trainable parameter of the model: they were computed without it, or without its own forward"
+                "these losses depend on no trainable parameter of the model: they were computed without it, or without "
+                "its own forward"
             )
         norms = grads.norms([0] * grads.layers)
         if grads.nonfinite:

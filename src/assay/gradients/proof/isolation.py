@@ -1,20 +1,20 @@
-"""Isolation: what a model, or a loss, makes of a record does not depend on the others, nor on what it has seen before.
+"""Isolation: what a model, or a loss, computes for a record depends neither on the others nor on earlier batches.
 
-It is asked by calling it again: with random parts of the batch replaced (`assay.gradients.proof.replacements`), with another number of records, and with the
-batch as it was after another one. Copies of it as it was before the call are asked (`assay.models.copies`): it may itself have written down on that
-call what it keeps to from then on. On the first batch we move the copies' trainable parameters a little, because a layer that begins at zero would
-hide what is mixed before it. What a call writes into the model must not depend on the records: it would leave with the model, without noise.
-That holds for buffers, for extra state (`get_extra_state`), and for attributes by which the model computes, in train or in eval mode.
+The model is called again: with random records replaced (`assay.gradients.proof.replacements`), with more or fewer
+records, and with the same batch after another one. We call copies from before the call (`assay.models.copies`), because
+the model itself may have stored something during the call. On the first batch we perturb the copies' trainable
+parameters, because a zero-initialised layer would hide mixing before it. What a call writes into the model must not
+depend on the records: it would be released with the model, without noise. That holds for buffers, for extra state
+(`get_extra_state`), and for attributes that the model uses, in train or in eval mode.
 
-Whatever fails on rows that no data set holds (zeros, large or missing values) is left out; rows of the batch itself it must take.
+A model may fail on rows that no data set holds (zeros, large or missing values); those are skipped. It must accept rows
+of the batch.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +22,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
+from assay.gradients.proof.calls import (
+    Answer,
+    Call,
+    close,
+    drawn_since,
+    extra_states,
+    random_state,
+    set_random_state,
+    tensors,
+)
 from assay.gradients.proof.replacements import Coins, Replacement, a_few, by_record, only, picked, rounds
 from assay.models import copies
 
@@ -38,131 +48,38 @@ def mixes(path: str) -> str:
 def writes(what: str, during: str = "forward") -> str:
     """The message for what a pass writes into the model."""
     return (
-        f"the {during} pass writes into {what} what it has seen of the records: that would leave with the model without noise. Take it out "
-        "(running statistics, data-dependent initialisation, statistics of gradients), or set it from public data before"
+        f"the {during} pass writes into {what} what it has seen of the records: that would leave with the model "
+        "without noise. Take it out (running statistics, data-dependent initialisation, statistics of gradients), or "
+        "set it from public data before"
     )
 
 
 OUT_OF_SIGHT = (
-    "the losses come from no call of the whole model on tensors with a row a record, so nothing can be said about whether it mixes records: call "
-    "model(...) itself (neither model.forward nor its parts one by one), and let it take and return tensors, or tuples, lists and dicts of them"
+    "the losses come from no call of the whole model on tensors with one row per record, so nothing can be said about "
+    "whether it mixes records: call model(...) itself (neither model.forward nor its layers one by one), and let it "
+    "take and return tensors, or tuples, lists and dicts of them"
 )
 
 
 LOSS_MIXES = (
-    "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, a "
-    "contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known beforehand"
+    "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, "
+    "a contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known "
+    "beforehand"
 )
-
-RandomState = list[Tensor]
-
-
-def random_state() -> RandomState:
-    """The state of torch's generators that are in use."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return [torch.get_rng_state(), *cuda]
-
-
-def set_random_state(state: RandomState) -> None:
-    """Put torch's generators back."""
-    torch.set_rng_state(state[0])
-    if len(state) > 1:
-        torch.cuda.set_rng_state_all(state[1:])
-
-
-def drawn_since(state: RandomState) -> bool:
-    """Whether random numbers were drawn since then."""
-    return not all(torch.equal(a, b) for a, b in zip(state, random_state(), strict=False))
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of the whole model, and what is needed to repeat it: randomness and buffers as they were before."""
-
-    args: Any
-    kwargs: Any
-    random_state: RandomState
-    buffers: Mapping[str, Tensor]
-    output: Any
-    before: nn.Module | None
-    """The model as it was, sharing its parameters; None where it cannot be copied."""
-    values: list[Tensor]
-    """The output as it was: what follows may change it in place."""
-    drew: bool
-    """Whether it drew random numbers."""
-    wrote: frozenset[str]
-    """The buffers that it changed."""
-
-    def again(self, model: nn.Module, change: Callable[[Any], Any] = lambda t: t) -> _Answer:
-        """The same call of such a model, with the randomness and the buffers of this one and its arguments changed; leaves all as it was."""
-        args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
-        kept = copied(model.named_buffers())
-        now = random_state()
-        try:
-            set_random_state(self.random_state)
-            put_back(model, self.buffers)
-            with torch.no_grad():
-                outputs = tensors(model(*args, **kwargs))
-                return _Answer(outputs, copied(model.named_buffers()), self.has_drawn())
-        finally:
-            set_random_state(now)
-            put_back(model, kept)
-
-    def has_drawn(self) -> bool:
-        """Whether random numbers were drawn since the state of this call."""
-        return drawn_since(self.random_state)
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a call gives."""
-
-    outputs: list[Tensor]
-    buffers: Mapping[str, Tensor]
-    drew: bool
-
-
-def copied(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """The values of tensors, by name."""
-    return {name: t.detach().clone() for name, t in named}
-
-
-def changed(before: Mapping[str, Tensor], now: Iterable[tuple[str, Tensor]]) -> frozenset[str]:
-    """The names whose tensors are not what they were, those that came or went included."""
-    left = dict(before)
-    different = set()
-    for name, t in now:
-        old = left.pop(name, None)
-        same = old is not None and old.shape == t.shape and old.dtype == t.dtype
-        if not (same and old is not None and _equal(old, t.detach())):
-            different.add(name)
-    return frozenset(different | left.keys())
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Whether nothing was written: what is no number equals itself."""
-    return torch.equal(a, b) or bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """All tensors in tuples, lists and dicts."""
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
-
-
-def close(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one shape are the same but for rounding."""
-    if not a.is_floating_point():
-        return bool((a == b).all())
-    tolerance = 1e3 * torch.finfo(a.dtype).eps
-    scale = float(a.abs().nan_to_num(0, 0, 0).max()) if a.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: bool = True) -> None:
-    """Refuse a model whose call on so many records is not isolated; on the first batch in `full`, later with one random part replaced.
+    """Refuse a model whose call is not isolated.
+
+    Args:
+        call: The call to repeat.
+        model: The model, for calls if it cannot be copied.
+        records: How many records the call has.
+        coins: Where random choices come from.
+        full: All replacements, as on the first batch, or one random half.
 
     Raises:
-        UnsupportedModelError: saying what the model does.
+        UnsupportedModelError: It is not; the message says what the model does.
     """
     inputs = tensors((call.args, call.kwargs))
     if not any(by_record(t, records) for t in inputs):
@@ -182,7 +99,7 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
     asked = [[alone]] if full or records == 1 else []
     if records > 1:
         asked += rounds(inputs, records, coins, full=full)
-    others = [_one_more(start) for _ in asked]  # before the first is asked, which may keep what it sees
+    others = [_one_more(start) for _ in asked]  # copied before the first call, which may store what it sees
     last = _one_more(start) if full else None
     mine = start or model
     plain = call.again(mine)
@@ -198,7 +115,15 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
 
 
 def check_unmoved(call: Call, now: nn.Module) -> None:
-    """Refuse a model that computes something else after the backward pass than before its forward pass; `now` is a copy of it as it is."""
+    """Refuse a model that computes something else after the backward pass than before its forward pass.
+
+    Args:
+        call: The call to repeat.
+        now: A copy of the model as it is now.
+
+    Raises:
+        UnsupportedModelError: It does.
+    """
     if call.before is None:
         return
     then = _one_more(call.before)
@@ -213,17 +138,15 @@ def check_unmoved(call: Call, now: nn.Module) -> None:
 
 
 def _check_replaced(
-    call: Call, other: nn.Module, plain: _Answer, replacement: Replacement, records: int, *, must: bool
+    call: Call, other: nn.Module, plain: Answer, replacement: Replacement, records: int, *, must: bool
 ) -> None:
-    """What the model makes of the records that are kept, and what it writes, is the same when the others are replaced."""
+    """Refuse a model whose outputs for the kept records, or writes, change when the others are replaced."""
     try:
         base = plain if replacement.base is None else call.again(other, replacement.base)
         answer = call.again(other, replacement.change)
     except UnsupportedModelError:
         raise
-    except (
-        Exception
-    ):  # the user's own model, which need not take such records (lengths in no order, a value out of range)
+    except Exception:  # the user's model need not accept such records (lengths in no order, a value out of range)
         if must:
             raise
         return
@@ -242,7 +165,7 @@ def _check_replaced(
 
 
 def _kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement) -> bool:
-    """Whether two outputs agree in the rows that are kept."""
+    """Whether two outputs agree in the kept rows."""
     if plain.shape != replaced.shape:
         return not replacement.real
     rows = replacement.kept.to(plain.device)
@@ -254,7 +177,7 @@ def _kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement) -> bo
 
 
 def _check_left(call: Call, mine: nn.Module, other: nn.Module) -> None:
-    """Two copies that have seen different records compute the same in eval mode and have the same extra state."""
+    """Refuse a model if two copies that saw different records differ in eval mode, or in their extra state."""
     for (name, a), (_, b) in zip(extra_states(mine), extra_states(other), strict=True):
         if a != b:
             raise UnsupportedModelError(writes(f"the extra state of {name or 'the model'}"))
@@ -266,7 +189,7 @@ def _check_left(call: Call, mine: nn.Module, other: nn.Module) -> None:
         raise UnsupportedModelError(writes("the model (an attribute that it uses in eval mode)"))
 
 
-def _in_eval(call: Call, copy: nn.Module) -> _Answer:
+def _in_eval(call: Call, copy: nn.Module) -> Answer:
     modes = [(m, m.training) for m in copy.modules()]
     copy.eval()
     try:
@@ -276,49 +199,28 @@ def _in_eval(call: Call, copy: nn.Module) -> _Answer:
             m.training = training
 
 
-def has_extra_state(module: nn.Module) -> bool:
-    """Whether a module saves more than parameters and buffers."""
-    return type(module).get_extra_state is not nn.Module.get_extra_state
-
-
-def extra_states(model: nn.Module) -> list[tuple[str, bytes]]:
-    """What modules save besides parameters and buffers, as bytes; nothing where it cannot be written down."""
-    return [(name, extra_state(m)) for name, m in model.named_modules() if has_extra_state(m)]
-
-
-def extra_state(module: nn.Module) -> bytes:
-    """What a module saves besides parameters and buffers."""
-    try:
-        return pickle.dumps(pytree.tree_map(_plain, module.get_extra_state()))
-    except Exception:  # anything may be in there
-        return b""
-
-
-def _plain(value: Any) -> Any:
-    return value.detach().cpu().tolist() if isinstance(value, Tensor) else value
-
-
-def _alike(once: _Answer, again: _Answer) -> bool:
+def _alike(once: Answer, again: Answer) -> bool:
     return all(a.shape == b.shape and close(a, b) for a, b in zip(once.outputs, again.outputs, strict=True))
 
 
 def _one_more(model: nn.Module | None) -> nn.Module | None:
-    """A copy that shares the parameters; None of None, and where there is none."""
+    """A copy that shares the parameters; None if there is no model, or it cannot be copied."""
     return None if model is None else copies.of_model(model, sharing=model.parameters())
 
 
-def _check_same(once: _Answer, again: _Answer) -> None:
+def _check_same(once: Answer, again: Answer) -> None:
     if not _alike(once, again):
         raise UnsupportedModelError(
-            "the same batch gives another output the second time: the model remembers what it has seen outside its buffers, "
-            "or draws random numbers from a generator of its own. What it remembers would mix records"
+            "the same batch gives another output the second time: the model remembers what it has seen outside its "
+            "buffers, or draws random numbers from a generator of its own. What it remembers would mix records"
         )
 
 
 def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records: int, coins: Coins) -> None:
-    """What the model makes of two records must not change with how many there are.
+    """Refuse a model whose output for a record depends on how many records there are.
 
-    Dropout draws other numbers for another number of records: such a model is asked in eval mode, and cannot tell if it draws there, too.
+    Dropout draws other numbers for another number of records, so such a model is called in eval mode. If it draws
+    numbers there as well, nothing can be said.
     """
     if call.drew:
         if copy is None:
@@ -333,26 +235,33 @@ def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records:
         some = call.again(mine, functools.partial(picked, rows, records))
     except Exception as error:  # the user's own model, which may fail in any way
         raise UnsupportedModelError(
-            f"the model takes {records} records and fails for {len(rows)} of them ({type(error).__name__}: {error}): batches differ in size"
+            f"the model takes {records} records and fails for {len(rows)} of them ({type(error).__name__}: {error}): "
+            "batches differ in size"
         ) from error
     for many, few in zip(whole.outputs, some.outputs, strict=True):
         if by_record(many, records) and not (by_record(few, len(rows)) and close(many[rows], few)):
             raise UnsupportedModelError(
-                "what the model makes of a record depends on how many records there are in its batch, and so on whether another one is "
-                "among them: use a constant in the place of that number"
+                "what the model makes of a record depends on how many records there are in its batch, and so on "
+                "whether another one is among them: use a constant in the place of that number"
             )
 
 
 def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins: Coins) -> bool:
-    """Refuse a loss in which a record's value changes when others are replaced, or when there are fewer, or that remembers what it has seen.
+    """Refuse a loss that mixes records: by the others' values, by their number, or by what it remembers.
 
-    Ask on the first batch before the loss has seen any record.
+    Call it on the first batch, before the loss has seen any record.
+
+    Args:
+        loss: Takes an output and a target, and returns one value per record.
+        output: The model's output for a batch.
+        target: The targets of the batch.
+        coins: Where random choices come from.
 
     Returns:
         Whether this batch could tell, which takes two records.
 
     Raises:
-        UnsupportedModelError: saying what the loss does.
+        UnsupportedModelError: The loss mixes records; the message says how.
     """
     state = random_state()
 
@@ -377,8 +286,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
                 )
                 if not (same and close(plain, asked(other))):
                     raise UnsupportedModelError(
-                        "the same outputs give another loss the second time: the loss remembers what it has seen, and so mixes records (running "
-                        "counts), or draws random numbers from a generator that is not torch's own"
+                        "the same outputs give another loss the second time: the loss remembers what it has seen, and "
+                        "so mixes records (running counts), or draws random numbers from a generator that is not "
+                        "torch's own"
                     )
                 if not alone:
                     raise UnsupportedModelError(LOSS_MIXES)
@@ -387,8 +297,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
                 plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))
             ):
                 raise UnsupportedModelError(
-                    "the loss of a record depends on how many records there are in its batch, and so on whether another one is among them: give the "
-                    "plain loss of each (reduction='none'); the step divides by the expected batch size, a constant"
+                    "the loss of a record depends on how many records there are in its batch, and so on whether "
+                    "another one is among them: give the plain loss of each (reduction='none'); the step divides by "
+                    "the expected batch size, a constant"
                 )
     finally:
         set_random_state(state)
@@ -396,17 +307,9 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
 
 
 def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
-    """Whether a loss takes such values: it is the user's own, and a probability above 1 may be an error."""
+    """Whether a loss accepts such values: for a user's loss, a probability above 1 may be an error."""
     try:
         asked(loss, replacement.change)
     except Exception:
         return False
     return True
-
-
-@torch.no_grad()
-def put_back(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    """Buffers as they were, those that still have their form."""
-    for name, b in model.named_buffers():
-        if name in values and values[name].shape == b.shape and not torch.equal(b, values[name]):
-            b.copy_(values[name])

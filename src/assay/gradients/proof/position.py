@@ -1,10 +1,9 @@
-"""Position: a record's gradient has the same bits wherever in the batch it stands, and whatever stands beside it.
+"""Position: a record's gradient has the same bits anywhere in the batch, and beside any other records.
 
-Exact noise (`assay.mechanisms.exact`) needs that: a record that is left out must not change a single bit of the
-others. Kernels add up in an order that depends on the shapes (a batch of 5 gives other last bits than one of 64), so
-exact runs put all batches through the model in parts of one shape, filled up with zeros. Within one shape, kernels
-usually compute every row in the same way. This is tested on the first batch of the model at hand, and models for
-which it does not hold are refused.
+Exact noise (`assay.mechanisms.exact`) needs that: leaving a record out must not change a single bit of the others.
+Kernels add up in an order that depends on the shapes: a batch of 5 gives other last bits than one of 64. So exact runs
+put all batches through the model in parts of one shape, filled up with zeros. Within one shape, kernels usually compute
+every row in the same way. The first batch tests this, and models for which it does not hold are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from assay.gradients.engine import Engine
 from assay.gradients.record_grads import RecordGrads
 
 Rows = Callable[[RecordGrads], dict[str, Tensor]]
-"""What becomes of each record's gradient, [B, ...] a parameter."""
+"""Turns gradients into what is compared, [B, ...] for each parameter."""
 
 _MOVES = (
     "{} gives a record's gradient other last bits where the record stands elsewhere in its batch, or beside others. "
@@ -32,7 +31,7 @@ _MOVES = (
 
 @dataclass
 class Watch:
-    """Remembers the latest call of a model, until `check` was passed."""
+    """Remembers the latest call of a model until it has passed `check`."""
 
     model: nn.Module
     _calls: list[tuple[Any, Any, Any]] = field(default_factory=list)
@@ -53,7 +52,11 @@ class Watch:
         self._calls = []
 
     def replayed(self, losses: Tensor) -> Replayed:
-        """What is needed to repeat the call that these losses came from; ask before their backward pass."""
+        """What is needed to repeat the call that these losses came from. Call before their backward pass.
+
+        Raises:
+            UnsupportedModelError: The losses come from no call of the whole model.
+        """
         for args, kwargs, output in self._calls:
             tensors = [t for t in _tensors(output) if t.requires_grad]
             found = torch.autograd.grad(losses.sum(), tensors, retain_graph=True, allow_unused=True) if tensors else ()
@@ -77,15 +80,22 @@ class Replayed:
     size: int
 
     def check(self, engine: Engine, views: int, rows: Rows) -> RecordGrads | None:
-        """Call the model twice more, the second time with the records moved and every other one replaced by zeros;
-        refuse it where `rows` of a record are not the same to the bit.
+        """Refuse a model that gives a record other bits elsewhere in its batch.
 
-        A model that draws random numbers (dropout) is asked in eval mode: where a record stands decides which numbers
-        it gets, and these are independent and secret.
+        The model is called twice more, the second time with the records moved and every other one replaced by zeros.
+        A model that draws random numbers (dropout) is tested in eval mode: its numbers depend on a record's place, but
+        they are independent and secret.
+
+        Args:
+            engine: The engine on the model.
+            views: How many rows belong to one record.
+            rows: What is compared.
 
         Returns:
-            The gradients of the batch, as computed by the engine from here on; None where the model draws random
-            numbers.
+            The gradients of the batch, as the engine computes them from here on; None if the model draws numbers.
+
+        Raises:
+            UnsupportedModelError: A record's `rows` are not the same to the bit.
         """
         by = (self.size // views // 2 + 1) * views
 
@@ -124,7 +134,11 @@ class Replayed:
 
 
 def check_loss(loss: Callable[[Any, Any], Tensor], output: Any, target: Any) -> None:
-    """Refuse a loss whose gradient for a record has other bits where the record stands elsewhere in its batch."""
+    """Refuse a loss that gives a record's gradient other bits elsewhere in its batch.
+
+    Raises:
+        UnsupportedModelError: It does.
+    """
     tensors = [t for t in _tensors(output) if t.is_floating_point()]
     size = len(tensors[0]) if tensors and tensors[0].dim() else 0
 
@@ -148,5 +162,5 @@ def _tensors(value: Any) -> list[Tensor]:
 
 
 def _bits(t: Tensor) -> Tensor:
-    """For comparing: what is not a number counts as equal to itself."""
+    """The values with NaN and Inf replaced, so that each equals itself."""
     return t.nan_to_num(nan=0.5, posinf=0.25, neginf=-0.25)

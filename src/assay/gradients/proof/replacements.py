@@ -1,12 +1,14 @@
-"""Which records of a batch are replaced, and by what, to see whether the others notice.
+"""Which records of a batch are replaced, and by what, to see whether the results of the others change.
 
-A random half is replaced and the other half is compared; then the halves change places. Three splits of a random order are made, by the
-binary digits of a record's place in it: every two of up to eight records stand on different sides at least once, and of more records any two do
-with probability 7/8 or above. So a function of a part of the batch (its middle, pairs of neighbours) shows as well as one of all of it.
+A random half is replaced and the other half is compared; then the halves swap. There are three splits of a random
+order, by the binary digits of a record's place in it. Any two of up to eight records are on different sides at least
+once; of more records, any two are with probability 7/8 or above. So a function of some records of the batch (its
+middle, pairs of neighbours) shows as well as a function of all.
 
-What takes a record's place differs in what functions of a batch look at: which records there are and in which order (rows of the other half), their
-number of distinct values (one row for all), magnitude and sign (zeros, rows many times as large) and missingness (NaN in either half). Rows that no data
-set holds are given to CPU code only: there an index that is out of range is an error that can be caught.
+The replacements cover what functions of a batch depend on: which records there are, in which order (rows of the other
+half); the number of distinct values (one row for all); magnitude and sign (zeros, rows many times as large); missing
+values (NaN in either half). Rows that no data set holds go to CPU code only: there an index out of range raises an
+error that can be caught.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ import torch
 from torch import Tensor
 
 SPLITS = 3
-_MISSING = 0.3  # part of a record's numbers that are made missing
+_MISSING = 0.3  # the share of a record's numbers that are made missing
 
 
 class Coins(Protocol):
-    """Where random choices come from: a stream of `assay.randomness.streams`, which torch's own generators know nothing of."""
+    """The source of random choices: a stream of `assay.randomness.streams`, independent of torch's own generators."""
 
     def uniform(self, n: int) -> Tensor:
         """Independent uniform numbers in [0, 1), float64, on the CPU."""
@@ -36,14 +38,14 @@ Change = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """One way to replace a part of the records."""
+    """One way to replace some of the records."""
 
     kept: Tensor
     """The rows that stay what they are."""
     change: Change
-    """Replaces the others in a tensor with one row a record; leaves anything else alone."""
+    """Replaces the others in a tensor with one row per record; returns anything else unchanged."""
     base: Change | None = None
-    """What both sides of the comparison have in common, where it is not the batch itself."""
+    """What the comparison starts from, if not the batch itself."""
     real: bool = True
     """Whether all rows are rows of the batch."""
     gaps: bool = False
@@ -51,31 +53,31 @@ class Replacement:
 
 
 def by_record(t: Any, records: int) -> bool:
-    """Whether this is a tensor with one row a record."""
+    """Whether this is a tensor with one row per record."""
     return isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == records
 
 
 def splits(records: int, coins: Coins, most: int = SPLITS) -> list[Tensor]:
-    """Masks of a part of the records, about a half each; of two records or more."""
+    """Masks of about half of the records each; there must be two records or more."""
     place = coins.uniform(records).argsort()
     digits = range(min(most, (records - 1).bit_length()))
     return [(place >> digit & 1).bool() for digit in digits]
 
 
 def a_few(records: int, coins: Coins) -> list[int]:
-    """A few random records, in another number than all of them: never one, which some models take for none."""
+    """A few random records, fewer or more than there are; never one, because some models drop that dimension."""
     if records <= 2:
         return [0, records - 1, 0]
     return sorted(coins.uniform(records).argsort()[:2].tolist())
 
 
 def picked(rows: Sequence[int], records: int, t: Any) -> Any:
-    """These rows of a tensor with one row a record."""
+    """These rows of a tensor with one row per record."""
     return t[list(rows)] if by_record(t, records) else t
 
 
 def only(one: int, records: int, t: Any) -> Any:
-    """The same with every other record replaced by one of them; zeros in the place of a record that is alone."""
+    """The tensor with all records replaced by this one; zeros if it is the only record."""
     if not by_record(t, records):
         return t
     return torch.zeros_like(t) if records == 1 else t[one : one + 1].expand_as(t).clone()
@@ -84,14 +86,14 @@ def only(one: int, records: int, t: Any) -> Any:
 def rounds(
     tensors: Sequence[Tensor], records: int, coins: Coins, *, full: bool, gaps: bool = True
 ) -> list[list[Replacement]]:
-    """Replacements in a batch of two records or more, by split: on the first batch `full`, later a random one with one more kind.
+    """The replacements for a batch of two records or more.
 
     Args:
-        tensors: what will be changed; tells whether synthetic rows are safe and whether values are missing already.
-        records: how many records there are.
-        coins: where the choices come from.
-        full: all splits, each half in its turn, and all kinds.
-        gaps: whether values may be made missing in what is compared.
+        tensors: What will be changed. It decides whether synthetic rows are safe, and whether values are missing.
+        records: How many records there are.
+        coins: Where the choices come from.
+        full: All splits, both halves and all kinds; else one random half with rows of the other and one more kind.
+        gaps: Whether values may be made missing in what is compared.
 
     Returns:
         A list for each split.
@@ -103,7 +105,7 @@ def rounds(
         kinds += [_zeros, _large]
         if gaps:
             kinds.append(_missing)
-        if any(bool(t.isnan().any()) for t in rows):  # elsewhere, a guard against NaN is no mixing
+        if any(bool(t.isnan().any()) for t in rows):  # without NaN in the batch, a guard against it is not mixing
             kinds.append(_gaps)
     kinds.append(_one)
     if full:
@@ -132,7 +134,7 @@ def _others(mask: Tensor, coins: Coins) -> Replacement:
 
 
 def _one(mask: Tensor, coins: Coins) -> Replacement:
-    """One row of the other half, again and again."""
+    """One row of the other half for all."""
     kept = (~mask).nonzero().flatten()
     source = torch.where(mask, kept[_chance(coins, len(kept))], torch.arange(len(mask)))
     return Replacement(kept, functools.partial(_from, source))
@@ -143,13 +145,13 @@ def _zeros(mask: Tensor, coins: Coins) -> Replacement:
 
 
 def _large(mask: Tensor, coins: Coins) -> Replacement:
-    """Rows of the other half, 4 to 16 times as large, half of them turned."""
+    """Rows of the other half, 4 to 16 times as large, half of them with the sign changed."""
     numbers = 4 + 12 * coins.uniform(len(mask))
     return _scaled(mask, _source(mask, coins), torch.where(coins.uniform(len(mask)) < 0.5, -numbers, numbers))
 
 
 def _missing(mask: Tensor, coins: Coins) -> Replacement:
-    """Values are missing in what is compared; what they might be filled with is replaced."""
+    """Values are missing in what is compared; the records that could fill them are replaced."""
     kept, source = (~mask).nonzero().flatten(), _source(mask, coins)
     factor = 4 + 12 * coins.uniform(len(mask))
     holes = _Holes(coins)
@@ -174,7 +176,7 @@ def _scaled(mask: Tensor, source: Tensor, factor: Tensor) -> Replacement:
 
 
 def _source(mask: Tensor, coins: Coins) -> Tensor:
-    """For every record the row that it has afterwards: its own, or one of the other half."""
+    """For every record the row that it has afterwards: the same one, or one of the other half."""
     kept = (~mask).nonzero().flatten()
     drawn = kept[(coins.uniform(len(mask)) * len(kept)).long()]
     return torch.where(mask, drawn, torch.arange(len(mask)))
@@ -189,12 +191,12 @@ def _times(mask: Tensor, source: Tensor, factor: Tensor, t: Any) -> Any:
     if not by_record(t, len(mask)) or not t.is_floating_point():
         return t
     shape = (-1, *[1] * (t.dim() - 1))
-    # not multiplied where kept: what is no number stays that very one
+    # kept rows are not multiplied, so that their NaN and Inf stay
     return torch.where(mask.view(shape).to(t.device), t.nan_to_num() * factor.to(t).view(shape), t)
 
 
 class _Holes:
-    """The same places missing, whenever asked."""
+    """Makes values missing, always in the same places."""
 
     def __init__(self, coins: Coins) -> None:
         self._coins, self._places = coins, dict[torch.Size, Tensor]()

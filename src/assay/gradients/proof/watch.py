@@ -1,9 +1,10 @@
-"""What no pass may write into the model, looked at around every forward and backward pass.
+"""Writes into the model, which are looked for around every forward and backward pass.
 
-Versions tell, at the price of reading a counter: torch raises that of a tensor at every write in place, and a tensor that took
-another's place is another object. A parameter that is written to is refused at once. A buffer, an attribute or extra state may be written if what is
-written does not depend on the records, which is asked when it is first written (`assay.gradients.proof.isolation`). Writes that versions do not show (through
-`.data`, by kernels of other libraries, into lists) are found by values, on the first batch and on random later ones (`assay.gradients.proof.first_batch`).
+Version counters are cheap to read: torch raises a tensor's version at every write in place, and a tensor that replaced
+another is another object. A pass that writes into a parameter is refused at once. A buffer, an attribute or extra state
+may be written if the values do not depend on the records, which is checked at the first write
+(`assay.gradients.proof.isolation`). Versions do not show writes through `.data`, by kernels of other libraries or into
+lists. Comparing values shows these, on the first batch and on random later ones (`assay.gradients.proof.first_batch`).
 """
 
 from __future__ import annotations
@@ -16,18 +17,19 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.proof.isolation import extra_state, has_extra_state, writes
+from assay.gradients.proof.calls import extra_state, has_extra_state
+from assay.gradients.proof.isolation import writes
 
-_MODES = 16  # a model that has a mode of its own for every batch is asked on random ones
+_MODES = 16  # a model with more modes is checked on random batches only
 
 
 class Watch:
-    """The state of a model, and what has changed in it since it was marked."""
+    """Tells what has changed in a model since `mark`."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.by_versions = True
-        """Whether parameters stay the same tensors; those of a model that is split over ranks come and go."""
+        """Whether parameters stay the same tensors; those of a model that is split over ranks do not."""
         self._modes: set[tuple[bool, ...]] = set()
         self._survey()
 
@@ -41,7 +43,7 @@ class Watch:
         self._buffers = [(f"{n}." if n else "", m._buffers) for n, m in named]
         self._with_buffers = [b for _, b in self._buffers if b]
         self._without = [b for _, b in self._buffers if not b]
-        # torch's own layers write into buffers and parameters only
+        # torch's layers write into buffers and parameters only
         own = [(n, m) for n, m in named if not type(m).__module__.startswith("torch.nn.modules.")]
         self._attributes = [(n or "the model", vars(m)) for n, m in own]
         self._extra = [(n or "the model", m) for n, m in own if has_extra_state(m)]
@@ -51,7 +53,7 @@ class Watch:
         return list(chain.from_iterable(map(dict.values, self._children)))
 
     def reformed(self) -> bool:
-        """Whether modules came, went or changed their mode to one in which this was not asked yet."""
+        """Whether modules were added or removed, or have a combination of modes that was not there before."""
         if self._placed() != self._form:
             self._modes.clear()
             self._survey()
@@ -62,7 +64,7 @@ class Watch:
         return True
 
     def mark(self) -> None:
-        """The state as it is now is the one to compare with."""
+        """Remember the current state, to compare with."""
         self._versions = [p._version for p in self._values] if self.by_versions else []
         self._held = [list(b.values()) for b in self._with_buffers]
         self._held_versions = [[_version(t) for t in held] for held in self._held]
@@ -71,10 +73,10 @@ class Watch:
         self._told = [extra_state(m) for _, m in self._extra]
 
     def written(self, during: str) -> set[str]:
-        """The buffers and extra states that were written to since the mark.
+        """The buffers and extra states that were written since the mark.
 
         Raises:
-            UnsupportedModelError: where a parameter was, or where a buffer was filled in a pass record by record.
+            UnsupportedModelError: A parameter was written, or a buffer in a pass record by record.
         """
         if self.by_versions and self._versions != [p._version for p in self._values]:
             for (name, p), version in zip(self._parameters, self._versions, strict=True):
@@ -83,7 +85,7 @@ class Watch:
         return self.state(during)
 
     def state(self, during: str = "forward") -> set[str]:
-        """The same without a look at parameters, which an optimizer may have moved since."""
+        """The same without checking parameters, which an optimizer may have moved."""
         found: set[str] = set()
         for held, versions, now in zip(self._held, self._held_versions, self._with_buffers, strict=True):
             if list(map(id, held)) != list(map(id, now.values())) or versions != [_version(t) for t in held]:
@@ -97,7 +99,7 @@ class Watch:
         return found
 
     def attributes(self) -> set[str]:
-        """The attributes that were set since the mark, or tensors among them written to, of modules that are not torch's own."""
+        """The attributes that were set or written since the mark, of modules that are not torch's own."""
         found = set()
         for (path, now), seen, versions in zip(self._attributes, self._seen, self._seen_versions, strict=True):
             if list(map(id, seen.values())) != list(map(id, now.values())):
@@ -125,21 +127,22 @@ def _version(t: Tensor | None) -> int:
 
 
 def check_hooks(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Refuse parameters with hooks on their gradient: a hook would see the sum of the records' gradients, without noise.
+    """Refuse parameters with hooks on their gradient: a hook would see the sum of the records' gradients without noise.
 
     Raises:
-        UnsupportedModelError: with the parameter's name and what to do instead.
+        UnsupportedModelError: A parameter has such a hook; the message names it and says what to do.
     """
     for name, p in parameters:
         after: Any = p._post_accumulate_grad_hooks
         if after:
             raise UnsupportedModelError(
-                f"parameter {name} has a hook that runs when its gradient is there (register_post_accumulate_grad_hook, an optimizer fused "
-                "into the backward pass): it would act on the records' gradients without noise. Remove it, and call optimizer.step() "
-                "after step.backward(losses), when .grad is private"
+                f"parameter {name} has a hook that runs when its gradient is there "
+                "(register_post_accumulate_grad_hook, an optimizer fused into the backward pass): it would act on the "
+                "records' gradients without noise. Remove it, and call optimizer.step() after step.backward(losses), "
+                "when .grad is private"
             )
         if p._backward_hooks:
             raise UnsupportedModelError(
-                f"parameter {name} has a hook on its gradient (register_hook): it would see the records' gradients without noise. Remove it, "
-                "and change .grad after step.backward(losses), when it is private"
+                f"parameter {name} has a hook on its gradient (register_hook): it would see the records' gradients "
+                "without noise. Remove it, and change .grad after step.backward(losses), when it is private"
             )

@@ -1,8 +1,8 @@
-"""`nn.MultiheadAttention` by the rule of a linear layer: its projections are recorded, attention itself has no parameter.
+"""`nn.MultiheadAttention` by the rule of a linear layer: its projections are recorded, and attention has no parameter.
 
 torch computes the whole module in one function, which reads the output projection's weight without calling that layer.
-Here the same is computed from its parts, so that no record needs a copy of a projection: the input projections are one
-recorded linear map for each distinct input, the output projection is the layer it is.
+Here the same is computed step by step, so that no record needs a copy of a projection. The input projections are one
+recorded linear map for each distinct input, and the output projection is an ordinary layer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Project(Protocol):
 
 
 def ruled(module: nn.Module) -> bool:
-    """Whether `attend` computes what this module does: torch's own class, one packed projection, nothing appended to keys."""
+    """Whether `attend` computes what this module does: torch's class, one packed projection, nothing added to keys."""
     return (
         isinstance(module, nn.MultiheadAttention)
         and type(module).forward is nn.MultiheadAttention.forward
@@ -54,7 +54,11 @@ def attend(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """What `nn.MultiheadAttention.forward` computes, its projections by `project` and `module.out_proj`."""
+    """What `nn.MultiheadAttention.forward` computes, with its projections by `project` and `module.out_proj`.
+
+    Raises:
+        UnsupportedModelError: The query has no record dimension.
+    """
     if query.dim() != 3:
         raise UnsupportedModelError(
             f"MultiheadAttention was given a query of shape {tuple(query.shape)} without a record dimension"
@@ -133,7 +137,7 @@ class Projection:
     def uses(
         self, module: nn.MultiheadAttention, wanted: frozenset[str], x: Tensor, g: Tensor
     ) -> tuple[Sequence[str], LayerUse]:
-        """Those of a linear layer, in their rows of the packed parameters."""
+        """The uses of a linear layer, in these rows of the packed parameters."""
         rows = 3 * module.embed_dim
         whole = self.stop - self.start == rows
         made: dict[str, Callable[[], Use]] = {

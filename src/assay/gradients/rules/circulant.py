@@ -1,9 +1,9 @@
 """Per-record gradients of block-circulant linear layers (GReDP, Eq. 19-20).
 
-The gradient of block (p, q)'s defining vector is the circular correlation of output gradient g_p and input x_q, so that
-its spectrum is x̂_q · conj(ĝ_p) and one position a record needs no gradients for its norm (`assay.gradients.rules.spectra`). Several
-positions a record add up their spectra first: these are built where they are smaller than what they come from, and
-otherwise in pieces, for the norm only.
+The gradient of block (p, q)'s defining vector is the circular correlation of output gradient g_p and input x_q. Its
+spectrum is x̂_q · conj(ĝ_p), so a record with one position needs no gradients for its norm
+(`assay.gradients.rules.spectra`). With several positions per record, their spectra are added up first. The sums are
+kept if they are smaller than their factors, and otherwise built in pieces, for the norm only.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def circulant(x: Tensor, g: Tensor) -> Use:
 
 @dataclass(slots=True)
 class Positions:
-    """Several positions a record: spectra `x` [B, T, Q, K] and `g` [B, T, P, K], for gradients too large to keep."""
+    """Several positions per record: spectra `x` [B, T, Q, K] and `g` [B, T, P, K], for gradients too large to keep."""
 
     torus: Torus
     x: Tensor

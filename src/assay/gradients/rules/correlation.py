@@ -1,16 +1,17 @@
 """Convolutions in GReDP's `full` frequency domain: a record's gradient is its whole correlation map (Eq. 14-16).
 
-The published method transforms the circular correlation of the padded input and the output gradient, of the padded
-input's size H×W, whose leading corner is the kernel's gradient; it clips and adds noise there. The map's norm is at least
-the corner's, so clipping by it bounds what is cropped from it as well.
+The published method transforms the circular correlation of the padded input and the output gradient. It has the padded
+input's size H×W, and its leading corner is the kernel's gradient. The method clips and adds noise there. The map's norm
+is at least the corner's, so clipping by it also bounds what is cropped from it.
 
-The norm comes from two power spectra (`assay.gradients.rules.spectra`); no record's map is built for it.
+The norm comes from two power spectra (`assay.gradients.rules.spectra`), without building a record's map.
 
-Where white noise on the map is followed by a low-pass filter and the corner is all that is kept, no map is built at all. The corner of a
-filtered map m is E m, E of full size [corner, map] with E Eᵀ = A = V Λ Vᵀ (A[u, v] is the filter's kernel at u - v). U = Λ^-½ Vᵀ E has orthonormal rows:
-U m is no longer than m, white noise on m is white noise of the same scale on U m, and V Λ^½ U m is the corner. So the sum is
-taken in the coordinates U m (`Filtered`), as many as the corner has, and `restored` after the noise: in distribution what adding
-noise to the map, filtering and cropping gives, and as a function of that release no less private.
+If white noise on the map is followed by a low-pass filter, and only the corner is kept, no map is built at all. The
+corner of a filtered map m is E m, where E is [corner, map] with E Eᵀ = A = V Λ Vᵀ, and A[u, v] is the filter's kernel
+at u - v. U = Λ^-½ Vᵀ E has orthonormal rows: U m is no longer than m, white noise on m is white noise of the same scale
+on U m, and V Λ^½ U m is the corner. So the sum is taken in the coordinates U m (`Filtered`), as many as the corner has,
+and `restored` after the noise. This has the distribution of adding noise to the map, filtering and cropping. As a
+function of that release it is no less private.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ from assay.mechanisms.frequencies import low_frequencies
 
 
 def corner(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """The leading corner of `value`'s last dimensions that has this shape; `value` itself where it has it already."""
+    """The leading corner of `value`'s last dimensions with this shape; `value` itself if that is its shape."""
     lead = [slice(None)] * (value.dim() - len(shape))
     return value[(*lead, *map(slice, shape))]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Basis:
-    """The coordinates of a filtered map's corner (see above), of which a weight of this shape is made."""
+    """The coordinates of a filtered map's corner (see above), which give a weight of this shape."""
 
     shape: torch.Size
     kept: Tensor
@@ -53,15 +54,15 @@ class Basis:
 
 @functools.lru_cache(maxsize=256)
 def basis(shape: torch.Size, sides: tuple[int, ...], rho: float, dtype: torch.dtype, device: torch.device) -> Basis:
-    """For maps with these sides, of which the filter keeps ρ and the crop a kernel; in float64 until the end."""
+    """The basis for maps with these sides, of which the filter keeps ρ and the crop a kernel; computed in float64."""
     torus, size = Torus(sides), tuple(shape[2:])
     kept = low_frequencies(sides, rho)
     spike = torch.zeros(math.prod(size), *sides, dtype=torch.float64)
     places = torch.cartesian_prod(*map(torch.arange, size)).view(-1, len(size))
     spike[(torch.arange(len(spike)), *places.unbind(1))] = 1.0
-    rows = torus.spectrum(spike).mul_(kept)  # of E: each is a corner's place, filtered
+    rows = torus.spectrum(spike).mul_(kept)  # the rows of E: each is one place of the corner, filtered
     values, vectors = torch.linalg.eigh(corner(torus.signal(rows), size).flatten(1))
-    real = values > 1e-9 * values[-1]  # fewer frequencies than places leave directions that no map has
+    real = values > 1e-9 * values[-1]  # if there are fewer frequencies than places, some directions have no map
     root = values[real].sqrt()
     whitened = (vectors[:, real] / root).T.to(rows.dtype) @ rows.flatten(1)
     # ⟨row, m⟩ over all frequencies is Σ count · Re(conj(roŵ) m̂) over the half that is kept of them
@@ -75,7 +76,7 @@ def basis(shape: torch.Size, sides: tuple[int, ...], rho: float, dtype: torch.dt
 
 
 def restored(value: Tensor, form: torch.Size | Basis) -> Tensor:
-    """A parameter's gradient, out of a map with it in the leading corner or out of coordinates; itself where it is that already."""
+    """A parameter's gradient, from coordinates or from a map whose leading corner it is."""
     if isinstance(form, Basis):
         return (value @ form.synthesis).view(form.shape)
     return corner(value, form).contiguous()
@@ -83,7 +84,7 @@ def restored(value: Tensor, form: torch.Size | Basis) -> Tensor:
 
 @dataclass(slots=True)
 class Filtered(Correlations):
-    """Maps that only matter filtered and cropped: their norm is that of the whole map, their sum is in a basis' coordinates."""
+    """Maps of which only the filtered corner is used: the norm is that of the whole map, the sum is in coordinates."""
 
     basis: Basis
 
@@ -112,9 +113,9 @@ class Filtered(Correlations):
 class FullCorrelationRule(ConvRule):
     """Convolutions clipped by the norm of their whole correlation map, for any stride, padding and groups.
 
-    With `maps` the weighted sum is that of the maps, [out, in / groups, H, W], for a caller that changes them before it takes
-    the `corner`; with `rho` it is in coordinates of the corner that a low-pass filter leaves, to be `restored`; without, it is the kernel's
-    gradient. The bias is as everywhere.
+    With `maps`, the weighted sum is that of the maps, [out, in / groups, H, W], for a caller that changes them before
+    it takes the `corner`. With `rho`, it is in coordinates of the corner that a low-pass filter leaves, to be
+    `restored`. With neither, it is the kernel's gradient. The bias is that of any convolution.
     """
 
     maps: bool
@@ -123,7 +124,7 @@ class FullCorrelationRule(ConvRule):
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
         if any(step > 1 for step in module.dilation):
             raise UnsupportedModelError(
-                f"{module} is dilated: its gradient is no corner of the full correlation map; use domain=kernel"
+                f"{module} is dilated: its gradient is not a corner of the full correlation map; use domain=kernel"
             )
         x, shape = self._laid_out(module, x, pad=self.maps or self.rho is not None)
         torus = Torus(tuple(side + 2 * pad for side, pad in zip(x.shape[2:], shape.padding, strict=True)))
@@ -137,7 +138,7 @@ class FullCorrelationRule(ConvRule):
 
 
 def _spread(g: Tensor, stride: tuple[int, ...], torus: Torus) -> Tensor:
-    """The output gradient on the input's grid: zeros between positions. What follows them `Torus.spectrum` adds."""
+    """The output gradient on the input's grid, with zeros between positions. `Torus.spectrum` adds those at the end."""
     if all(step == 1 for step in stride):
         return g
     out = g.new_zeros(*g.shape[:2], *torus.sides)
@@ -148,14 +149,14 @@ def _spread(g: Tensor, stride: tuple[int, ...], torus: Torus) -> Tensor:
 
 @dataclass(slots=True)
 class Cornered:
-    """The kernel's gradients, each with the norm of the whole map that it is the corner of."""
+    """The kernel's gradients, each with the norm of the whole map whose corner it is."""
 
     kernel: Convolved
     torus: Torus
 
     def sq_norm(self) -> Tensor:
         shape, x, g = self.kernel.shape, self.kernel.x, self.kernel.g
-        # zeros around the input may as well all be behind it: a shift leaves the power spectrum as it is
+        # the zeros around the input may all be put behind it: a shift does not change the power spectrum
         seen = self.torus.power(x, shape.groups)
         given = self.torus.power(_spread(g, shape.stride, self.torus), shape.groups)
         # the sum is over windows: ‖Σ g_t p_tᵀ‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows

@@ -1,8 +1,8 @@
-"""Per-record gradients of anything: run the module once a record, each with its own copy of the parameters.
+"""Per-record gradients of any module: it runs for each record with a separate copy of the parameters.
 
-Correct for every module that treats records separately, slower than a rule. `torch.func.vmap` runs the copies together;
-what it cannot batch (recurrent layers, data-dependent control flow) runs in a loop. Randomness inside the module
-(dropout) is drawn once, in the one forward pass there is.
+This is correct for every module that treats records separately, and slower than a rule. `torch.func.vmap` runs the
+copies together. What it cannot batch (recurrent layers, data-dependent control flow) runs in a loop. Randomness inside
+the module (dropout) is drawn once, in the one forward pass.
 """
 
 from __future__ import annotations
@@ -18,23 +18,29 @@ from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.proof import isolation
+from assay.gradients.proof import calls
 
 _RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 
 @dataclass(slots=True)
 class PerRecordCall:
-    """An `ExpandRule` for modules without a rule. Remembers whether vmap can batch the module, and which arguments all records share:
-    in a later batch such a one (a mask) may happen to have as many rows as there are records.
+    """An `ExpandRule` for modules without a rule.
+
+    It remembers whether vmap can batch the module, and which arguments all records share: in a later batch such an
+    argument (a mask) may happen to have as many rows as there are records.
     """
 
     batchable: bool = True
     shared: dict[tuple[int, int], bool] = field(default_factory=dict)
-    """By how many arguments there are and which one it is; known from the first batch of more than one record on."""
+    """By the number of arguments and the place of this one; known from the first batch with several records."""
 
     def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-        """Records in the first tensor argument."""
+        """The number of records in the first tensor argument.
+
+        Raises:
+            UnsupportedModelError: No argument has a record dimension.
+        """
         for leaf, axis in _leaves(module, args, kwargs):
             if isinstance(leaf, Tensor) and axis is not None:
                 return leaf.shape[axis]
@@ -48,7 +54,7 @@ class PerRecordCall:
         kwargs: dict[str, Any],
         records: int,
     ) -> Any:
-        """Run every record alone with its own parameters and put the outputs together again."""
+        """Run every record alone with its own copy of the parameters, and stack the outputs."""
         leaves = self._settled(module, _leaves(module, args, kwargs), records)
         _, structure = pytree.tree_flatten((args, kwargs))
         values = [leaf for leaf, _ in leaves]
@@ -73,11 +79,11 @@ class PerRecordCall:
         if tensors is None:
             copies = {name: value.unbind(0) for name, value in own.items()}
             parts = [None if axis is None else value.unbind(axis) for value, axis in zip(values, axes, strict=True)]
-            # an iteration that a call takes one step of (spectral normalisation) goes no further for a record that stands later
-            start = isolation.copied(module.named_buffers())
+            # a call that moves a buffer by one iteration (spectral normalisation) must not move it once for each record
+            start = calls.copied(module.named_buffers())
             rows = []
             for i in range(records):
-                isolation.put_back(module, start)
+                calls.put_back(module, start)
                 rows.append(
                     one(
                         {name: copy[i] for name, copy in copies.items()},
@@ -92,7 +98,7 @@ class PerRecordCall:
     def _settled(
         self, module: nn.Module, leaves: list[tuple[Any, int | None]], records: int
     ) -> list[tuple[Any, int | None]]:
-        """The leaves with the axis of their records, None for what all records share: in every batch what it was in the first."""
+        """The leaves with the axis of their records, as in the first batch; None for what all records share."""
         found: list[tuple[Any, int | None]] = []
         for i, (leaf, axis) in enumerate(leaves):
             if axis is None:
@@ -104,29 +110,31 @@ class PerRecordCall:
                 self.shared[len(leaves), i] = shared
             if not shared and not apart:
                 raise UnsupportedModelError(
-                    f"{type(module).__name__} was called with a tensor of shape {tuple(leaf.shape)} for {records} records, where one of as many "
-                    "rows as records was expected: it is not the same for all records in every batch. Expand it to all records"
+                    f"{type(module).__name__} was called with a tensor of shape {tuple(leaf.shape)} for {records} "
+                    "records, where one of as many rows as records was expected: it is not the same for all records in "
+                    "every batch. Expand it to all records"
                 )
             found.append((leaf, None if shared else axis))
         return found
 
 
 def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`values` by every name their tensors have in `module`, each place once.
+    """`values` by every name that their tensors have in `module`, each place once.
 
-    torch's own tying names a module that stands in two places twice, and then puts the replacement back as the original.
+    torch's `tie_weights` names a module that stands in two places twice, and then restores the replacement in place of
+    the original.
     """
-    own = {id(t): name for name, t in [*module.named_parameters(), *module.named_buffers()]}
-    found: dict[str, Tensor] = {}
-    for path, part in module.named_modules():
-        for name, t in [*part._parameters.items(), *part._buffers.items()]:
-            if t is not None and own.get(id(t)) in values:
-                found[f"{path}.{name}" if path else name] = values[own[id(t)]]
-    return found
+    names = {id(t): name for name, t in [*module.named_parameters(), *module.named_buffers()]}
+    out: dict[str, Tensor] = {}
+    for path, inner in module.named_modules():
+        for name, t in [*inner._parameters.items(), *inner._buffers.items()]:
+            if t is not None and names.get(id(t)) in values:
+                out[f"{path}.{name}" if path else name] = values[names[id(t)]]
+    return out
 
 
 def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:
-    """Where the records are in an argument of a module that says so by `batch_first`."""
+    """The axis of the records in an argument, by the module's `batch_first`."""
     first = 0 if getattr(module, "batch_first", True) else 1
     if isinstance(module, _RECURRENT):
         return first if name == "input" else 1
@@ -142,7 +150,7 @@ def _record_axis(module: nn.Module, name: str, value: Tensor) -> int | None:
 
 
 def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, int | None]]:
-    """Every argument leaf with the axis its records would stand on, None for what has none."""
+    """Every leaf of the arguments with the axis that its records would have; None for what is not a tensor."""
     names = list(inspect.signature(type(module).forward).parameters)[1:]
     named = [(names[min(i, len(names) - 1)] if names else "", a) for i, a in enumerate(args)] + list(kwargs.items())
     found: list[tuple[Any, int | None]] = []
@@ -154,7 +162,7 @@ def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _output_axes(module: nn.Module, flat: list[Any]) -> list[int | None]:
-    """Where the records are in each output."""
+    """The axis of the records in each output."""
     first = 0 if getattr(module, "batch_first", True) else 1
     if isinstance(module, _RECURRENT):
         return [first, *[1] * (len(flat) - 1)]

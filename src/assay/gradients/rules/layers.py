@@ -1,13 +1,13 @@
 """A rule for each layer type: how to run it with given parameters, and what its parameters' per-record gradients are.
 
-Two kinds. A `TapeRule` runs the layer with detached parameters and later reads the gradients off the recorded input and
-output gradient: autograd then computes input gradients only, and no weight gradient twice. An `ExpandRule` runs the
-layer with one copy of the parameters a record (a view, no memory), so that autograd itself hands back one gradient a
-record; it serves where the backend can do that in the same kernel call (GroupNorm), and for anything unknown
-(`assay.gradients.rules.fallback`).
+There are two kinds. A `TapeRule` runs the layer with detached parameters and later computes the gradients from the
+recorded input and output gradient. Autograd then computes input gradients only, and no weight gradient twice. An
+`ExpandRule` runs the layer with one copy of the parameters for each record (a view, which takes no memory), so that
+autograd itself gives per-record gradients. It is for layers whose backend does that in one kernel call (GroupNorm), and
+for unknown layers (`assay.gradients.rules.fallback`).
 
-A rule applies to exactly its type, or to a subclass that keeps its `forward`: a subclass that computes something else
-is unknown, and goes through the fallback.
+A rule applies to its exact type, and to a subclass that keeps its `forward`. A subclass that computes something else is
+unknown, and goes through the fallback.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ Params = Mapping[str, Tensor | None]
 
 @runtime_checkable
 class TapeRule(Protocol):
-    """Forward with given parameters; per-record gradients from the recorded input and output gradient."""
+    """Runs a layer with given parameters; the recorded input and output gradient give per-record gradients."""
 
     def forward(self, module: Any, params: Params, x: Tensor) -> Tensor:
-        """What `module.forward(x)` computes, with `params` in place of the module's own."""
+        """What `module.forward(x)` computes, with `params` in place of the module's parameters."""
         ...
 
     def uses(self, module: Any, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:
-        """The wanted parameters and their use; `g` is the gradient of the output, and the record comes first in all."""
+        """The wanted parameters and their use; `g` is the output's gradient. The first dimension is the record."""
         ...
 
 
 class ExpandRule(Protocol):
-    """Forward with one copy of the parameters a record."""
+    """Runs a layer with one copy of the parameters for each record."""
 
     def forward(self, module: Any, params: Params, args: tuple[Any, ...], kwargs: dict[str, Any], records: int) -> Any:
         """What the module computes, where `params` are [B, *shape] and record i uses row i."""
@@ -94,7 +94,7 @@ class TransposedLinearRule:
 
 
 def _narrow(weight: Tensor, x: Tensor) -> bool:
-    """A first layer with few outputs on a CPU, where W xᵀ takes about half the time of the backend's x Wᵀ."""
+    """Whether this is a first layer with few outputs on a CPU: W xᵀ then takes half the time of the backend's x Wᵀ."""
     outputs, inputs = weight.shape
     return (
         outputs < 16
@@ -144,7 +144,7 @@ class ConvRule:
     def _laid_out(
         module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, *, pad: bool = False
     ) -> tuple[Tensor, ConvShape]:
-        """The input and the geometry; padded already where that is not by zeros on both sides alike, or where asked for."""
+        """The input and the shape; the input is padded unless zeros on both sides will do and `pad` is off."""
         padding = module.padding
         if pad or module.padding_mode != "zeros" or isinstance(padding, str):
             mode = "constant" if module.padding_mode == "zeros" else module.padding_mode
@@ -167,15 +167,15 @@ class StandardisedConvRule(ConvRule):
 
 
 class EmbeddingRule:
-    """Rows picked by index. Never builds a table a record."""
+    """Rows picked by index. No table is built for a record."""
 
     def forward(self, module: nn.Embedding, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
         assert weight is not None
         if module.max_norm is not None or module.scale_grad_by_freq:
             raise UnsupportedModelError(
-                f"{module} uses max_norm or scale_grad_by_freq, which make one record's gradient depend on the others in "
-                "the batch; build it without them"
+                f"{module} uses max_norm or scale_grad_by_freq, which make one record's gradient depend on the others "
+                "in the batch; build it without them"
             )
         return F.embedding(x, weight, padding_idx=module.padding_idx)
 
@@ -226,8 +226,9 @@ class RMSNormRule:
 
 
 class ChannelNormRule:
-    """GroupNorm and InstanceNorm, with the records folded into the channels: one kernel call gives input and
-    per-record gradients.
+    """GroupNorm and InstanceNorm, with the records folded into the channels.
+
+    One kernel call gives input gradients and per-record gradients.
     """
 
     def forward(
@@ -292,12 +293,12 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
 
 
 Rules = Mapping[type[nn.Module], TapeRule | ExpandRule]
-"""By layer type."""
+"""Rules by layer type."""
 
 _ELSEWHERE: dict[tuple[str, str], TapeRule | ExpandRule] = {
     ("transformers.pytorch_utils", "Conv1D"): TransposedLinearRule(),
 }
-"""Layer types of other libraries by module and name; nothing is imported for them."""
+"""Rules for layers of other libraries, by module and name: nothing is imported for them."""
 
 
 def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:
@@ -314,7 +315,7 @@ def _foreign() -> dict[type[nn.Module], TapeRule | ExpandRule]:
 
 
 def rule_for(module: nn.Module, rules: Rules = RULES) -> TapeRule | ExpandRule | None:
-    """The rule for this module, or None if its type is unknown, changes `forward`, or carries parameters of its own."""
+    """The rule for this module; None if its type is unknown, changes `forward`, or has other parameters."""
     if "forward" in vars(module):  # another library has replaced this one's forward
         return None
     for kind, rule in {**rules, **_foreign()}.items():

@@ -5,11 +5,11 @@ x̂_i · conj(ĝ_o) (times √N for unitary transforms of N points). By Parseval
 
     ‖M‖² = N · Σ_k (Σ_i |x̂_i(k)|²) (Σ_o |ĝ_o(k)|²),
 
-so that a norm needs two power spectra, and neither maps nor their spectra. Real signals need half of the frequencies;
-those that stand for their conjugate as well count twice.
+so a norm needs two power spectra, but neither the maps nor their spectra. Real signals need half of the frequencies;
+those that also stand for their conjugate count twice.
 
-Norms are safe. A unitary transform in floating point is off by at most η times the norm of what it transforms (not of
-each coefficient). With a_k and b_k the roots of the two power spectra, ‖a∘b‖ is then off by at most
+Norms are safe. The error of a unitary transform in floating point is at most η times the norm of its input, though not
+for each coefficient. With a_k and b_k the roots of the two power spectra, the error of ‖a∘b‖ is then at most
 η (‖a‖ max b + ‖b‖ max a), and every norm is raised by that.
 """
 
@@ -39,7 +39,7 @@ def _counts(side: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _rough(side: int) -> bool:
-    """Whether a prime above 7 divides it, which fast transforms are slow at."""
+    """Whether a prime above 7 divides it, which makes fast transforms slow."""
     for prime in (2, 3, 5, 7):
         while side % prime == 0:
             side //= prime
@@ -61,27 +61,28 @@ class Torus:
 
     @property
     def points(self) -> int:
-        """How many."""
+        """The number of grid points."""
         return math.prod(self.sides)
 
     def rounding(self, dtype: torch.dtype) -> float:
-        """η: a bound on ‖error‖/‖signal‖ of one transform, with room for the products and the way back.
+        """η: a bound on ‖error‖/‖signal‖ of one transform, with a margin for the products and the inverse.
 
-        One transform is off by 3.4 eps for each doubling of the size if that is a power of two (Higham, Accuracy and
-        Stability of Numerical Algorithms, Theorem 24.2); other sizes cost up to three transforms of twice the size.
-        Products with the matrices of short sides n are off by `rounding(dtype, n)` a dimension, which is less.
+        The error of one transform is 3.4 eps for each doubling of the size if that is a power of two (Higham 2002,
+        "Accuracy and stability of numerical algorithms", Theorem 24.2). Other sizes cost up to three transforms of
+        twice the size. Products with the matrices of short sides n have an error of `rounding(dtype, n)` for each
+        dimension, which is less.
         """
         return 12.0 * torch.finfo(dtype).eps * math.log2(2 * self.points)
 
     def spectrum(self, signal: Tensor) -> Tensor:
-        """Of the last dimensions, with zeros after the signal where it is smaller than the grid."""
+        """The spectrum over the last dimensions; a signal smaller than the grid is followed by zeros."""
         if self._short(signal):
             return self._by_products(signal)
         found: Tensor = torch.fft.rfftn(signal, s=self.sides, dim=self._last, norm="ortho")
         return found
 
     def signal(self, spectrum: Tensor) -> Tensor:
-        """The way back."""
+        """The inverse of `spectrum`."""
         found: Tensor = torch.fft.irfftn(spectrum, s=self.sides, dim=self._last, norm="ortho")
         return found
 
@@ -90,21 +91,21 @@ class Torus:
         return tuple(range(-len(self.sides), 0))
 
     def counts(self, power: Tensor) -> Tensor:
-        """For the last dimension of a power spectrum (see `_counts`)."""
+        """How often each frequency of the last dimension counts (see `_counts`)."""
         return _counts(self.sides[-1], power.dtype, power.device)
 
     def power(self, signal: Tensor, groups: int = 1) -> Tensor:
         """Power spectrum of each record, summed over the channels of a group: [B, C, ...] to [B, groups, ...].
 
-        A few records at a time: what fits the cache, instead of spectra as large as the batch's activations.
+        It takes as many records at a time as fit the cache: all spectra would be as large as the batch's activations.
         """
         step = max(1, _PIECE // (signal.shape[1] * self.points))
         return torch.cat([power(self.spectrum(part).unflatten(1, (groups, -1)), 2) for part in signal.split(step)])
 
     def _short(self, signal: Tensor) -> bool:
-        """Sides for which a CPU multiplies by the transform's matrices about as fast as its FFT, or up to twice as fast.
+        """Whether a CPU multiplies by the transform's matrices as fast as its FFT, or up to twice as fast.
 
-        34 = 2 · 17, the side of a padded CIFAR image, is such a side.
+        It does for 34 = 2 · 17, the side of a padded CIFAR image.
         """
         longest = max(self.sides)
         return (
@@ -115,7 +116,7 @@ class Torus:
         )
 
     def _by_products(self, signal: Tensor) -> Tensor:
-        """The spectrum, a dimension at a time, by products with the matrix of each."""
+        """The spectrum by products with the matrix of each dimension, one after the other."""
         *lengths, length = signal.shape[-len(self.sides) :]
         rows = torch.view_as_real(_waves(self.sides[-1], length, signal.dtype)[:, : self.sides[-1] // 2 + 1])
         found = torch.view_as_complex((signal @ rows.flatten(1)).unflatten(-1, (-1, 2)))
@@ -135,7 +136,7 @@ def power(spectra: Tensor, channels: int) -> Tensor:
 def norms(torus: Torus, x: Tensor, g: Tensor, summing: float = 0.0) -> tuple[Tensor, Tensor]:
     """‖M‖ of each record from power spectra [B, groups, ...], and a bound on what rounding has taken from it, both [B].
 
-    `summing` is what adding up the record's gradient may lose apart from transforms, as a part of ‖x‖‖g‖.
+    `summing` is the fraction of ‖x‖‖g‖ that adding up the record's gradient may lose apart from transforms.
     """
     counts, eps = torus.counts(x), torch.finfo(x.dtype).eps
     all_x, all_g = (x * counts).flatten(2), (g * counts).flatten(2)
@@ -149,7 +150,7 @@ def norms(torus: Torus, x: Tensor, g: Tensor, summing: float = 0.0) -> tuple[Ten
 
 @dataclass(slots=True)
 class Correlations:
-    """Maps of every output channel with every input channel of its group, [B, O, I, *sides], by the spectra of both.
+    """Maps of every output channel with every input channel of its group, [B, O, I, *sides], known by the spectra.
 
     `x` is [B, groups, I, ...], `g` is [B, groups, O, ...].
     """
@@ -184,5 +185,5 @@ class Correlations:
 
 
 def by_frequency(spectra: Tensor) -> Tensor:
-    """[B, groups, C, ...] to [groups · frequencies, B, C], in memory: the backend multiplies strided complex matrices slowly."""
+    """[B, groups, C, ...] to [groups · frequencies, B, C], contiguous: products of strided matrices are slow."""
     return spectra.flatten(3).permute(1, 3, 0, 2).flatten(0, 1).contiguous()

@@ -1,11 +1,12 @@
 """Per-record gradients of convolutions with standardised kernels (`assay.models.standardised`).
 
-Standardising takes an output channel's kernel w to c/‖c‖, c = w less its mean. A record's gradient with respect to w is therefore P G/‖c‖,
-where G is that with respect to the standardised kernel and P = I - 11ᵀ/N - uuᵀ with u = c/‖c‖: the part of G along which neither mean nor length
-change. 1/‖c‖ is a factor on the channel's output gradient, and P is an orthogonal projection, one and the same for all records. So the sum of the
-records is projected once; only norms need each record's own P G, a few records at a time where those are large.
+Standardising takes an output channel's kernel w to c/‖c‖, where c is w minus its mean. A record's gradient with respect
+to w is therefore P G/‖c‖. G is the gradient with respect to the standardised kernel, and P = I - 11ᵀ/N - uuᵀ with
+u = c/‖c‖ keeps the directions of G that change neither mean nor length. 1/‖c‖ is a factor on the channel's output
+gradient. P is an orthogonal projection, the same for all records, so the sum over records is projected once. Only norms
+need P G of each record; if those are large, they are computed for a few records at a time.
 
-A channel with ‖c‖² below the least has c/√least instead, and its P leaves out the last term.
+A channel with ‖c‖² below `LEAST` has c/√LEAST instead, and its P lacks the last term.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from assay.models.standardised import LEAST, centred
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """P of every output channel; `direction` [out, fan-in] is u, or zero where the kernel is too short to be stretched."""
+    """P of every output channel; `direction` [out, fan-in] is u, or zero where ‖c‖² is below `LEAST`."""
 
     direction: Tensor
 
     def __call__(self, gradients: Tensor) -> Tensor:
-        """P G for gradients [..., out, in, height, width], which it may take the place of."""
+        """P G for gradients [..., out, in, height, width], which it may overwrite."""
         rows = gradients.flatten(-3)
         rows -= rows.mean(-1, keepdim=True)
         rows.addcmul_(torch.linalg.vecdot(rows, self.direction).unsqueeze(-1), self.direction, value=-1.0)
@@ -37,13 +38,13 @@ class Projection:
 
 @dataclass(slots=True)
 class Projected:
-    """Gradients too large to keep: those of `kernel`, whose output gradients are divided by ‖c‖ already, projected."""
+    """The projected gradients of `kernel`, which are too large to keep; its output gradients are divided by ‖c‖."""
 
     kernel: Convolved
     onto: Projection
 
     def sq_norm(self) -> Tensor:
-        # the sum is projected after it is formed, which rounds differently, by a part of the length before
+        # the sum is projected after it is formed, which rounds differently, by a fraction of the length before
         part = rounding(self.kernel.g.dtype, self.onto.direction.shape[1])
         found = []
         for piece in self.kernel.pieces():
@@ -62,7 +63,7 @@ class Projected:
 
 
 def through_standardising(weight: Tensor, shape: ConvShape, x: Tensor, g: Tensor) -> Use:
-    """The use of `weight` whose standardised kernel saw input `x`, in the cheapest form for this shape; `g` is the output's gradient."""
+    """The use of `weight` in the cheapest form, from the standardised kernel's input `x` and output gradient `g`."""
     rows, squared = centred(weight.detach().to(g.dtype))
     length = squared.clamp_min(LEAST).sqrt()
     onto = Projection(torch.where(squared >= LEAST, rows / length, 0.0))

@@ -1,12 +1,12 @@
 """One use of a module's parameters in a forward pass, in the cheapest form that still knows every record's gradient.
 
-A `Use` answers three questions: the squared norm of each record's gradient, their weighted sum, and (only when a method
-asks) the gradients themselves, one a record. Most uses never build the last: a linear layer's gradient is a sum of
-outer products, and the norm and the weighted sum of those need no [records, out, in] tensor.
+A `Use` answers three questions: the squared norm of each record's gradient, their weighted sum, and (if a method needs
+them) the per-record gradients themselves. Most uses never build the last. A linear layer's gradient is a sum of outer
+products, whose norm and weighted sum need no [records, out, in] tensor.
 
-Here are gradients at hand and those of linear maps. Other forms have modules of their own: rows of a table
-(`assay.gradients.uses.tables`), convolutions (`assay.gradients.uses.convolution`), correlations (`assay.gradients.rules.spectra`), and a parameter that is
-used more than once (`assay.gradients.uses.repeated`). Norms are safe in all of them (`assay.gradients.arithmetic`).
+This module has gradients that exist as tensors, and those of linear maps. The others are rows of a table (`tables`),
+convolutions (`convolution`), correlations (`assay.gradients.rules.spectra`), and a parameter that is used more than
+once (`repeated`). Norms are safe in all of them (`assay.gradients.arithmetic`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from assay.gradients.arithmetic import EPS, LONG, TINY, constant, masked, roundi
 
 
 class Use(Protocol):
-    """Per-record gradients of one parameter, [B, *shape] in meaning, rarely in memory."""
+    """The per-record gradients of one parameter. They stand for a tensor [B, *shape], which is rarely built."""
 
     def sq_norm(self) -> Tensor:
         """Squared l2 norm of each record's gradient, [B]; never below the norm of what `weighted_sum` adds up."""
@@ -43,7 +43,7 @@ class Use(Protocol):
 
 
 class LayerUse(Protocol):
-    """The uses of several parameters of one module, where together is cheaper than one by one."""
+    """The uses of several parameters of one module, which are cheaper together than one by one."""
 
     def norm(self) -> Tensor:
         """Norm of each record's gradient over all these parameters, [B, 1]."""
@@ -58,17 +58,17 @@ class LayerUse(Protocol):
         ...
 
     def apart(self) -> Sequence[Use]:
-        """The same, a parameter at a time."""
+        """The use of each parameter."""
         ...
 
 
 Found = list[tuple[Sequence[str], LayerUse]]
-"""What a pass has found: names of parameters and their use."""
+"""What a pass has recorded: names of parameters, and their use."""
 
 
 @dataclass(slots=True)
 class Dense:
-    """Gradients at hand: `values` is [B, *shape]."""
+    """Gradients that exist as a tensor: `values` is [B, *shape]."""
 
     values: Tensor
 
@@ -112,10 +112,10 @@ class Rank1:
 
 
 def keeps_product(positions: int, out: int, inp: int) -> bool | None:
-    """Whether Σ_t g_t x_tᵀ is better computed and kept or known by its factors; None where only a clock can tell.
+    """Whether to compute and keep Σ_t g_t x_tᵀ rather than its factors; None if only a measurement can tell.
 
-    The product [out, in] is never kept where it takes more than twice the memory of its factors, the Gram matrices
-    [positions, positions] are never formed where they take more than the factors.
+    The product [out, in] is not kept if it takes more than twice the memory of its factors. The Gram matrices
+    [positions, positions] are not formed if they take more memory than the factors.
     """
     factors = positions * (out + inp)
     if positions > out + inp:
@@ -127,10 +127,11 @@ def keeps_product(positions: int, out: int, inp: int) -> bool | None:
 class Outer:
     """Σ_t g_t x_tᵀ for each record: `g` [B, T, O], `x` [B, T, I]; the weight of a linear map of shape [O, I].
 
-    Two ways. The products themselves, one a record: the weighted sum is then one matrix-vector product. Or the ghost norm
-    ‖Σ_t g_t x_tᵀ‖² = Σ_ts ⟨g_t, g_s⟩⟨x_t, x_s⟩ from two Gram matrices, and the ordinary weight gradient of the weighted
-    output gradients (Li et al. 2022, "Large language models can be strong differentially private learners"). `keep`
-    says which; by itself it keeps what is smaller than the factors.
+    There are two ways. The first keeps the product of each record, so that the weighted sum is one matrix-vector
+    product. The second is the ghost norm ‖Σ_t g_t x_tᵀ‖² = Σ_ts ⟨g_t, g_s⟩⟨x_t, x_s⟩ from two Gram matrices, and then
+    the ordinary weight gradient of the weighted output gradients (Li et al. 2022, "Large language models can be strong
+    differentially private learners", arXiv:2110.05679). `keep` chooses; by default products are kept if they are
+    smaller than the factors.
     """
 
     g: Tensor
@@ -154,7 +155,7 @@ class Outer:
         return self.g.shape[1], self.g.shape[2], self.x.shape[2]
 
     def ghost(self) -> Tensor:
-        """The squared norm from Gram matrices, whatever `keep` says: no [records, out, in] tensor is formed."""
+        """The squared norm from Gram matrices, whatever `keep` says. No [records, out, in] tensor is formed."""
         g, x = self.g, self.x
         gg = torch.bmm(g, g.mT)
         xx = torch.bmm(x, x.mT)
@@ -163,7 +164,7 @@ class Outer:
         return exact.clamp_min(0) + rounding(g.dtype, g.shape[1]) * size.square() + lost
 
     def _size(self, gg: Tensor, xx: Tensor) -> tuple[Tensor, Tensor]:
-        """Σ_t ‖g_t‖‖x_t‖, and what inner products below the least number may have lost."""
+        """Σ_t ‖g_t‖‖x_t‖, and what inner products may have lost to underflow."""
         tiny = torch.finfo(gg.dtype).tiny
         gg, xx = gg.clamp_min(0) + self.g.shape[2] * tiny, xx.clamp_min(0) + self.x.shape[2] * tiny
         least = xx.sqrt().sum(1).square() * (self.g.shape[2] * tiny) + gg.sqrt().sum(1).square() * (
@@ -190,7 +191,7 @@ class Outer:
 
 @dataclass(slots=True)
 class Apart:
-    """Parameters that gain nothing from each other's company."""
+    """Parameters whose uses are computed one by one."""
 
     uses: Sequence[Use]
 
@@ -214,7 +215,7 @@ class Apart:
 def _affine_constants(
     inputs: int, outputs: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[float, Tensor, Tensor]:
-    """By how much `Affine.norm` raises a norm for rounding, what underflow may have taken from ‖g‖ (raised), and 1."""
+    """The factor by which `Affine.norm` raises a norm for rounding, what ‖g‖ may have lost to underflow, and 1."""
     raised = 1 + (inputs + outputs) * EPS[dtype] / 4
     lost = constant(raised * (outputs * TINY[dtype]) ** 0.5, dtype, device)
     return raised, lost, constant(1.0, dtype, device)
@@ -222,13 +223,13 @@ def _affine_constants(
 
 @dataclass(slots=True)
 class Affine:
-    """Weight and bias of y = W x + b, one position a record: gradients g xᵀ and g."""
+    """Weight and bias of y = W x + b with one position per record: gradients g xᵀ and g."""
 
     g: Tensor
     x: Tensor
 
     def norm(self) -> Tensor:
-        """‖g‖ √(‖x‖² + 1): for a model of one layer the fewest operations are what counts."""
+        """‖g‖ √(‖x‖² + 1), in as few operations as possible: they are what a model of one layer spends its time on."""
         g, x = self.g, self.x
         inputs, outputs = x.shape[1], g.shape[1]
         if max(inputs, outputs) > LONG:

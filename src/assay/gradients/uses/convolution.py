@@ -1,13 +1,14 @@
 """Per-record gradients of convolution weights, one to three dimensions, any stride, padding, dilation and groups.
 
-Ways, of which the engine takes the cheapest for the shape:
-- the backend's own weight gradient with the records folded into the groups, which gives one gradient a record for little
-  more than the price of their sum. Where these are smaller than what they are computed from they are kept, and the
-  clipped sum is one matrix-vector product. The same products can be had by laying out the input's windows and multiplying matrices, which
-  is quicker for some shapes: only a clock can tell (`assay.gradients.cost`);
-- where they are larger (many channels on small maps), the ghost norm: ‖Σ_t g_t p_tᵀ‖² from the two Gram matrices of
-  output gradients and patches, then the ordinary weight gradient of the scaled output gradients;
-- where neither is small, the first way in pieces for the norm and the ordinary weight gradient for the sum.
+The engine takes the cheapest way for the shape:
+
+- The backend's weight gradient with the records folded into the groups gives one gradient per record, for little more
+  than the cost of their sum. If these are smaller than their factors they are kept, and the clipped sum is one
+  matrix-vector product. The same products follow from the input's windows by multiplying matrices, which is faster for
+  some shapes: only a measurement can tell (`assay.gradients.cost`).
+- If they are larger (many channels on small maps), the ghost norm ‖Σ_t g_t p_tᵀ‖² comes from the two Gram matrices of
+  output gradients and patches, and the sum is the ordinary weight gradient of the scaled output gradients.
+- If neither is small, the norm is computed the first way in pieces, and the sum as the ordinary weight gradient.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from assay.gradients.uses.base import Dense, Use
 
 @dataclass(frozen=True, slots=True)
 class ConvShape:
-    """What a convolution does, apart from its weights. Padding that zeros cannot express is applied before."""
+    """The shape of a convolution. Padding other than zeros is applied before."""
 
     weight: torch.Size
     stride: tuple[int, ...]
@@ -42,14 +43,14 @@ class ConvShape:
         return tuple(self.weight[2:])
 
     def weight_gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        """One weight gradient a record, [B, *weight]: the backend's gradient with the records folded into the groups."""
+        """The per-record weight gradients, [B, *weight], by the backend with the records folded into the groups."""
         B = x.shape[0]
         folded_x, folded_g = x.reshape(1, -1, *x.shape[2:]), g.reshape(1, -1, *g.shape[2:])
         return self.gradient(folded_x, folded_g, B).view(B, *self.weight)
 
     @property
     def has_windows(self) -> bool:
-        """Whether `window_gradients` can serve: two dimensions, one group."""
+        """Whether `window_gradients` applies: two dimensions, one group."""
         return len(self.stride) == 2 and self.groups == 1
 
     def window_gradients(self, x: Tensor, g: Tensor) -> Tensor:
@@ -68,7 +69,7 @@ class ConvShape:
 
     def gradient(self, x: Tensor, g: Tensor, fold: int) -> Tensor:
         """The weight gradient with `fold` records in the channels, side by side: [fold · weight[0], ...]."""
-        weight = x.new_empty(fold * self.weight[0], *self.weight[1:])  # only its shape is looked at
+        weight = x.new_empty(fold * self.weight[0], *self.weight[1:])  # only its shape is used
         outputs: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             g,
             x,
@@ -88,7 +89,7 @@ class ConvShape:
         """Inner products of all pairs of input windows, [B·groups, positions, positions].
 
         Sums the Gram matrix of single (padded) input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ},
-        x_{s+δ}⟩, so the channels are contracted once and not once an offset.
+        x_{s+δ}⟩. So the channels are contracted once, and not for every offset.
         """
         x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
         x = x.reshape(x.shape[0] * self.groups, x.shape[1] // self.groups, *x.shape[2:])
@@ -127,11 +128,11 @@ class Convolved:
         return self.raised(self._ghost() if ghost else torch.cat([Dense(part).sq_norm() for part in self.pieces()]))
 
     def raised(self, sq: Tensor) -> Tensor:
-        """Squared norms, in place, with what another order of summation may have taken from them."""
+        """Squared norms, raised in place by what another order of summation may have taken from them."""
         window, positions = math.prod(self.shape.weight[1:]), math.prod(self.g.shape[2:])
         # ‖Σ g_t p_tᵀ‖ ≤ Σ ‖g_t‖‖p_t‖ ≤ ‖g‖ ‖p‖, and a pixel stands in at most prod(kernel) windows
         gg, xx = squares(self.g.flatten(1)), squares(self.x.flatten(1)).mul_(math.prod(self.shape.kernel))
-        # inner products below the least number may have lost this much; Σ_t ‖p_t‖ ≤ √positions ‖p‖
+        # inner products may have lost this much to underflow; Σ_t ‖p_t‖ ≤ √positions ‖p‖
         tiny = positions * torch.finfo(self.g.dtype).tiny
         sq = sq.add_(gg * xx, alpha=rounding(self.g.dtype, 1))
         return sq.add_(xx, alpha=self.shape.weight[0] * tiny).add_(gg, alpha=window * self.shape.groups * tiny)
@@ -160,7 +161,7 @@ class Convolved:
 
 
 class ChannelsLast(Dense):
-    """Gradients at hand of kernels [out, in, height, width], kept as [B, out, height, width, in]."""
+    """Gradients of kernels [out, in, height, width], kept as a tensor [B, out, height, width, in]."""
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return super().weighted_sum(weights).permute(0, 3, 1, 2)
@@ -173,7 +174,7 @@ class ChannelsLast(Dense):
 
 
 Windows = Callable[[ConvShape, Tensor, Tensor], bool]
-"""Whether the gradients of this shape are had more quickly by windows."""
+"""Whether the gradients of this shape are computed faster by windows."""
 
 
 def convolved(shape: ConvShape, x: Tensor, g: Tensor, by_windows: Windows) -> Use:

@@ -1,6 +1,6 @@
-"""A parameter that is used more than once in a pass (tied or repeatedly applied weights, packed projections): its uses as one.
+"""A parameter that is used more than once in a pass: tied weights, weights applied repeatedly, packed projections.
 
-A record's gradient is the sum over its uses, and it is that sum whose norm is taken: no norm of a single use stands for it.
+A record's gradient is the sum over the uses, and the norm is that of the sum: never that of a single use.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.gradients.uses.tables import Rows, SharedRows
 
 
 def gathered(found: Found) -> Found:
-    """One entry for each parameter: uses of a parameter that occurs more than once in a pass are added up."""
+    """One entry for each parameter: the uses of a parameter that occurs more than once are added up."""
     once = [name for names, _ in found for name in names]
     if len(once) == len(set(once)):
         return found
@@ -35,7 +35,7 @@ def gathered(found: Found) -> Found:
 
 
 def together(uses: Sequence[Use]) -> Use:
-    """All uses of one parameter as one use: their gradients add up before anything is clipped."""
+    """All uses of one parameter as one: their gradients are added up before anything is clipped."""
     if all(isinstance(u, Block) for u in uses):
         stacked = _stacked([u for u in uses if isinstance(u, Block)])
         if stacked is not None:
@@ -123,7 +123,7 @@ class Stacked:
 
 @dataclass(slots=True)
 class Tied:
-    """Several uses of one parameter in one pass (tied or repeatedly applied weights): the gradients add up."""
+    """A table that is used by its rows and as a matrix in one pass (tied weights): the gradients are added up."""
 
     rows: Rows
     outer: Outer

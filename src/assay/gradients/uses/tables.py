@@ -1,6 +1,6 @@
-"""Uses of a table by its rows (an embedding). No table a record is built but where a method asks for gradients themselves.
+"""Uses of a table by its rows (an embedding). A table per record is built only if a method needs the gradients.
 
-A record may pick one row several times: its gradients for that row add up before a norm is taken.
+A record may pick one row several times: its gradients for that row are added up before a norm is taken.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class SharedRows:
         return table
 
     def each(self) -> Rows:
-        """The same as rows of each record's own."""
+        """The same with separate rows for each record."""
         return Rows(self.index.expand(self.g.shape[:2]), self.g, self.rows)
 
     def per_record(self) -> Tensor:

@@ -1,9 +1,9 @@
 """Several views of one record as one record: the gradient that is clipped is the sum over the record's rows.
 
-A batch of B records with K views each runs through the model as B·K independent rows, the views of a record one after the
-other. What a layer's rule says of the rows is folded here: the views of a record are to it what positions of a sequence are,
-so that outer products stay factors (their norm is a Gram matrix over K·T positions) and everything else is added up.
-Exact: no norm of a single view is ever taken for that of the record.
+A batch of B records with K views each runs through the model as B·K independent rows, with the views of a record one
+after the other. This module combines the rows of a record, as positions of a sequence are combined. Outer products stay
+factors, whose norm is a Gram matrix over K·T positions; everything else is added up. This is exact: the norm of a
+single view never stands for that of the record.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from assay.gradients.uses.tables import Rows
 
 
 def folded(layer: LayerUse, views: int) -> LayerUse:
-    """The use of a layer's parameters by records of so many rows each."""
+    """The use of a layer's parameters by records of `views` rows each."""
     return Apart([fold(use, views) for use in layer.apart()])
 
 
@@ -44,7 +44,7 @@ def fold(use: Use, views: int) -> Use:
 
 
 def _convolved(use: Convolved, views: int) -> Tensor:
-    """[B, *weight]: with the records folded into the groups and the views in the batch's place, the backend adds up the views."""
+    """[B, *weight]. The records are folded into the groups, and the backend adds up the views as it adds up a batch."""
     x, g = (_apart(t, views).transpose(0, 1).flatten(1, 2) for t in (use.x, use.g))
     return use.shape.gradient(x, g, len(use.x) // views).view(-1, *use.shape.weight)
 

@@ -1,38 +1,46 @@
-"""Post-processing of released gradients. Whatever is done here costs no privacy: it sees released values only."""
+"""Post-processing of released gradients. It costs no privacy, because it sees released values only.
+
+The registry finds a file that defines `DENOISER`.
+"""
 
 from __future__ import annotations
 
 import copy
-import inspect
 from collections.abc import Sequence
 
 from assay._util import spec
 from assay._util.registry import Registry
 from assay.mechanisms.types import Denoiser
-from assay.methods.denoise.bayes import Bayes
-from assay.methods.denoise.laplacian import Laplacian
-from assay.methods.denoise.lowpass import LowPass
 
 KINDS: Registry[type[Denoiser]] = Registry(
     "denoise",
-    fits=lambda thing: inspect.isclass(thing) and hasattr(thing, "needs_white"),
+    of="needs_white",
+    classes=True,
     wanted="a class of denoisers (assay.mechanisms.types.Denoiser)",
-    known=(Laplacian, Bayes, LowPass),
+    package=__name__,
+    attribute="DENOISER",
 )
 
 
 def parse(text: str) -> Denoiser:
-    """The denoiser that `text` names, e.g. `laplacian:sigma=1`."""
+    """The denoiser that `text` names.
+
+    Raises:
+        ConfigError: there is no such denoiser, or it does not take these settings.
+
+    >>> parse("laplacian:sigma=2")
+    Laplacian(sigma=2.0, over='vector')
+    """
     return spec.parse("denoise", text, KINDS)
 
 
 def parse_all(texts: Sequence[str]) -> tuple[Denoiser, ...]:
-    """Several, in the order in which they are applied."""
+    """Several denoisers, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
 
 
 def fresh(denoisers: Sequence[Denoiser]) -> tuple[Denoiser, ...]:
-    """The same denoisers in their initial state (some learn as they run)."""
+    """The same denoisers in their initial state; some learn as they run."""
     return tuple(copy.copy(denoiser) for denoiser in denoisers)
 
 

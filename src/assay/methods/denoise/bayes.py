@@ -1,8 +1,12 @@
-"""Bayesian correction of a released gradient, coordinate by coordinate (discrete-gradient DP-SGD, Algorithm 3).
+"""Bayesian correction of a released gradient, coordinate by coordinate.
 
-A coordinate y of the released average is x plus normal noise of standard deviation s. Three hypotheses about x: down
-(x < -ν), stop (|x| ≤ ν), up (x > ν). The likelihood of each is the noise's density integrated over its interval:
-Φ(-(y+ν)/s), Φ((ν-y)/s) - Φ(-(ν+y)/s), Φ((y-ν)/s). Their probabilities are these times their priors, normalised.
+Algorithm 3 of Nasr, Shokri and Houmansadr: "Generalizable Deep Learning with Differential Privacy: Using Gradient
+Compression and De-noising" (related: arXiv:2007.11524).
+
+A coordinate y of the released average is x plus normal noise of standard deviation s. There are three hypotheses about
+x: down (x < -ν), stop (|x| ≤ ν), up (x > ν). The likelihood of each is the noise's density integrated over its
+interval: Φ(-(y+ν)/s), Φ((ν-y)/s) - Φ(-(ν+y)/s), Φ((y-ν)/s). Their probabilities are these times their priors,
+normalised.
 """
 
 from __future__ import annotations
@@ -11,43 +15,49 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from scipy.optimize import brentq
 from scipy.special import erfcx, log_ndtr
-from torch import Tensor
 
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.types import Grads
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Priors = tuple[float, float, float]
 """Probabilities of down, stop and up."""
 
 _EQUAL: Priors = (1 / 3, 1 / 3, 1 / 3)
 _LEAST_GIVEN = 1e-9  # keeps products of a prior and a likelihood within the range of float32
-_LEAST_LEARNT = 1e-4  # so that a hypothesis that was rare can return
-_RATE = 0.5  # plain expectation-maximisation is 1, but what a small model releases says little about proportions
-_NEGLIGIBLE = 1e-18  # noise of this part of ν moves a threshold by less than rounding does
+_LEAST_LEARNT = 1e-4  # a hypothesis that was rare can become likely again
+_RATE = 0.5  # plain expectation-maximisation has 1, but one release of a small model says little about proportions
+_NEGLIGIBLE = 1e-18  # relative to ν; such noise moves a threshold by less than rounding does
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(12)
 
 
 @dataclass(kw_only=True)
 class Bayes:
-    """Replaces every coordinate by -ν, 0 or +ν, or by a value between them.
+    """Replaces every coordinate by -ν, 0 or +ν, or by a value between them. It sees released values only.
 
-    `emit`: `map` gives the value of the most probable hypothesis, and 0 where none is more probable than both others
-    (Algorithm 3 to the letter); `mean` gives ν·(P(up) - P(down)), the posterior mean of the emitted value.
-    `priors`: `equal`, three numbers down/stop/up as in `0.2/0.6/0.2`, or `learnt` from gradients released before.
+    Learning priors fits y = ν·k + noise with k ∈ {-1, 0, 1} by expectation-maximisation: one moving-average step per
+    release, after that release was corrected. The interval likelihoods above cannot serve for it. Two of them belong
+    to unbounded intervals, so they are not densities of y, and under heavy noise `stop` would vanish whatever the
+    data. If gradients do take those three values, the proportions converge to the true ones, slowly where s is far
+    above ν.
 
-    Learning fits y = ν·k + noise with k ∈ {-1, 0, 1} by expectation-maximisation, one moving-average step per release,
-    after that release has been corrected. (The interval likelihoods above cannot serve for it: two of them belong to
-    unbounded intervals, so they are not densities of y, and under heavy noise `stop` would vanish whatever the data.)
-    If gradients do take those three values, the proportions converge to the true ones, slowly where s is far above ν.
+    Attributes:
+        nu: ν, on the scale of the averaged gradient.
+        emitted: the value that stands for ν in the output; ν itself if None.
+        emit: "map" gives the value of the most probable hypothesis, and 0 where none is more probable than both
+            others (Algorithm 3 to the letter). "mean" gives ν·(P(up) - P(down)), the posterior mean.
+        priors: "equal", three numbers down/stop/up such as "0.2/0.6/0.2", or "learnt" from earlier releases.
 
-    Sees released values only, so it costs no privacy. `nu` is on the scale of the averaged gradient; `emitted` is what stands for ν in
-    the output, ν itself unless given.
+    Raises:
+        ConfigError: a setting is none of these.
     """
 
     nu: float = 0.01
@@ -69,7 +79,7 @@ class Bayes:
         self._priors = _EQUAL if self.priors in ("equal", "learnt") else _given(self.priors)
 
     def __call__(self, grads: Grads, noise_std: float) -> Grads:
-        """The corrected gradients. Learns from what came in afterwards, if priors are learnt."""
+        """The corrected gradients. Learnt priors are then updated from the uncorrected ones."""
         noiseless = noise_std <= _NEGLIGIBLE * self.nu
         if self.emit == "map" or noiseless:
             below, above = thresholds(self.nu, noise_std, self._priors)
@@ -85,10 +95,10 @@ class Bayes:
         return self.nu if self.emitted is None else self.emitted
 
     def _learn(self, grads: Grads, noise_std: float) -> None:
-        """π ← π + rate · (mean responsibilities under π - π), no prior below a floor."""
+        """π ← π + rate · (mean responsibilities under π - π), with a floor for each prior."""
         count = sum(v.numel() for v in grads.values())
         sums = [_responsibilities(_wide(v), self.nu, noise_std, self._priors) for v in grads.values()]
-        down, up = (math.fsum(float(part[i]) for part in sums) / max(count, 1) for i in (0, 1))
+        down, up = (math.fsum(float(pair[i]) for pair in sums) / max(count, 1) for i in (0, 1))
         if count == 0 or not math.isfinite(down + up):
             return
         seen = (down, 1 - down - up, up)
@@ -97,11 +107,11 @@ class Bayes:
         self._priors = (moved[0] / total, moved[1] / total, moved[2] / total)
 
     def state(self) -> dict[str, Any]:
-        """The priors in force, down/stop/up."""
+        """The current priors: down, stop, up."""
         return {"priors": list(self._priors)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up the priors."""
+        """Restore the priors."""
         down, stop, up = (float(p) for p in state["priors"])
         self._priors = (down, stop, up)
 
@@ -110,9 +120,9 @@ class Bayes:
 def thresholds(nu: float, noise_std: float, priors: Priors) -> tuple[float, float]:
     """(t₁, t₂) such that Algorithm 3 emits -ν exactly where y < t₁, +ν exactly where y > t₂, and 0 elsewhere.
 
-    The ratio of the probabilities of any two hypotheses is monotone in y (normal noise has monotone likelihood ratios),
-    so "up beats down" and "up beats stop" each hold above one point, "down beats" likewise below one. If `stop` never wins,
-    t₁ = t₂. Without noise y itself decides: t = ±ν.
+    The ratio of the probabilities of any two hypotheses is monotone in y, because normal noise has monotone likelihood
+    ratios. So "up beats down" and "up beats stop" each hold above one point, and likewise for "down" below one. If
+    `stop` never wins, t₁ = t₂. Without noise y itself decides: t = ±ν.
     """
     down, stop, up = priors
     if noise_std <= _NEGLIGIBLE * nu:
@@ -142,8 +152,8 @@ def _up_equals_down(a: float, log_ratio: float) -> float:
 def _side_equals_stop(a: float, ratio: float) -> float:
     """The z = (y-ν)/s at which π_up Φ(z) = π_stop (Φ(z+2a) - Φ(z)); `ratio` is π_up/π_stop.
 
-    Equivalently log Φ(z+2a) - log Φ(z) = log(1 + ratio), whose left side falls from ∞ to 0. Where the interval is narrow
-    the difference is the integral of (log Φ)' over it, which does not cancel.
+    Equivalently log Φ(z+2a) - log Φ(z) = log(1 + ratio), whose left side falls from ∞ to 0. For a narrow interval we
+    integrate (log Φ)' over it, which loses no digits to cancellation.
     """
     target = math.log(math.log1p(ratio))
 
@@ -173,7 +183,7 @@ def _given(text: str) -> Priors:
         f"equal, learnt, or down/stop/up as in 0.2/0.6/0.2: three numbers, each at least {_LEAST_GIVEN}, that sum to 1"
     )
     try:
-        down, stop, up = (float(part) for part in text.split("/"))
+        down, stop, up = (float(number) for number in text.split("/"))
     except ValueError:
         raise ConfigError("bayes priors", text, accepted) from None
     if not (min(down, stop, up) >= _LEAST_GIVEN and abs(down + stop + up - 1) < 1e-6):
@@ -189,14 +199,14 @@ def _wide(y: Tensor) -> Tensor:
 def _decided(y: Tensor, size: float, below: float, above: float) -> Tensor:
     """-size where y < below, size where y > above, 0 elsewhere."""
     wide = _wide(y)
-    # Written into numbers at once: comparisons that give booleans to be selected by are several times slower.
+    # Comparisons that write numbers directly are several times faster than selecting by booleans.
     up = torch.gt(wide, _rounded(above, wide.dtype, -math.inf), out=torch.empty_like(wide))
     down = torch.lt(wide, _rounded(below, wide.dtype, math.inf), out=torch.empty_like(wide))
     return up.sub_(down).mul_(size).to(y.dtype)
 
 
 def _rounded(value: float, dtype: torch.dtype, towards: float) -> float:
-    """The nearest number of `dtype` on that side: comparing with it decides as comparing with `value` itself would."""
+    """The nearest number of `dtype` on that side: a comparison with it decides as one with `value` does."""
     if dtype == torch.float64:
         return value
     near = np.float32(value)
@@ -211,7 +221,7 @@ def _mean(y: Tensor, nu: float, noise_std: float, priors: Priors, size: float) -
     u, a = _wide(y) * scale, nu * scale
     up = torch.erfc(a - u)
     down = torch.erfc(a + u)
-    # 2Φ((ν-|y|)/s) - 2Φ(-(ν+|y|)/s): in this form nothing close to 1 is subtracted from 1, on neither side.
+    # 2Φ((ν-|y|)/s) - 2Φ(-(ν+|y|)/s): this form never subtracts numbers close to 1 from 1.
     stop = u.abs_().sub_(a).erfc_().sub_(torch.minimum(up, down))
     up, down = up.mul_(priors[2]), down.mul_(priors[0])
     total = stop.mul_(priors[1]).add_(up).add_(down)
@@ -228,3 +238,6 @@ def _responsibilities(y: Tensor, nu: float, noise_std: float, priors: Priors) ->
     )
     total = (down + up).add_(1.0)
     return down.div_(total).sum(), up.div_(total).sum()
+
+
+DENOISER = Bayes

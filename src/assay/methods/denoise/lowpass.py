@@ -1,27 +1,37 @@
-"""Spectral-DP's filter (Feng et al. 2023, as described in the GReDP paper, section 2.4): keep the low frequencies.
+"""The filter of Spectral-DP: keep the low frequencies of a released gradient.
 
-Post-processing of a released gradient. It lowers the variance of the noise to K/N of what it was and removes the
-gradient's own high frequencies with it; it cannot lower ε.
+Feng, Xu, Wen, Venkitasubramaniam and Ding: "Spectral-DP: Differentially Private Deep Learning through Spectral
+Perturbation and Filtering", IEEE S&P 2023, arXiv:2307.13231, as section 2.4 of GReDP (arXiv:2409.11663) describes it.
+
+It lowers the variance of the noise to K/N of its value, and removes the high frequencies of the gradient as well. It
+is post-processing, so it cannot lower ε.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.frequencies import low_frequencies, spectral_axes
 from assay.mechanisms.types import Grads
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class LowPass:
-    """Keeps about ρN of the N Fourier coefficients of each kernel or circulant block: the lowest, and the mean always.
+    """Keeps about ρN of the N Fourier coefficients of each kernel or circulant block: the lowest, always with the mean.
 
-    Matrices and vectors stay as they are: the order of their entries means nothing that a frequency could describe.
+    Matrices and vectors stay as they are, because the order of their entries has no meaning.
+
+    Attributes:
+        rho: ρ, above 0 and at most 1.
+
+    Raises:
+        ConfigError: ρ is outside this range.
     """
 
     rho: float = 0.5
@@ -32,7 +42,7 @@ class LowPass:
 
     def __post_init__(self) -> None:
         if not 0 < self.rho <= 1:
-            raise ConfigError("lowpass rho", self.rho, "the part of the frequencies to keep, above 0 and at most 1")
+            raise ConfigError("lowpass rho", self.rho, "the share of the frequencies to keep, above 0 and at most 1")
 
     def __call__(self, grads: Grads, noise_std: float) -> Grads:  # noqa: ARG002
         """Each gradient without its high frequencies."""
@@ -44,3 +54,6 @@ class LowPass:
         spectrum = torch.fft.rfftn(value, dim=axes).mul_(low_frequencies(sizes, self.rho).to(value.device))
         filtered: Tensor = torch.fft.irfftn(spectrum, s=sizes, dim=axes)
         return filtered
+
+
+DENOISER = LowPass

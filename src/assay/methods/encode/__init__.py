@@ -1,18 +1,16 @@
-"""Encodings: what is done to a record's gradient before it is clipped, and undone (as far as it can be) after the noise.
+"""Encodings of a record's gradient, applied before clipping and undone, as far as possible, after the noise.
 
-An encoding changes what clipping bounds; it never changes the bound. It can be given to any method.
+An encoding changes what is clipped, never the bound. Every method accepts one.
+The registry finds a file that defines `ENCODING`.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from assay._util import spec
 from assay._util.registry import Registry
-from assay.methods.encode.sign import Sign
-from assay.methods.encode.spectral import SpectralDomain
 
 if TYPE_CHECKING:
     from assay.methods.chain import Chain
@@ -22,7 +20,7 @@ class Encoding(Protocol):
     """Changes a chain so that gradients are encoded. A frozen dataclass whose fields are its settings."""
 
     name: ClassVar[str]
-    """What it is chosen by, in `--encode` and in records."""
+    """Its name in `--encode` and in records."""
 
     def applied(self, chain: Chain) -> Chain:
         """The chain with this encoding."""
@@ -31,19 +29,28 @@ class Encoding(Protocol):
 
 KINDS: Registry[type[Encoding]] = Registry(
     "encode",
-    fits=lambda thing: inspect.isclass(thing) and callable(getattr(thing, "applied", None)),
+    of="applied",
+    classes=True,
     wanted="a class of encodings (assay.methods.encode.Encoding)",
-    known=(Sign, SpectralDomain),
+    package=__name__,
+    attribute="ENCODING",
 )
 
 
 def parse(text: str) -> Encoding:
-    """The encoding that `text` names, e.g. `sign:tau=0.001`."""
+    """The encoding that `text` names.
+
+    Raises:
+        ConfigError: there is no such encoding, or it does not take these settings.
+
+    >>> parse("sign:tau=0.01")
+    Sign(tau=0.01)
+    """
     return spec.parse("encode", text, KINDS)
 
 
 def parse_all(texts: Sequence[str]) -> tuple[Encoding, ...]:
-    """Several, in the order in which they are applied."""
+    """Several encodings, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
 
 

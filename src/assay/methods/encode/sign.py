@@ -1,4 +1,8 @@
-"""Gradients reduced to signs (discrete-denoise paper, Algorithm 2)."""
+"""Gradients reduced to signs.
+
+Algorithm 2 of Nasr, Shokri and Houmansadr: "Generalizable Deep Learning with Differential Privacy: Using Gradient
+Compression and De-noising" (related: arXiv:2007.11524).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,29 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from assay.methods.chain import Chain
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sign:
-    """+1 above τ, -1 below -τ, 0 between: of every coordinate of a record's (or a micro-batch's) gradient, before clipping.
+    """Replaces every coordinate of a record's (or micro-batch's) gradient: +1 above τ, -1 below -τ, 0 between.
 
-    Clipping afterwards bounds the encoded gradient by C whatever the signs are, so the guarantee is that of the method it is
-    used with.
+    Clipping comes afterwards and bounds the signs by C. So the guarantee is that of the method it is used with.
+
+    Attributes:
+        tau: τ.
+
+    Raises:
+        ConfigError: τ is negative or not finite.
+
+    >>> Sign(tau=0.5)({"weight": torch.tensor([-2.0, 0.1, 0.7])})
+    {'weight': tensor([-1.,  0.,  1.])}
     """
 
     name: ClassVar[str] = "sign"
@@ -40,3 +52,6 @@ class Sign:
         if chain.each:
             raise ConfigError("encode", "sign", "once: the gradients of this method are signs already")
         return replace(chain, each=(self,))
+
+
+ENCODING = Sign

@@ -1,15 +1,15 @@
-"""The network whose decisions are explained (`assay.methods.perturb.relevance`): where it comes from, and what it cost.
+"""The network whose decisions AFRRS explains (`assay.methods.perturb.relevance`): its source and its cost.
 
 | source | the network | cost |
 |---|---|---|
 | `private` | trained on the private records by DP-SGD | its steps, composed with all else |
-| `data:NAME` | trained on a public data set, brought to the records' shape | none; refused if NAME is the private data |
+| `data:NAME` | trained on a public data set, resized to the records' shape | none; NAME must not be the private data |
 | `file:PATH` | a checkpoint (safetensors) that the user declares public | none |
 | `records` | trained on the private records without noise, as in the paper | no ε at all |
 
-A run that is started from Python without `names` has no name to compare with: what is public is then the caller's word.
+A run started from Python without `names` has no name to compare with. Then the caller vouches for what is public.
 
-LeNet-5 for images, as in the paper; a perceptron for flat records.
+The network is LeNet-5 for images, as in the paper, and a perceptron for flat records.
 """
 
 from __future__ import annotations
@@ -20,33 +20,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-import torch.nn.functional as F
-from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch import Tensor, nn
+from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
-from assay import data as data_room
-from assay import models
-from assay.data.records import Records
+from assay._util.lazy import torch
+from assay.data.catalog import DATASETS
 from assay.errors import ConfigError
-from assay.methods.perturb.relevance import PUBLIC_MODEL
 from assay.methods.stage import PrivateTraining
-from assay.randomness.streams import Randomness
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from assay.data.records import Records
     from assay.methods.plan import Plan
+    from assay.randomness.streams import Randomness
+
+PUBLIC_MODEL: DpEvent = NoOpDpEvent()
+"""The cost of a network that never saw the private records."""
+
+PUBLISHED_IS_NOT_PRIVATE = (
+    "the model that explains was trained on the private records without noise, a record's relevance map is not "
+    "bounded, and the averages are standardised by the data's own extremes before the noise: no finite ε holds for the "
+    "relevance as published"
+)
 
 FORMS = "private, data:NAME (a public data set), file:PATH (a public checkpoint), or with variant published records"
 
 _STEPS, _BATCH, _LR = 400, 128, 1e-3  # without noise: Adam, whatever the number of records
-_PRIVATE_LR, _MOMENTUM = 0.5, 0.9  # DP-SGD: the command line's own are made for longer runs
+_PRIVATE_LR, _MOMENTUM = 0.5, 0.9  # DP-SGD: the defaults of the command line are made for longer runs
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explainer:
-    """A network from one of the sources; `steps` is the plan of its DP-SGD, for `private`."""
+    """A network from one of the sources.
+
+    Attributes:
+        source: "private", "data:NAME", "file:PATH" or "records".
+        steps: the plan of its DP-SGD, for "private".
+
+    Raises:
+        ConfigError: the source is none of these.
+
+    >>> Explainer(source="data:fashion-mnist").describe()
+    'trained on the data set fashion-mnist, taken as public'
+    """
 
     source: str
     steps: Plan | None = None
@@ -58,7 +74,7 @@ class Explainer:
 
     @property
     def cost(self) -> DpEvent:
-        """What the network cost the private records."""
+        """What training the network cost the private records."""
         if self.source == "records":
             return NonPrivateDpEvent()
         if self.steps is None:
@@ -66,7 +82,7 @@ class Explainer:
         return self.steps.event()
 
     def describe(self) -> str:
-        """For the statement."""
+        """A phrase for the statement."""
         kind, _, name = self.source.partition(":")
         return {
             "records": "trained on the private records without noise",
@@ -77,11 +93,15 @@ class Explainer:
         }[kind]
 
     def check(self, private_data: str | None) -> None:
-        """Refuse public data that are the private data, and files that are not there."""
+        """Refuse public data that is the private data, and files that do not exist.
+
+        Raises:
+            ConfigError: says what is wrong with the source.
+        """
         kind, _, name = self.source.partition(":")
         if kind == "data" and name == private_data:
             raise ConfigError("explain", self.source, f"another data set: {name} is the private one ({FORMS})")
-        if kind == "data" and name not in {info.name for info in data_room.available()}:
+        if kind == "data" and name not in DATASETS:
             raise ConfigError("explain", self.source, "data:NAME with a name that `assay data` lists")
         if kind == "file" and not Path(name).is_file():
             raise ConfigError("explain", self.source, "file:PATH of a safetensors file that exists")
@@ -94,16 +114,25 @@ class Explainer:
         device: torch.device,
         train_privately: PrivateTraining,
     ) -> nn.Module:
-        """The network, trained; it is released (or public), whatever it was trained on, except for `records`."""
+        """Train or load the network. Except for `records` it may be released, because it is private or public.
+
+        Raises:
+            ConfigError: the public data or the checkpoint does not fit the records.
+        """
         shape = tuple(records.zeros()[0].shape[1:])
         kind, _, name = self.source.partition(":")
         if kind == "data":
-            bundle = data_room.load(name)
+            from assay.data.sources import load
+
+            bundle = load(name)
             x = _of_shape(bundle.train_x, shape, self.source)
             network = _new(shape, bundle.classes, randomness, device)
             return _trained(network, _tensor_batches(x, bundle.train_y, randomness, device))
         network = _new(shape, classes, randomness, device)
         if kind == "file":
+            from safetensors import SafetensorError
+            from safetensors.torch import load_file
+
             try:
                 network.load_state_dict(load_file(name))
             except (SafetensorError, RuntimeError) as error:
@@ -124,7 +153,9 @@ def _name(shape: tuple[int, ...]) -> str:
 
 
 def _new(shape: tuple[int, ...], classes: int, randomness: Randomness, device: torch.device) -> nn.Module:
-    """A new network; the run's own generator stays where it was."""
+    """A new network. torch's generator stays as it was."""
+    from assay import models
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(randomness.stream("explain init", 0).integers(2**62, 1)))
         return models.build(_name(shape), input_shape=shape, classes=classes).to(device)
@@ -136,7 +167,9 @@ def _of_shape(x: Tensor, shape: tuple[int, ...], source: str) -> Tensor:
         return x
     if x.dim() != 4 or len(shape) != 3:
         raise ConfigError("explain", source, f"public data of shape {shape}, or images for images")
-    x = F.interpolate(x.mean(1, keepdim=True) if x.shape[1] != shape[0] else x, size=shape[1:], mode="bilinear")
+    x = torch.nn.functional.interpolate(
+        x.mean(1, keepdim=True) if x.shape[1] != shape[0] else x, size=shape[1:], mode="bilinear"
+    )
     return x.expand(-1, shape[0], -1, -1) if x.shape[1] != shape[0] else x
 
 
@@ -159,10 +192,10 @@ def _tensor_batches(
 
 
 def _trained(network: nn.Module, batches: Iterator[tuple[Tensor, Tensor]]) -> nn.Module:
-    """By Adam, without noise."""
+    """The network after training by Adam, without noise."""
     optimizer = torch.optim.Adam(network.parameters(), lr=_LR)
     for x, y in batches:
         optimizer.zero_grad()
-        F.cross_entropy(network(x), y).backward()
+        torch.nn.functional.cross_entropy(network(x), y).backward()
         optimizer.step()
     return network

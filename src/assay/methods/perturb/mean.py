@@ -1,8 +1,10 @@
 """Inputs without their mean: the mean of the training inputs is released before training, and the model subtracts it.
 
-What all records have in common takes a part of every gradient's norm, and tells no two classes apart. Without it the clipped
-gradients have more of what does, at the same noise. (Tramèr and Boneh 2021 normalise scattering features by private statistics for
-the same reason.) The mean of many records needs little privacy: with multiplier 40 it takes about one percent of the budget of ε = 1.
+What all records have in common takes up some of every gradient's norm, and does not help to tell classes apart. Without
+it, clipped gradients carry more of what does, at the same noise. Tramèr and Boneh ("Differentially Private Learning
+Needs Better Features (or Much More Data)", ICLR 2021, arXiv:2011.11660) normalise scattering features by private
+statistics for the same reason. The mean of many records costs little: with multiplier 40 it takes about one percent of
+the budget of ε = 1.
 """
 
 from __future__ import annotations
@@ -11,31 +13,41 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from dp_accounting.dp_event import DpEvent
-from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from assay._util import spec
-from assay.data.records import Records
+from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
 from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released, Stage
-from assay.models.inputs import check_inputs, shift_inputs
-from assay.randomness.streams import Randomness
 
-_TOGETHER = 1000  # records in memory at once
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from assay.data.records import Records
+    from assay.randomness.streams import Randomness
+
+_BLOCK = 1000  # records in memory at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mean:
-    """How the mean is released: with N(0, (`noise`·`bound`)²) on the sum of the inputs, each cut to the norm `bound`.
+    """How the mean is released: N(0, (`noise`·`bound`)²) is added to the sum of the inputs, each clipped to `bound`.
 
-    Without a bound it is √d for inputs of d numbers, which holds with nothing cut for inputs whose squares are 1 on average at
-    most: pixels from -1 to 1, normalised scattering features.
+    Attributes:
+        noise: the noise multiplier.
+        bound: the largest norm of an input. If None, it is √d for inputs of d numbers. That clips nothing where the
+            squares are at most 1 on average: pixels from -1 to 1, normalised scattering features.
+
+    Raises:
+        ConfigError: one of them is not a finite number above 0.
+
+    >>> describe(Mean(noise=20.0))
+    'mean:noise=20'
     """
 
     noise: float = 40.0
@@ -48,7 +60,7 @@ class Mean:
             raise ConfigError("center bound", self.bound, "a finite number above 0")
 
     def stage(self, records: int) -> Stage:
-        """What is released before the first step, about this many records."""
+        """The stage that releases the mean of this many records."""
         return Centered(self, records)
 
 
@@ -56,19 +68,25 @@ KINDS = {"mean": Mean}
 
 
 def parse(text: str) -> Mean:
-    """`mean`, `mean:noise=40,bound=8`."""
+    """The release that a text such as `mean` or `mean:noise=40,bound=8` describes.
+
+    Raises:
+        ConfigError: the text has another form.
+    """
     return spec.parse("center", text, KINDS)
 
 
 def describe(center: Mean) -> str:
-    """The text that `parse` turns into this release, its settings in full."""
+    """The text that `parse` turns into this release, with all its settings."""
     return spec.written(center, KINDS)
 
 
 @dataclass(frozen=True)
 class Centered:
-    """The stage (`assay.methods.stage`). Adding or removing one record moves the sum by at most the bound, replacing one by twice that, which
-    the accountant knows; what it is divided by, the number of records of the plan, is a constant.
+    """The stage (`assay.methods.stage`).
+
+    Adding or removing one record moves the sum by at most the bound. Replacing one moves it by twice that, which the
+    accountant takes into account. The divisor, the plan's number of records, is a constant.
     """
 
     how: Mean
@@ -81,7 +99,7 @@ class Centered:
 
     @property
     def takes_views(self) -> bool:
-        """Yes: the mean is subtracted from whatever the model sees."""
+        """Yes: the model subtracts the mean from whatever it sees."""
         return True
 
     @property
@@ -94,14 +112,16 @@ class Centered:
         return gaussian_event(self.how.noise)
 
     def parts(self) -> Sequence[Part]:
-        """The mean alone: the steps are the run's own."""
+        """The mean alone."""
         return [Part(name="mean of the inputs", unit=WHOLE, claimed=None, event=self.event())]
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:  # noqa: ARG002
-        """Refuse inputs that have no mean, or that the model scales."""
+        """Refuse inputs that have no mean, and models that scale their inputs."""
+        from assay.models.inputs import check_inputs
+
         check_inputs(model, "input_shift")
         first = records.gather(torch.tensor([0]))[0]
-        if not (isinstance(first, Tensor) and first.is_floating_point()):
+        if not (isinstance(first, torch.Tensor) and first.is_floating_point()):
             raise ConfigError("center", describe(self.how), "inputs that are one tensor of floating-point numbers")
 
     def release(
@@ -112,41 +132,43 @@ class Centered:
         device: torch.device,  # noqa: ARG002
         train_privately: PrivateTraining,  # noqa: ARG002
     ) -> Released:
-        """The noisy mean. An input that is not finite counts as zeros."""
+        """Release the noisy mean. An input that is not finite counts as zeros."""
         total: Tensor | None = None
         bound = 0.0
-        for start in range(0, len(records), _TOGETHER):
-            x = records.gather(torch.arange(start, min(start + _TOGETHER, len(records))))[0].detach().cpu().double()
+        for start in range(0, len(records), _BLOCK):
+            x = records.gather(torch.arange(start, min(start + _BLOCK, len(records))))[0].detach().cpu().double()
             flat = x.flatten(1)
             bound = math.sqrt(flat.shape[1]) if self.how.bound is None else self.how.bound
             norms = flat.norm(dim=1)
             factors = torch.where(norms.isfinite(), (bound / norms).clamp(max=1.0), 0.0)
-            part = (flat.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).sum(0).view(x.shape[1:])
-            total = part if total is None else total + part
+            clipped = (flat.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).sum(0).view(x.shape[1:])
+            total = clipped if total is None else total + clipped
         assert total is not None
         noise = Gaussian(multiplier=self.how.noise)
         released = noise.release(Bounded({"mean": total}, bound), randomness.stream("mean", 0))
         return {"mean": (released.value["mean"] / self.count).float()}
 
     def install(self, model: nn.Module, released: Released) -> None:
-        """The model subtracts it."""
+        """Let the model subtract the mean."""
+        from assay.models.inputs import shift_inputs
+
         shift_inputs(model, released["mean"])
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """As they are."""
+        """The records as they are."""
         return data
 
     def loss(self, own: Loss) -> Loss:
-        """As it is."""
+        """The loss as it is."""
         return own
 
     def draw(self, released: Released, folder: Path) -> None:
-        """Nothing."""
+        """There is no picture."""
 
     def describe(self) -> list[str]:
         """For the statement."""
         cut = "the root of their number of coordinates" if self.how.bound is None else f"{self.how.bound:g}"
         return [
-            f"the mean of the inputs (each cut to norm {cut}) is released with Gaussian noise of {self.how.noise:g} times that bound on their "
-            "sum, and the model subtracts it from every input"
+            f"the mean of the inputs (each cut to norm {cut}) is released with Gaussian noise of {self.how.noise:g} "
+            "times that bound on their sum, and the model subtracts it from every input"
         ]

@@ -1,17 +1,22 @@
-"""Heat maps of released relevance and of its regions (afrrs.txt, Fig. 2 and 3). Made of released values only."""
+"""Heat maps of released relevance and its regions, from released values only (AFRRS, Fig. 2 and 3)."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor
-
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.methods.perturb.regions import Regions
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def draw(relevance: Tensor, regions: Regions, path: Path) -> None:
-    """Relevance and the mean relevance of each feature's region side by side; channels are averaged. Flat records get none."""
+    """Write a picture: the relevance beside the mean relevance of each feature's region, averaged over channels.
+
+    Flat records have no picture.
+    """
     if relevance.dim() < 2:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # takes a second to import
@@ -26,11 +31,12 @@ def draw(relevance: Tensor, regions: Regions, path: Path) -> None:
         shown = axes.imshow(_flat(values), cmap="Reds")
         axes.set_title(title)
         figure.colorbar(shown, ax=axes)
-    replace_file(path, lambda part: canvas.print_png(str(part)))  # type: ignore[no-untyped-call]
+    with replacing(path) as temporary:
+        canvas.print_png(str(temporary))  # type: ignore[no-untyped-call]
 
 
 def _flat(values: Tensor) -> list[list[float]]:
-    """As one image."""
+    """The values as one image."""
     values = values.double()
     while values.dim() > 2:
         values = values.mean(0)

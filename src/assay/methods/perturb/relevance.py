@@ -1,13 +1,15 @@
 """How much each input feature matters to a model's decisions: layer-wise relevance propagation, released with noise.
 
-The score of the class that a model decides for is handed back layer by layer (afrrs.txt, Eq. 4-7; captum does the work) until it
-lies on the input features: one map a record. What leaves is the average map (Eq. 9) with Laplace noise.
+Propagation hands the score of the predicted class back layer by layer to the input features (AFRRS, Eq. 4-7; captum
+does the work). That gives one map per record. The average map is released with Laplace noise (Eq. 9).
 
-`private_relevance` clips each record's map to l1 norm 1, so that adding or removing a record moves the sum of maps by at most 1;
-one Laplace number of scale 1/ε1 a feature, whatever the number of features, then costs ε1 (the paper takes 2d for that 1).
-Division by the number of records, which is public, and standardisation to [0, 1] come after the noise and cost nothing.
+`private_relevance` clips each record's map to l1 norm 1, so that one record more or less moves the sum by at most 1.
+Laplace noise of scale 1/ε1 on each feature of the sum then costs ε1, whatever the number of features. (The paper
+takes 2d for that 1.) Division by the number of records, which is public, and standardisation to [0, 1] come after the
+noise and cost nothing.
 
-`published_relevance` is the paper to the letter (Eq. 9-11). It has no ε: see `PUBLISHED_IS_NOT_PRIVATE`.
+`published_relevance` is the paper to the letter (Eq. 9-11). No ε holds for it: see `PUBLISHED_IS_NOT_PRIVATE` in
+`assay.methods.perturb.explain`.
 """
 
 from __future__ import annotations
@@ -16,46 +18,49 @@ import copy
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent, NoOpDpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from assay.accounting import events
 from assay.data.records import Records
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
-from assay.randomness.streams import Stream
+from assay.methods.perturb.explain import PUBLISHED_IS_NOT_PRIVATE
 
-PUBLIC_MODEL: DpEvent = NoOpDpEvent()
-"""The `model_cost` of a relevance model that never saw the private records."""
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
 
-PUBLISHED_IS_NOT_PRIVATE = (
-    "the model that explains was trained on the private records without noise, a record's relevance map is not bounded, and the "
-    "averages are standardised by the data's own extremes before the noise: no finite ε holds for the relevance as published"
-)
+    from assay.randomness.streams import Stream
 
 RULES = ("epsilon", "gamma", "alpha1-beta0")
 
 _BATCH = 256
 _WEIGHTED = (nn.Linear, nn.Conv2d)
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-# Layers of one input and one output value each: relevance passes through them as it is.
+# These layers act on each value by itself, so relevance passes through them unchanged.
 _VALUEWISE = (
     *(nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Hardtanh, nn.LeakyReLU, nn.ELU, nn.SELU, nn.GELU, nn.SiLU, nn.Softplus),
     *(nn.Dropout, nn.Dropout2d, nn.Identity),
 )
-_ROUNDING = 1e-9  # a clipped map stays within 1 although its norm is a rounded sum
+_ROUNDING = 1e-9  # keeps a clipped map within 1 although its norm is a rounded sum
 
 
 @dataclass(frozen=True, kw_only=True)
 class Propagation:
-    """How relevance is handed back through a layer with weights.
+    """How relevance goes back through a layer with weights.
 
-    `epsilon` is Eq. 4: in proportion to a_q ω_qp / (z_p ± β), β with the sign of z_p (the paper's z_q in the condition is taken
-    for z_p). `gamma` and `alpha1-beta0` are captum's, which favour positive contributions, with the same β. Pooling and
-    normalisation layers take the ε-rule with a negligible β; value-wise layers hand relevance on as it is.
+    Pooling and normalisation layers use the ε-rule with a negligible β. Value-wise layers pass relevance on unchanged.
+
+    Attributes:
+        rule: "epsilon" is Eq. 4: in proportion to a_q ω_qp / (z_p ± β), where β has the sign of z_p. (We read the
+            paper's z_q in the condition as z_p.) "gamma" and "alpha1-beta0" are captum's, with the same β. They favour
+            positive contributions.
+        beta: β.
+
+    Raises:
+        ConfigError: there is no such rule, or β is not a finite number above 0.
     """
 
     rule: str = "epsilon"
@@ -68,23 +73,27 @@ class Propagation:
             raise ConfigError("beta", self.beta, "a finite number above 0: without it relevance is divided by zero")
 
     def maps(self, model: nn.Module, inputs: Tensor) -> Tensor:
-        """The relevance of every input feature to the score of the class decided for, one map a record, not bounded.
+        """The relevance of every input feature to the score of the predicted class: one unbounded map per record.
 
-        A record's map depends on that record and the model only: the model is taken apart into a chain of layers that treat
-        each record by itself, and refused by name where that is not possible. The model is left as it was.
+        A record's map depends on that record and the model only, because what runs is a chain of layers that treat
+        each record by itself. The model does not change.
+
+        Raises:
+            UnsupportedModelError: the model is not such a chain; the error names the layer.
         """
-        return self._maps(_chain(model, inputs), inputs)
+        return self.maps_of_chain(layer_chain(model, inputs), inputs)
 
-    def _maps(self, chain: nn.Sequential, inputs: Tensor) -> Tensor:
+    def maps_of_chain(self, chain: nn.Sequential, inputs: Tensor) -> Tensor:
+        """As `maps`, for a model that `layer_chain` has taken apart."""
         from captum.attr import LRP  # takes a second to import
 
         with torch.no_grad():
-            decided = chain(inputs).argmax(1)
+            predicted = chain(inputs).argmax(1)
         for layer in chain:
-            layer.rule = self._rule(layer)  # captum takes rules off again after use
+            layer.rule = self._rule(layer)  # captum removes rules after use
         inputs = inputs.detach().clone().requires_grad_()
-        found: Tensor = LRP(chain).attribute(inputs, target=decided)
-        return found.detach()
+        maps: Tensor = LRP(chain).attribute(inputs, target=predicted)
+        return maps.detach()
 
     def _rule(self, layer: nn.Module) -> Any:
         from captum.attr._utils.lrp_rules import Alpha1_Beta0_Rule, EpsilonRule, GammaRule
@@ -100,11 +109,15 @@ class Propagation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Relevance:
-    """Released: each feature's relevance, in the shape of one record, and what it cost.
+    """Released: the relevance of each feature, and its cost.
 
-    `values` are standardised to [0, 1] (`published`: before the noise, so they may lie outside). `scale` is that of the
-    Laplace noise on the average over the records, before standardisation in `private_relevance`. `reason` says why there is
-    no ε, if there is none.
+    Attributes:
+        values: in the shape of one record, standardised to [0, 1]. `published_relevance` standardises before the noise,
+            so its values may lie outside.
+        scale: the scale of the Laplace noise on the average over the records; in `private_relevance` before
+            standardisation.
+        event: what it cost.
+        reason: why there is no ε, if there is none.
     """
 
     values: Tensor
@@ -123,17 +136,30 @@ def private_relevance(
     propagation: Propagation | None = None,
     device: torch.device | str = "cpu",
 ) -> Relevance:
-    """The average relevance over `data`, for ε more than the model itself cost.
+    """Release the average relevance over `data`, at a cost of ε in addition to that of the model.
 
-    `model_cost` is `PUBLIC_MODEL` for a model that never saw these records, the event of its training for one that was
-    trained on them privately; a `NonPrivateDpEvent` makes the whole non-private. The event is relative to what one record
-    contributes, as everywhere: where neighbours replace a record, the accountant doubles the shift.
+    The event is relative to what one record contributes, as everywhere: where neighbours replace a record, the
+    accountant doubles the shift.
+
+    Args:
+        model: the network whose decisions are explained.
+        data: the private records.
+        epsilon: ε1.
+        model_cost: `PUBLIC_MODEL` for a model that never saw these records, otherwise the event of its training. A
+            `NonPrivateDpEvent` makes the whole non-private.
+        stream: the random numbers.
+        propagation: how relevance is propagated; Eq. 4 by default.
+        device: where to compute.
+
+    Raises:
+        ConfigError: ε is not above 0, or there are no records.
+        UnsupportedModelError: relevance cannot be propagated through this model.
     """
     check_above_zero("epsilon1", epsilon)
     events.check(model_cost)
     total, records = _sum_of_maps(model, data, propagation or Propagation(), device, bounded=True)
     noisy = total + stream.laplace(total.shape, dtype=torch.float64, device="cpu") / epsilon
-    leaks = any(isinstance(part, NonPrivateDpEvent) for part, _ in events.flatten(model_cost))
+    leaks = any(isinstance(event, NonPrivateDpEvent) for event, _ in events.flatten(model_cost))
     return Relevance(
         values=_standardised(noisy / records),
         scale=1 / (epsilon * records),
@@ -151,7 +177,7 @@ def published_relevance(
     propagation: Propagation | None = None,
     device: torch.device | str = "cpu",
 ) -> Relevance:
-    """Eq. 9-11: the average of unbounded maps, standardised, plus Lap(Δ_R/ε1) with Δ_R = 2d/|D|. Claims ε1, has no ε."""
+    """Eq. 9-11: the standardised average of unbounded maps plus Lap(Δ_R/ε1), Δ_R = 2d/|D|. Claims ε1; no ε holds."""
     check_above_zero("epsilon1", epsilon)
     total, records = _sum_of_maps(model, data, propagation or Propagation(), device, bounded=False)
     scale = 2 * total.numel() / records / epsilon
@@ -165,11 +191,11 @@ def published_relevance(
 
 
 def bounded_maps(maps: Tensor) -> Tensor:
-    """Each record's map within l1 norm 1, in float64; a map that is not finite counts for nothing."""
+    """Each record's map within l1 norm 1, in float64. A map that is not finite counts as zeros."""
     flat = maps.double().flatten(1)
     flat = flat * flat.isfinite().all(1, keepdim=True)
     flat = flat.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
-    # Two divisions, so that even a sum of norms near the largest number stays one.
+    # Two divisions, so that sums near the largest number do not overflow.
     flat = flat / flat.abs().amax(1, keepdim=True).clamp(min=1.0)
     norms = flat.abs().sum(1, keepdim=True) * (1 + _ROUNDING)
     return (flat / norms.clamp(min=1.0)).view(maps.shape)
@@ -178,17 +204,17 @@ def bounded_maps(maps: Tensor) -> Tensor:
 def _sum_of_maps(
     model: nn.Module, data: Dataset[Any], how: Propagation, device: torch.device | str, *, bounded: bool
 ) -> tuple[Tensor, int]:
-    """Σ over the records of their maps, on the CPU in float64, and the number of records."""
+    """The sum of the records' maps, on the CPU in float64, and the number of records."""
     records = Records(data, device)
     if len(records) == 0:
         raise ConfigError("data", "0 records", "at least one record")
     total: Tensor | None = None
     chain: nn.Sequential | None = None
     for inputs in _inputs(records):
-        chain = chain if chain is not None else _chain(model, inputs)
-        maps = how._maps(chain, inputs)
-        part = (bounded_maps(maps) if bounded else maps.double()).sum(0).cpu()
-        total = part if total is None else total + part
+        chain = chain if chain is not None else layer_chain(model, inputs)
+        maps = how.maps_of_chain(chain, inputs)
+        batch = (bounded_maps(maps) if bounded else maps.double()).sum(0).cpu()
+        total = batch if total is None else total + batch
     assert total is not None
     return total, len(records)
 
@@ -199,20 +225,20 @@ def _inputs(records: Records) -> Iterator[Tensor]:
 
 
 def _standardised(values: Tensor) -> Tensor:
-    """(R - min)/(max - min); all zeros where there is no difference."""
+    """(R - min)/(max - min), or zeros where all values are equal."""
     low, high = values.min(), values.max()
     return (values - low) / (high - low) if high > low else torch.zeros_like(values)
 
 
 class _PassOn(nn.Module):
-    """A value-wise layer or a reshaping one. Held out of captum's sight, which has ideas of its own about some of them."""
+    """A value-wise or reshaping layer, hidden from captum, which would treat some of these in another way."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self._held = (layer,)
 
     def forward(self, x: Tensor) -> Tensor:
-        # A layer that has nothing to do returns its very input, on which captum's two hooks would meet in the wrong order.
+        # A layer may return its input itself. captum's two hooks would then run on one tensor, in the wrong order.
         result: Tensor = self._held[0](x).clone()
         return result
 
@@ -221,7 +247,7 @@ def _passing_rule() -> Any:
     from captum.attr._utils.lrp_rules import EpsilonRule
 
     class PassOnRule(EpsilonRule):  # type: ignore[misc]
-        """The relevance of a layer's outputs is that of its inputs, value by value."""
+        """Each input value has the relevance of its output value."""
 
         def _create_backward_hook_input(self, inputs: Tensor) -> Any:
             return lambda grad: self.relevance_output[grad.device].reshape(inputs.shape)
@@ -229,16 +255,19 @@ def _passing_rule() -> Any:
     return PassOnRule()
 
 
-def _chain(model: nn.Module, inputs: Tensor) -> nn.Sequential:
+def layer_chain(model: nn.Module, inputs: Tensor) -> nn.Sequential:
     """A copy of the model as a chain of layers, each of a type known to treat every record by itself.
 
-    Guarantee: the chain is all that runs, so that no record's map depends on another record. It is compared with the model on
-    these inputs, because what a model does between its layers (a sum of branches, a functional activation) is not in the chain.
+    Guarantee: relevance is computed on the chain alone, so no record's map depends on another record. The chain must
+    agree with the model on `inputs`, because what a model does between its layers is not in the chain.
+
+    Raises:
+        UnsupportedModelError: the model is not a chain of such layers.
     """
     model = copy.deepcopy(model).to(inputs.device).eval().requires_grad_(False)
     for module in model.modules():
         if hasattr(module, "inplace"):
-            module.inplace = False  # type: ignore[assignment]  # it would overwrite what relevance is computed from
+            module.inplace = False  # type: ignore[assignment]  # relevance needs the values it would overwrite
     calls: list[tuple[str, nn.Module, torch.Size, torch.Size]] = []
 
     def note(name: str) -> Any:
@@ -268,8 +297,8 @@ def _chain(model: nn.Module, inputs: Tensor) -> nn.Sequential:
     chain = nn.Sequential(*layers).eval()
     if not _agree(chain, inputs, expected):
         raise UnsupportedModelError(
-            f"{type(model).__name__} is not a chain of its layers (branches that are added, activations called as functions, …): "
-            "relevance cannot be handed back through what is no layer. Make activations modules, or explain another model"
+            f"{type(model).__name__} is not a chain of its layers (branches that are added, activations called as "
+            "functions, …): relevance goes back through layers only. Make activations modules, or explain another model"
         )
     return chain
 

@@ -1,12 +1,12 @@
 """The two stages of AFRRS: what is done with the records before training.
 
-`ScaledByRelevance` (sound): relevance is released with bounded maps, regions are made of it, and the model multiplies its inputs by
-α_k, the share of the relevance that a feature's region has (Eq. 14; its mean over the features is 1). The records themselves stay
-sensitive: DP-SGD protects them, and a clipped gradient spends more of its norm on the regions that matter.
+`ScaledByRelevance` (sound) releases relevance with bounded maps and forms regions. The model multiplies its inputs by
+α_k, the share of the relevance in a feature's region (Eq. 14; its mean over the features is 1). The records themselves
+stay sensitive and DP-SGD protects them. A clipped gradient spends more of its norm on the regions that matter.
 
-`NoisyRecords` (published): relevance as well, then Laplace noise on every record's features, once, kept in place of the records
-(Algorithm 2). Labels have noise in every step (`objective=step`, the paper's), or once a record (`objective=record`), after
-which all of training is post-processing.
+`NoisyRecords` (published) releases relevance too. Then every record's features get Laplace noise, once, and the noisy
+records replace the records (Algorithm 2). Labels get noise in every step (`objective=step`, the paper's), or once per
+record (`objective=record`). In the second case all of training is post-processing.
 """
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent
-from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
 
+from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency
-from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.methods.perturb import pictures
-from assay.methods.perturb.explain import Explainer
-from assay.methods.perturb.inputs import InputNoise, local_event
+from assay.methods.perturb.explain import PUBLISHED_IS_NOT_PRIVATE, Explainer
+from assay.methods.perturb.inputs import InputNoise, check_outside, check_published, local_event
 from assay.methods.perturb.objective import (
     BELOW_IS_NOT_PRIVATE,
     LabelNoise,
@@ -35,11 +32,15 @@ from assay.methods.perturb.objective import (
     quadratic_loss,
     split_last,
 )
-from assay.methods.perturb.regions import Regions, segment
-from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE, private_relevance, published_relevance
+from assay.methods.perturb.regions import Regions, check_gamma, segment
 from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
-from assay.models.inputs import check_inputs, scale_inputs
-from assay.randomness.streams import Randomness, Within
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.utils.data import Dataset
+
+    from assay.data.records import Records
+    from assay.randomness.streams import Randomness
 
 OBJECTIVES = ("step", "record")
 _PICTURE = "relevance.png"
@@ -49,24 +50,30 @@ _LABEL = "the label of one record, whatever it is (local)"
 
 @dataclass(frozen=True, kw_only=True)
 class Segmentation:
-    """Released relevance at ε1 = `epsilon`, and regions of it."""
+    """Relevance released at ε1, and its regions.
+
+    Attributes:
+        explainer: the network whose decisions are explained.
+        epsilon: ε1.
+        gamma: the distance below which regions merge.
+    """
 
     explainer: Explainer
     epsilon: float
     gamma: float
 
     def __post_init__(self) -> None:
-        segment(torch.zeros(1), self.gamma)
+        check_gamma(self.gamma)
 
     def event(self) -> DpEvent:
-        """The network that explains and the noise on the maps."""
+        """The cost of the explaining network and of the noisy maps."""
         cost = self.explainer.cost
         if isinstance(cost, NonPrivateDpEvent):
             return cost
         return ComposedDpEvent([cost, LaplaceDpEvent(1 / self.epsilon)])
 
     def check(self, records: Records, data: str | None) -> None:
-        """Refuse what relevance has no features of, and a public network that is private."""
+        """Refuse records without tensors of features, and "public" data that is the private data."""
         shape = getattr(records.zeros()[0], "shape", ())
         if len(shape) < 2:
             raise ConfigError("dataset", type(records.dataset).__name__, "pairs of a tensor of features and a label")
@@ -91,22 +98,26 @@ class Segmentation:
         device: torch.device,
         train_privately: PrivateTraining,
     ) -> Tensor:
-        """The relevance of every feature, in the shape of a record."""
+        """Release the relevance of every feature, in the shape of a record."""
+        from assay.methods.perturb.relevance import private_relevance, published_relevance
+
         network = self.explainer.network(records, _outputs(model, records), randomness, device, train_privately)
         stream = randomness.stream("relevance", 0)
         if isinstance(self.event(), NonPrivateDpEvent):
-            found = published_relevance(network, records.dataset, epsilon=self.epsilon, stream=stream, device=device)
+            relevance = published_relevance(
+                network, records.dataset, epsilon=self.epsilon, stream=stream, device=device
+            )
         else:
             cost = self.explainer.cost
-            found = private_relevance(
+            relevance = private_relevance(
                 network, records.dataset, epsilon=self.epsilon, model_cost=cost, stream=stream, device=device
             )
-        if found.event != self.event():
-            raise AssayError(f"the relevance cost {found.event} but {self.event()} was charged; the run must not go on")
-        return found.values
+        if relevance.event != self.event():
+            raise AssayError(f"the relevance cost {relevance.event} but {self.event()} was charged; the run must stop")
+        return relevance.values
 
     def regions(self, released: Released) -> Regions:
-        """Of the released relevance."""
+        """The regions of the released relevance."""
         return segment(released["relevance"], self.gamma)
 
     def draw(self, released: Released, folder: Path) -> None:
@@ -116,8 +127,8 @@ class Segmentation:
     def describe(self) -> list[str]:
         """For the statement."""
         return [
-            f"the average relevance of the features to a network's decisions, with Laplace noise (ε1 = {self.epsilon:.5g}); the "
-            f"network: {self.explainer.describe()}",
+            "the average relevance of the features to a network's decisions, with Laplace noise "
+            f"(ε1 = {self.epsilon:.5g}); the network: {self.explainer.describe()}",
             f"regions of similar relevance, merged below a distance of {self.gamma:g} (no further cost)",
         ]
 
@@ -135,7 +146,7 @@ class ScaledByRelevance:
 
     @property
     def takes_views(self) -> bool:
-        """No: relevance is of pixels in their places."""
+        """No: relevance belongs to pixels in their places."""
         return False
 
     @property
@@ -144,11 +155,13 @@ class ScaledByRelevance:
         return self.segmentation.explainer.steps is None
 
     def parts(self) -> Sequence[Part]:
-        """The relevance; the paper has no word for it."""
+        """The relevance. The paper claims no ε for this variant."""
         return (self.segmentation.part(None),)
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
-        """The network that explains must not be public and private at once; records are tensors, which the model does not shift."""
+        """Refuse models that shift their inputs, records without features, and public data that is the private data."""
+        from assay.models.inputs import check_inputs
+
         check_inputs(model, "input_scale")
         self.segmentation.check(records, data)
 
@@ -160,20 +173,22 @@ class ScaledByRelevance:
         device: torch.device,
         train_privately: PrivateTraining,
     ) -> Released:
-        """The relevance."""
+        """Release the relevance."""
         return {"relevance": self.segmentation.release(model, records, randomness, device, train_privately)}
 
     def install(self, model: nn.Module, released: Released) -> None:
-        """Inputs times α_k from now on."""
+        """Let the model multiply its inputs by α_k."""
+        from assay.models.inputs import scale_inputs
+
         regions = self.segmentation.regions(released)
         scale_inputs(model, regions.of_features(regions.alpha))
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """As they are."""
+        """The records as they are."""
         return data
 
     def loss(self, own: Loss) -> Loss:
-        """As it is."""
+        """The loss as it is."""
         return own
 
     def draw(self, released: Released, folder: Path) -> None:
@@ -190,10 +205,22 @@ class ScaledByRelevance:
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyRecords:
-    """Records with noisy features take the place of the records; see the module.
+    """Records with noisy features replace the records.
 
-    `units`, `hidden` and `classes` are the model's: neurons of its first layer (filters of a convolution, the reading with the
-    least noise), of its last hidden layer, and outputs.
+    Attributes:
+        segmentation: the relevance and its regions.
+        epsilon2: ε2.
+        epsilon3: ε3.
+        objective: "step" or "record": when labels get their noise.
+        outside: "refuse" or "clamp" features outside [0, 1].
+        batch_size: |L|.
+        units: the neurons of the model's first layer, or the filters of a convolution, the reading with least noise.
+        hidden: the neurons of its last hidden layer.
+        classes: its outputs.
+        adjacency: what neighbouring data sets are.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     segmentation: Segmentation
@@ -210,11 +237,12 @@ class NoisyRecords:
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
-        self.input_noise(segment(torch.zeros(1), 0.0))
+        check_outside(self.outside)
+        check_published(epsilon=self.epsilon2, batch_size=self.batch_size, first_units=self.units)
 
     @property
     def kept(self) -> tuple[str, ...]:
-        """The relevance. Noisy records are large, and only a run that goes on needs them."""
+        """The relevance. Noisy records are large, and only resuming needs them."""
         return ("relevance",)
 
     @property
@@ -229,11 +257,11 @@ class NoisyRecords:
 
     @property
     def feature_epsilon(self) -> float:
-        """Σ_j 1/b_j = |L| ε2/(2|h_0|), whatever the regions are."""
+        """Σ_j 1/b_j = |L| ε2/(2|h_0|), whatever the regions."""
         return self.batch_size * self.epsilon2 / (2 * self.units)
 
     def input_noise(self, regions: Regions) -> InputNoise:
-        """The noise on the features, of the scales that the paper gives these regions."""
+        """The noise on the features, at the paper's scales for these regions."""
         return InputNoise.published(
             regions,
             epsilon=self.epsilon2,
@@ -273,14 +301,14 @@ class NoisyRecords:
         )
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
-        """The expanded objective needs a last layer without bias on a hidden layer within [0, 1], the noise features within [0, 1]."""
+        """Refuse models whose last hidden layer may leave [0, 1] or whose last layer has a bias, and such features."""
         self.segmentation.check(records, data)
         below, _ = split_last(model)
-        if not isinstance(below[-1], nn.Sigmoid | nn.Hardsigmoid):
+        if not isinstance(below[-1], torch.nn.Sigmoid | torch.nn.Hardsigmoid):
             raise ConfigError(
                 "model",
                 type(below[-1]).__name__ + " as the last activation",
-                "a sigmoid: the last hidden layer must lie in [0, 1] for the objective's sensitivity (afrrs-mnist, afrrs-cifar10)",
+                "a sigmoid, as in afrrs-mnist and afrrs-cifar10: the last hidden layer must lie in [0, 1]",
             )
         self.input_noise(segment(torch.zeros(1), 0.0)).within(records.all()[0])
 
@@ -292,24 +320,24 @@ class NoisyRecords:
         device: torch.device,
         train_privately: PrivateTraining,
     ) -> Released:
-        """Relevance, noisy features, the first bias (Eq. 18), and with `record` noisy labels."""
-        found = {"relevance": self.segmentation.release(model, records, randomness, device, train_privately)}
-        noise = self.input_noise(self.segmentation.regions(found))
+        """Release relevance, noisy features, the first bias (Eq. 18), and with `record` noisy labels."""
+        answers = {"relevance": self.segmentation.release(model, records, randomness, device, train_privately)}
+        noise = self.input_noise(self.segmentation.regions(answers))
         if noise.epsilon > self.feature_epsilon * (1 + 1e-9):
             raise AssayError(
-                f"noisy features cost {noise.epsilon} but {self.feature_epsilon} was charged; the run must not go on"
+                f"noisy features cost {noise.epsilon} but {self.feature_epsilon} was charged; the run must stop"
             )
         x, y = records.all()
-        found["inputs"] = noise.perturbed(x, randomness)
+        answers["inputs"] = noise.perturbed(x, randomness)
         if self.objective == "record":
-            found["targets"] = self.label_noise.coefficients(y, self.classes, randomness.stream("label noise", 0))
+            answers["targets"] = self.label_noise.coefficients(y, self.classes, randomness.stream("label noise", 0))
         bias = _first(model).bias
         if bias is not None:
-            found["bias"] = noise.perturbed_bias(bias, randomness.stream("bias noise", 0))
-        return found
+            answers["bias"] = noise.perturbed_bias(bias, randomness.stream("bias noise", 0))
+        return answers
 
     def install(self, model: nn.Module, released: Released) -> None:
-        """The first layer's bias, as Eq. 18 perturbs it (a finished run has it among its parameters)."""
+        """Set the first layer's bias as Eq. 18 perturbs it. (A finished run has it among its parameters.)"""
         if "bias" in released:
             bias = _first(model).bias
             assert bias is not None
@@ -318,15 +346,24 @@ class NoisyRecords:
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
         """Noisy features with noisy label coefficients, or (not private) with the labels."""
+        from torch.utils.data import TensorDataset
+
+        from assay.data.records import Records
+
         targets = released["targets"] if "targets" in released else Records(data).all()[1]
         return TensorDataset(released["inputs"], targets)
 
     def loss(self, own: Loss) -> Loss:  # noqa: ARG002
         """Eq. 20, from noisy coefficients or from labels."""
-        return _expanded
+        return expanded_loss
 
     def rivals(self, releases: int, randomness: Randomness) -> tuple[Tensor, Tensor, float]:
-        """Noisy records of zeros and of ones where one feature of two has all the relevance, hence all of Σ 1/b_j."""
+        """For an audit: noisy records of zeros and of ones, and a threshold that tells them apart.
+
+        One feature of two has all the relevance, hence all of Σ 1/b_j.
+        """
+        from assay.randomness.streams import Within
+
         noise = self.input_noise(segment(torch.tensor([0.0, 1.0]), 0.0))
         zeros, ones = (
             noise.perturbed(torch.full((releases, 2), value), Within(randomness, f"audit {value}"))[:, 1]
@@ -346,37 +383,40 @@ class NoisyRecords:
         }[self.objective]
         return [
             *self.segmentation.describe(),
-            f"Laplace noise on every record's features, drawn once and kept, less of it in regions of more relevance; features outside [0, 1]: {self.outside}",
+            "Laplace noise on every record's features, drawn once and kept, less of it in regions of more relevance; "
+            f"features outside [0, 1]: {self.outside}",
             labels,
         ]
 
 
-def _expanded(scores: Tensor, target: Tensor) -> Tensor:
-    """Eq. 20; `target` is a label or its noisy coefficients."""
+def expanded_loss(scores: Tensor, target: Tensor) -> Tensor:
+    """Eq. 20 for each record; `target` holds labels or their noisy coefficients."""
     first = target if target.is_floating_point() else label_coefficients(target, scores.shape[1]).to(scores)
     return quadratic_loss(scores, first)
 
 
 def _outputs(model: nn.Module, records: Records) -> int:
-    """How many classes the model tells apart: seen on a record of zeros."""
+    """The number of the model's classes, seen on a record of zeros."""
     was = model.training
     with torch.no_grad():
         scores = model.eval()(records.zeros()[0])
     model.train(was)
-    if not isinstance(scores, Tensor) or scores.dim() != 2:
-        raise ConfigError("model", type(model).__name__, "a model with one score a class: relevance explains decisions")
+    if not isinstance(scores, torch.Tensor) or scores.dim() != 2:
+        raise ConfigError(
+            "model", type(model).__name__, "a model with one score per class: relevance explains decisions"
+        )
     return int(scores.shape[1])
 
 
 def _first(model: nn.Module) -> nn.Linear | nn.Conv2d:
     for layer in model.modules():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d):
             return layer
     raise ConfigError("model", type(model).__name__, "a model that begins with a Linear or Conv2d layer")
 
 
 class Sizes(NamedTuple):
-    """What the published noise depends on: neurons of the first and of the last hidden layer, outputs."""
+    """The sizes on which the published noise depends: neurons of the first and the last hidden layer, outputs."""
 
     units: int
     hidden: int
@@ -384,7 +424,12 @@ class Sizes(NamedTuple):
 
 
 def sizes(model: nn.Module) -> Sizes:
-    """Of this model."""
+    """The sizes of this model.
+
+    Raises:
+        ConfigError: it does not begin with a Linear or Conv2d layer.
+        UnsupportedModelError: it does not end with a Linear layer without bias.
+    """
     first, (_, last) = _first(model), split_last(model)
-    units = first.out_features if isinstance(first, nn.Linear) else first.out_channels
+    units = first.out_features if isinstance(first, torch.nn.Linear) else first.out_channels
     return Sizes(units, last.in_features, last.out_features)

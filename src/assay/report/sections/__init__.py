@@ -46,7 +46,7 @@ class Section:
 
 SECTIONS: Registry[Section] = Registry(
     "report_section",
-    fits=lambda thing: isinstance(thing, Section),
+    of=Section,
     wanted="an assay.report.sections.Section",
     package=__name__,
     attribute="SECTION",

@@ -1,4 +1,4 @@
-"""The oracle: per-record gradients by their definition, one `torch.func.grad` a record. Slow, obvious, used in tests."""
+"""Per-record gradients by their definition, one `torch.func.grad` for each record: slow and obvious."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from assay.gradients.rules.fallback import everywhere
 def per_record_gradients(
     model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor, *, batched: bool = True
 ) -> dict[str, Tensor]:
-    """{parameter: [B, *shape]}; `loss(output, target)` gives one value a record. `batched=False` loops instead of vmap."""
+    """{parameter: [B, *shape]}; `loss(output, target)` gives one value per record. Unless `batched`, without vmap."""
     trainable = {n: p.detach() for n, p in model.named_parameters() if p.requires_grad}
     rest = {n: p.detach() for n, p in model.named_parameters() if not p.requires_grad} | dict(model.named_buffers())
 

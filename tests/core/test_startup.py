@@ -1,0 +1,94 @@
+"""What a process imports before it begins: ε needs no torch, help needs no numbers, and a thing by name needs no other thing."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import json, sys
+from assay.cli import main
+sys.argv, code = ["assay", *sys.argv[1:]], None
+try:
+    main()
+except SystemExit as end:
+    code = end.code
+print("\\n" + json.dumps([code or 0, sorted(sys.modules)]))
+"""
+HEAVY = {"torch", "numpy", "scipy", "dp_accounting", "pandas"}
+PLAN = "--records 60000 --batch-size 512 --epochs 10 --delta 1e-5"
+
+
+def imported(command):
+    """The exit code of a command and the modules that its process ends with."""
+    done = subprocess.run([sys.executable, "-c", RUN, *command.split()], capture_output=True, text=True, check=True)
+    code, modules = json.loads(done.stdout.splitlines()[-1])
+    return code, set(modules)
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("--help", 0),
+        ("train --help", 0),
+        ("federate --help", 0),
+        ("compare --help", 0),
+        ("train --bogus", 2),
+        ("nothing", 2),
+    ],
+)
+def test_help_and_usage_errors_import_nothing_heavy(command, code):
+    ended, modules = imported(command)
+    assert ended == code
+    assert not modules & HEAVY
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        f"epsilon {PLAN} --noise-multiplier 1",
+        f"epsilon {PLAN} --noise-multiplier 1 --method gredp --variant published --groups 4",
+        f"epsilon {PLAN} --noise-multiplier 1 --method discrete --micro-batch 2",
+        f"epsilon {PLAN} --noise-multiplier 1 --method afrrs --variant published --clip assumed:1.0",
+        f"calibrate {PLAN} --epsilon 3 --method lssgd --center mean",
+        f"calibrate {PLAN} --epsilon 3 --method afrrs --noise-schedule constant",
+    ],
+)
+def test_epsilon_is_computed_without_torch(command):
+    code, modules = imported(command)
+    assert code == 0
+    assert "torch" not in modules
+
+
+def test_a_method_is_found_without_importing_the_others():
+    _, modules = imported(f"epsilon {PLAN} --noise-multiplier 1")
+    found = {name for name in modules if name.startswith("assay.")}
+    assert "assay.methods.dpsgd" in found
+    assert not found & {f"assay.methods.{name}" for name in ("afrrs", "gredp", "lssgd", "discrete", "spectral")}
+    assert not found & {f"assay.gradients.clip_rules.{name}" for name in ("adaptive", "automatic", "per_layer")}
+    assert not found & {f"assay.data.samplers.{name}" for name in ("full", "shuffled", "without_replacement")}
+
+
+def test_the_order_of_a_list_does_not_depend_on_what_was_asked_for_first():
+    code = "from assay import methods; {}print(list(methods.METHODS))"
+    lists = [
+        subprocess.run([sys.executable, "-c", code.format(first)], capture_output=True, text=True, check=True).stdout
+        for first in ("", "methods.get('spectral'); ")
+    ]
+    assert lists[0] == lists[1]
+
+
+def test_epsilon_takes_at_most_three_seconds_of_a_core():
+    """It takes less than one on an ordinary core; with torch it took two to five."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "assay", *f"epsilon {PLAN} --noise-multiplier 1".split()],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
