@@ -6,12 +6,13 @@ compared at equal work: a step sees as many rows on average in either way.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from assay.data.units import Sampled, Unit
 from assay.errors import ConfigError
-from assay.methods.plan import Plan
+from assay.methods.plan import Plan, steps_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,52 @@ def compare(start: Plan, *, unit: str, persons: int, most: int, epsilon: float) 
     if start.together and start.adjacency is not start.adjacency.REPLACE_ONE:
         ways.append(_way(replace(start, unit=rows), epsilon))
     return sorted(ways, key=lambda way: way.noise)
+
+
+def ways_of(
+    unit: str,
+    *,
+    records: int,
+    persons: int | None,
+    most: int | None,
+    batch_size: float | None,
+    epochs: float | None,
+    steps: int | None,
+    noise_multiplier: float | None,
+    epsilon: float,
+    settings: Mapping[str, Any],
+) -> list[Way]:
+    """Both ways from the counts of a table, as `assay calibrate --unit` takes them.
+
+    Args:
+        unit: What a person is called.
+        records: How many rows are kept.
+        persons: How many persons there are.
+        most: How many rows of a person are kept at the most.
+        batch_size: Rows in a step, on average.
+        epochs: The length of the run, or `steps`.
+        steps: The length of the run in steps.
+        noise_multiplier: Not given: it is what is found.
+        epsilon: The target.
+        settings: Further arguments of a plan.
+
+    Returns:
+        As `compare`.
+
+    Raises:
+        ConfigError: A count is missing or out of its range.
+    """
+    if persons is None or most is None or batch_size is None or noise_multiplier is not None:
+        given = {"persons": persons, "unit_rows": most, "batch_size": batch_size, "noise_multiplier": noise_multiplier}
+        raise ConfigError(
+            "unit", given, "--persons, --unit-rows and --batch-size (in rows) beside it; the noise is found"
+        )
+    if (epochs is None) == (steps is None):
+        raise ConfigError("steps", steps, "either --steps or --epochs")
+    sampler = settings["sampling"](records, batch_size)
+    count = steps_for(epochs, sampler) if steps is None else steps
+    start = Plan(records=records, batch_size=batch_size, steps=count, noise_multiplier=1.0, **settings)
+    return compare(start, unit=unit, persons=persons, most=most, epsilon=epsilon)
 
 
 def _way(plan: Plan, epsilon: float) -> Way:
