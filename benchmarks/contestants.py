@@ -30,7 +30,10 @@ _ENDLESS = 10**6  # more steps than any measurement takes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model by name, the shape of its records and the batch size; how its kernels lie in memory is the same for all."""
+    """A model by name, the shape of its records and the batch size.
+
+    How its kernels lie in memory is the same for all.
+    """
 
     model: str
     shape: tuple[int, ...]

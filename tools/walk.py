@@ -1,4 +1,5 @@
-"""Count how far a command walks through the source: the files it enters, and the returns into a file already on the stack.
+"""Count how far a command walks through the source: the files it enters, and the returns into a file already on the
+stack.
 
     python tools/walk.py train --data digits --model logistic --epsilon 3 --epochs 1 --out DIRECTORY
 

@@ -1,4 +1,6 @@
-"""What a process imports before it begins: ε needs no torch, help needs no numbers, and a thing by name needs no other thing."""
+"""What a process imports before it begins: ε needs no torch, help needs no numbers, and a thing by name needs no other
+thing.
+"""
 
 import json
 import os

@@ -1,4 +1,6 @@
-"""Noise added in one pass is the noise that would have been drawn first: the same numbers to the bit, without room for them."""
+"""Noise added in one pass is the noise that would have been drawn first: the same numbers to the bit, without room for
+them.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,8 @@ def test_ranks_without_noise_leave_their_part_as_it_is() -> None:
 def test_numbers_beyond_the_tail_are_normal_and_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tail that begins at 2.5, one number in 80 goes through what one in 150,000 goes through otherwise.
 
-    Kolmogorov and Smirnov's test on the whole and on the tail, and how many are in it: false alarms below 1e-6 together.
+    Kolmogorov and Smirnov's test on the whole and on the tail, and how many are in it: false alarms below 1e-6
+    together.
     """
     monkeypatch.setattr(normal, "TAIL", 2.5)
     n = 200_000

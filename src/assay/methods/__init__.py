@@ -1,6 +1,6 @@
-"""Methods: one file a paper's method. A file that defines `METHOD` is found by itself; nothing else needs an edit.
+"""Methods: one file per method. The registry finds a file that defines `METHOD`; nothing else needs an edit.
 
-`assay._util.registry` tells how a method from outside this package is added.
+`assay._util.registry` says how to add a method from outside this package.
 """
 
 from __future__ import annotations
@@ -33,58 +33,69 @@ class Method(ABC):
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    """Which of its fields a user may set."""
+    """The fields that a user may set."""
     varying_noise: ClassVar[bool] = False
     """Whether its claim holds for noise that changes over a run."""
 
     name: str
-    """What it is called."""
+    """Its name in `--method` and in records."""
     summary: str
-    """One line: what it does, and whose it is."""
+    """One line: what it does, and who published it."""
     soundness: str
-    """One line: is the published form sound, and if not, why not."""
+    """One line: whether the published form is sound, and if not, why."""
     optimizer: str = "sgd"
-    """The optimizer the paper uses; the default of the command line."""
+    """The paper's optimizer, which is the default of the command line."""
     variant: str = "sound"
-    """`sound`: noise is relative to what one record can really move, and a target ε is a verified one. `published`: the
-    paper's algorithm to the letter, and a target ε is a claimed one.
+    """`sound`: noise is relative to what one record can really change, and a target ε is a verified one. `published`:
+    the paper's algorithm to the letter, and a target ε is a claimed one.
     """
 
     @property
     def clip(self) -> ClipRule:
-        """The clipping rule it is used with unless another is given."""
+        """The default clipping rule."""
         return Flat(0.5)
 
     @property
     def layers(self) -> int | None:
-        """How many layers it clips one by one; None where that does not matter or is not known yet."""
+        """The number of layers that it clips separately; None if that does not matter or is not known yet."""
         return None
 
     @property
     def needs_layers(self) -> bool:
-        """Whether it clips layer by layer and does not know yet how many there are."""
+        """Whether it clips layers separately and does not know yet how many there are."""
         return False
 
     @abstractmethod
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
-        """The step. `noise_multiplier` is what the gradient's own noise must have (a plan may give part of a step's
-        privacy away).
+        """The step.
+
+        Args:
+            plan: the plan that it belongs to.
+            noise_multiplier: that of the gradient's noise; a plan may give a share of a step's privacy to other
+            releases.
+
+        Raises:
+            ConfigError: the plan's settings do not fit the method.
         """
 
     @abstractmethod
     def claimed(self, plan: Plan) -> float:
-        """ε by the paper's own formula or accountant, at the plan's δ, for the noise that the plan really adds."""
+        """ε by the paper's formula or accountant, at the plan's δ, for the noise that the plan really adds."""
 
     def stage(self, plan: Plan) -> Stage | None:  # noqa: ARG002
         """What is released before the first step (`assay.methods.stage`), if anything."""
         return None
 
     def for_layers(self, layers: list[str]) -> Method:  # noqa: ARG002
-        """The method for a model with these layers; refused where it was set up for another number of them."""
+        """The method for a model with these layers.
+
+        Raises:
+            ConfigError: it was set up for another number of layers.
+        """
         return self
 
     def for_model(self, model: nn.Module) -> Method:
-        """The method with all that it must know of the model."""
+        """The method with everything that it must know about the model."""
         from assay.models.layers import trainable_layers
 
         return self.for_layers(trainable_layers(model))
@@ -100,7 +111,11 @@ options = METHODS.options
 
 
 def check_variant(value: str) -> None:
-    """Refuse a variant that does not exist."""
+    """Refuse a variant that does not exist.
+
+    Raises:
+        ConfigError: names those that do.
+    """
     if value not in VARIANTS:
         raise ConfigError("variant", value, "one of " + ", ".join(VARIANTS))
 

@@ -31,7 +31,7 @@ from torch.utils.data import Dataset
 
 from assay._util import seals
 from assay._util.figures import at_most
-from assay._util.process import Unique, here
+from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
@@ -477,7 +477,7 @@ class PrivateStep(Unique):
     def close(self) -> None:
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         self._closed = True
-        if self._process is here():  # a forked child has nothing to settle: its parent continues
+        if not self.is_inherited:  # a forked child has nothing to settle: its parent continues
             self.settle()
         if self._own_ledger:
             self.ledger.close()
@@ -525,7 +525,7 @@ def _left_of(asked: Sequence[SideQuery]) -> float:
 
 def _claimed_charges(ledger: Ledger) -> Any:
     """Lock the ledger against other processes; the charges it holds."""
-    ledger.claim()
+    ledger.lock()
     return ledger.charges()
 
 
