@@ -103,7 +103,8 @@ def test_no_script_but_its_own_runs_and_nothing_is_fetched(opened):
     assert opened.execute_script("return performance.getEntriesByType('resource').length") == 0
     # and even a script that had got in would be stopped by the page's policy
     opened.execute_script(
-        "const s = document.createElement('script'); s.textContent = \"document.title = 'pwned'\"; document.body.append(s)"
+        "const s = document.createElement('script'); s.textContent = \"document.title = 'pwned'\";"
+        " document.body.append(s)"
     )
     assert opened.title == "Assay report"
 

@@ -14,6 +14,7 @@ from assay.federated.plan import FederatedPlan
 from assay.methods.plan import Plan
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Sentences
+from assay.runs.schema import CENTRAL, FEDERATED
 from assay.training import record as central
 
 
@@ -39,9 +40,9 @@ class Kind:
 _KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name=central.KIND, steps="steps", planned="steps", plan=Plan.from_json, sentences=central.sentences),
+        Kind(name=CENTRAL, steps="steps", planned="steps", plan=Plan.from_json, sentences=central.sentences),
         Kind(
-            name=federated.KIND,
+            name=FEDERATED,
             steps="rounds",
             planned="rounds",
             plan=FederatedPlan.from_json,
@@ -63,7 +64,7 @@ def kind_of(spec: Mapping[str, Any]) -> Kind:
     Raises:
         AssayError: This version does not know the kind.
     """
-    name = spec.get("kind", central.KIND)
+    name = spec.get("kind", CENTRAL)
     if name not in _KINDS:
         raise AssayError(f"a run of kind {name!r}: this version of Assay knows {', '.join(_KINDS)}")
     return _KINDS[name]

@@ -13,9 +13,10 @@ from assay._util import lazy
 if TYPE_CHECKING:
     from assay.runs.reading import record_of, statement_of
     from assay.runs.signing import sign
+    from assay.runs.totals import total
     from assay.runs.verification import Check, Verification, verify
 
-__all__ = ["Check", "Verification", "record_of", "sign", "statement_of", "verify"]
+__all__ = ["Check", "Verification", "record_of", "sign", "statement_of", "total", "verify"]
 
 __getattr__ = lazy.exports(
     __name__,
@@ -25,6 +26,7 @@ __getattr__ = lazy.exports(
         "record_of": "reading",
         "sign": "signing",
         "statement_of": "reading",
+        "total": "totals",
         "verify": "verification",
     },
 )
