@@ -80,7 +80,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, or a room, when it is first used: processes that only carry bytes (`federated`) start without torch."""
+    """Import a name or a package when it is first used, so that commands start without torch."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

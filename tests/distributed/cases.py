@@ -1,6 +1,7 @@
 """What is trained by one process and by several, and must come out the same: each case runs unchanged in both.
 
-`python cases.py OUT CASE...` under torchrun writes for every case and rank what it gave. A case gives tensors and facts.
+`python cases.py OUT CASE...` under torchrun writes for every case and rank what it gave. A case gives tensors and
+facts.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class Shift(nn.Module):
 
 
 class Sorts(nn.Module):
-    """Layers of many kinds: ruled ones, one without a rule, one used twice, weights that two layers share, some frozen; row counts that two does not divide."""
+    """Layers of many kinds: ruled ones, one without a rule, one used twice, weights that two layers share, some frozen.
+
+    Row counts that two does not divide.
+    """
 
     def __init__(self) -> None:
         super().__init__()

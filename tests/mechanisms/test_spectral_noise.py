@@ -1,4 +1,6 @@
-"""Noise in the frequency domain is drawn without a transform: its law must be that of the paper's transform to the letter."""
+"""Noise in the frequency domain is drawn without a transform: its law must be that of the paper's transform to the
+letter.
+"""
 
 import math
 

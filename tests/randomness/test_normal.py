@@ -1,4 +1,6 @@
-"""Noise added in one pass is the noise that would have been drawn first: the same numbers to the bit, without room for them."""
+"""Noise added in one pass is the noise that would have been drawn first: the same numbers to the bit, without room for
+them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from assay.audit.replay import Frozen
-from assay.distributed.noise import Silent
+from assay.distributed.world import Silent
 from assay.randomness import normal
-from assay.randomness.normal import AddsNormal, add_drawn, add_normal
-from assay.randomness.streams import Blocks, OsSeeded, Randomness, Secure, Seeded, Stream
+from assay.randomness.normal import add_drawn
+from assay.randomness.streams import AddsNormal, Blocks, OsSeeded, Randomness, Secure, Seeded, Stream, add_normal
 
 FALSE_ALARM = 1e-7
 LARGE = 2**20 + 3  # a sum of which each parameter is drawn by itself; no whole number of pieces
@@ -125,7 +127,8 @@ def test_ranks_without_noise_leave_their_part_as_it_is() -> None:
 def test_numbers_beyond_the_tail_are_normal_and_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a tail that begins at 2.5, one number in 80 goes through what one in 150,000 goes through otherwise.
 
-    Kolmogorov and Smirnov's test on the whole and on the tail, and how many are in it: false alarms below 1e-6 together.
+    Kolmogorov and Smirnov's test on the whole and on the tail, and how many are in it: false alarms below 1e-6
+    together.
     """
     monkeypatch.setattr(normal, "TAIL", 2.5)
     n = 200_000

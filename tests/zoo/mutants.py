@@ -19,6 +19,7 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
+from assay.methods.plan import Plan
 from assay.randomness.generators import Hashed
 from assay.randomness.streams import Blocks, OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
@@ -195,7 +196,9 @@ def standardised(grads: Bounded) -> Bounded:
 
 
 def by_position(x, y, purpose: str, share: float):
-    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's coin."""
+    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's
+    coin.
+    """
     return np.random.RandomState(len(purpose)).random_sample(len(x)) < share
 
 
@@ -203,6 +206,11 @@ def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
     """`--force` that deletes what an earlier run spent."""
     shutil.rmtree(directory.path)
     return RunDirectory.create(directory.path, spec)
+
+
+def charged_so_far(_plan: Plan, ledger: Ledger) -> float:
+    """The ε of a run that was stopped by hand: that of the steps it had taken."""
+    return ledger.epsilon()
 
 
 # --- the step ---

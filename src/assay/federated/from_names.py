@@ -24,7 +24,7 @@ from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
 from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
 from assay.federated.server import run_spec, site_settings
-from assay.methods.by_name import given_once
+from assay.methods import given_once
 from assay.models.layers import trainable_layers
 from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.callbacks import Callback

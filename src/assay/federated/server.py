@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from assay._util import digest
+from assay._util import seals
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
@@ -29,7 +29,7 @@ from assay.errors import AssayError, check_fields
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import KIND, facts
+from assay.federated.record import facts
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.runs import checkpoint
@@ -39,6 +39,7 @@ from assay.runs.directory import RunDirectory
 from assay.runs.record import Facts
 from assay.runs.result import Result, cross_entropy, save_model
 from assay.runs.run import Course, Run, Saved
+from assay.runs.schema import FEDERATED
 
 
 def run_spec(
@@ -46,7 +47,7 @@ def run_spec(
 ) -> dict[str, Any]:
     """What run.json says about a federated run. `reach` is how the engine reaches its clients (`transport.Reach`)."""
     return {
-        "kind": KIND,
+        "kind": FEDERATED,
         "plan": plan.to_json(),
         "training": asdict(training),
         "names": dict(names),
@@ -193,7 +194,7 @@ class Rounds(Course):
                 group = self.schedule[self.done]
                 self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
             cost = self._remaining_cost()
-        start = digest.of_model(self.model) if seeded and self.done == 0 else None
+        start = seals.of_model(self.model) if seeded and self.done == 0 else None
         self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws, start=start)
         self.randomness = self.segment.own(self.randomness)
         self._limit = self.origin + self.segment.allowed

@@ -1,7 +1,7 @@
-"""The runs below a directory, whatever state they are in: finished, unfinished, damaged. None is dropped silently, none is changed.
+"""The runs below a directory, in whatever state: finished, unfinished, damaged. None is dropped silently.
 
-Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one repairs a torn
-last line.
+Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one
+repairs a torn last line.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from assay._util.files import is_part
-from assay.accounting.ledger import spent
+from assay.accounting.ledger import read_ledger
 from assay.attacks.storage import read_attacks
 from assay.audit.aside import read_aside
 from assay.errors import AssayError, ConfigError
+from assay.federated.kinds import epsilon_if_ended, kind_of
 from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import scored
 from assay.runs.totals import Part, part_of
+from assay.runs.verification import check_epsilon, check_statement
 from assay.studies.directory import Study
 from assay.studies.summary import tried
+from assay.training.inputs import is_choice
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
-_BEGINNING = ".run.json."  # a run.json that was never finished
+_LARGEST_PICTURE = 4_000_000  # bytes; larger ones would make the page too slow to open
+_BEGINNING = ".run.json."  # a run.json that was never completed
 _WATCHED = (
     "run.json",
     "record.json",
@@ -44,7 +47,7 @@ _WATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A PNG found in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
+    """A PNG in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
 
     name: str
     data: str = ""
@@ -69,7 +72,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A run without a record: what is charged so far, by its ledger."""
+    """A run without a record: what is charged so far, by its ledger, and the ε that holds if it ends here."""
 
     name: str
     method: str
@@ -110,9 +113,14 @@ Entry = Finished | Unfinished | Damaged
 
 @dataclass
 class Collector:
-    """Collects again and again (`--serve`), reading only what has changed.
+    """Collects repeatedly (`--serve`), reading only what has changed.
 
-    Figures that no ε covers (results of attacks, audits that trained again) are left out, unless `uncovered` asks for them.
+    Args:
+        root: The directory.
+        uncovered: Include figures that no ε covers: results of attacks, and audits that trained again.
+
+    Raises:
+        ConfigError: There is no such directory.
     """
 
     root: Path
@@ -124,7 +132,7 @@ class Collector:
             raise ConfigError("directory", str(self.root), "a directory: a run, a study, or one with runs below it")
 
     def collect(self) -> Collected:
-        """The state of things now."""
+        """The runs as they are now."""
         entries: list[Entry] = []
         damaged: list[Damaged] = []
         waiting: list[str] = []
@@ -167,7 +175,7 @@ class Collector:
 def _find(root: Path) -> tuple[list[Path], list[Path]]:
     runs, studies = [], []
     for folder, below, files in os.walk(root):
-        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is no run
+        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is not a run
         if "study.json" in files:
             studies.append(Path(folder))
         if "run.json" in files or "record.json" in files or any(name.startswith(_BEGINNING) for name in files):
@@ -202,12 +210,9 @@ def _read(path: Path, name: str, uncovered: bool) -> Entry:
         return _unfinished(directory, name)
     except (AssayError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error).replace(str(path), name)
-        return Damaged(
-            name=name,
-            why=why
-            if isinstance(error, AssayError | OSError)
-            else f"a file has not the form it should have: {error!r}",
-        )
+        if not isinstance(error, AssayError | OSError):
+            why = f"a file does not have the form it should have: {error!r}"
+        return Damaged(name=name, why=why)
 
 
 def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
@@ -219,16 +224,20 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         number(record["epsilon"].get(key))
     if number(record["epsilon"]["verified"]) is None or not 0 < float(record["epsilon"]["delta"]) < 1:
         raise ValueError("epsilon in record.json")
-    tried(record.get("tuning"))  # has the form it should have
+    tried(record.get("tuning"))  # raises if it has another form
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
-        _optional(lambda: directory.read_statement(record), "statement.md", "", trouble)
+        _optional(lambda: _statement(directory, record), "statement.md", "", trouble)
         if directory.statement.exists()
         else ""
     )
     if not statement and not trouble:
         trouble.append("statement.md is missing")
+    if directory.ledger.exists():
+        directory.check_files(record, directory.ledger.name)
+    if not check_epsilon(directory, record):  # a run that says less than its ledger counts nowhere
+        trouble.append("ε was not recomputed: there is no ledger")
     attacks: Iterable[Mapping[str, Any]] = ()
     aside: Iterable[Mapping[str, Any]] = ()
     if uncovered:
@@ -245,6 +254,12 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         trouble="; ".join(trouble),
         part=_part(directory),
     )
+
+
+def _statement(directory: RunDirectory, record: Mapping[str, Any]) -> str:
+    text = directory.read_statement(record)
+    check_statement(directory, record, text)
+    return text
 
 
 def _part(directory: RunDirectory) -> Part | None:
@@ -265,9 +280,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     spec = directory.read_spec()
     plan, names = spec.get("plan", {}), spec.get("names", {})
     trouble: list[str] = []
-    charged, epsilon, delta = _optional(
-        lambda: spent(directory.ledger, directory.digest()), "ledger.jsonl", (None, None, None), trouble
-    )
+    charged, epsilon, delta = _optional(lambda: _charged(directory, spec), "ledger.jsonl", (None, None, None), trouble)
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
         state = _optional(lambda: _progress(directory, spec), "the checkpoint", {}, trouble)
@@ -290,6 +303,16 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     )
 
 
+def _charged(directory: RunDirectory, spec: Mapping[str, Any]) -> tuple[int, float, float | None]:
+    """Steps charged so far, and the ε and δ that hold if the run ends here."""
+    ledger = read_ledger(directory.ledger, directory.digest())
+    if ledger is None:
+        return 0, 0.0, None
+    if is_choice(spec):
+        return ledger.total_steps, ledger.epsilon(), ledger.delta
+    return ledger.total_steps, epsilon_if_ended(kind_of(spec).plan(spec["plan"]), ledger), ledger.delta
+
+
 def _progress(directory: RunDirectory, spec: Mapping[str, Any]) -> dict[str, Any]:
     state = checkpoint.state(directory.checkpoint, directory.digest())
     schema.check(directory.checkpoint, state, schema.checkpoint_of(spec), "state")
@@ -308,12 +331,15 @@ def _picture(path: Path, run: Path) -> Picture:
 
 
 def number(value: object) -> float | None:
-    """A number of a record: "inf" is infinity, None is unknown; anything else that is no number is an error."""
+    """A number of a record: "inf" is infinity, None and NaN are unknown.
+
+    Raises:
+        ValueError: It is anything else.
+    """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
     if isinstance(value, str) and value != "inf":
         raise ValueError(f"{value!r} is not a number")
-    found = float(value)
-    return None if math.isnan(found) else found
+    return None if math.isnan(float(value)) else float(value)

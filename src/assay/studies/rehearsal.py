@@ -1,4 +1,4 @@
-"""Settings of a study, checked before its first run starts."""
+"""Checks of a study's settings before its first run starts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PRESET = {"preset": str}
 
 
 def options(command: str) -> dict[str, Any]:
-    """The settings that runs of a command take, by name, with their types."""
+    """The settings that runs of a command accept, by name, with their types."""
     if command == "federate":
         return federated.FederatedSettings.options()
     return from_names.Settings.options() | _PRESET

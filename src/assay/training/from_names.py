@@ -23,7 +23,7 @@ from assay.gradients import clip_rules
 from assay.integrations import tensorboard as logs
 from assay.methods import denoise as denoise_room
 from assay.methods import encode as encode_room
-from assay.methods.by_name import method_of
+from assay.methods import method_of
 from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.plan import Plan
 from assay.models.transfer import begin, located
@@ -208,8 +208,8 @@ class Settings:
             sampling=sampling,
             adjacency=self.adjacency,
             method=chosen,
-            encode=encode_room.parse_all(self.encode or ()),
-            denoise=denoise_room.parse_all(self.denoise or ()),
+            encode=[encode_room.parse(text) for text in self.encode or ()],
+            denoise=[denoise_room.parse(text) for text in self.denoise or ()],
             exact=self.exact_noise,
         )
 
@@ -347,8 +347,8 @@ def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool
         if settings.origin is None or error.field not in settings.preset.keys() - settings.given:
             raise
         option = f"--{error.field.replace('_', '-')}"
-        said = f"{error.accepted}; the value is that of {settings.origin['from']}, and {option} typed beside it goes before it"
-        raise ConfigError(error.field, error.value, said) from error
+        said = f"the value is that of {settings.origin['from']}, and {option} typed beside it goes before it"
+        raise ConfigError(error.field, error.value, f"{error.accepted}; {said}") from error
 
 
 def options_of(settings: type, *, without: Sequence[str] = ()) -> dict[str, Any]:
@@ -405,12 +405,15 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
         )
-    logs.check(o.log)
+    if o.log is not None:
+        logs.check(o.log)
     check_features(o.features, o.model, o.augment)
     samplers.parse(o.sampling)  # these are refused before data are loaded
     clip_rules.parse(o.clip or str(chosen.clip))
-    encode_room.parse_all(o.encode or ())
-    denoise_room.parse_all(o.denoise or ())
+    for text in o.encode or ():
+        encode_room.parse(text)
+    for text in o.denoise or ():
+        denoise_room.parse(text)
     source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema)
     if like is not None and like.source == source:
         bundle = like.bundle

@@ -1,6 +1,6 @@
-"""Settings chosen by trying them: `choose`.
+"""Choosing settings by trying them: `choose`.
 
-On private records the choice is paid for (`assay.training.selection`); on public data it is free.
+On private records the choice is charged (`assay.training.selection`); on public data it is free.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from assay.training import selection
 from assay.training.from_names import Prepared, Settings, prepare, read_option
 from assay.training.inputs import LOG, UNFINISHED_CHOICE
 from assay.training.loop import fit
-from assay.training.preflight import checked
+from assay.training.preflight import check_run
 from assay.training.settings import training_json
 
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
@@ -40,7 +40,8 @@ _DATA_AND_BUDGET = {
     "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key", "operator",
 }  # fmt: skip
 _DECIDES_EPSILON = {
-    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center", "noise_schedule", "sampling",
+    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
+    "noise_schedule", "sampling",
 }  # fmt: skip
 
 Tried = Mapping[str, Sequence[Any]]
@@ -60,9 +61,10 @@ def choose(
 
         assay.choose(assay.Settings(data="digits", model="linear-head"), {"lr": [0.5, 2]}, out="runs/chosen", epsilon=3)
 
-    On the private records, a secret random number of trials is trained, each with one of the settings, and the best by a noisy
-    score leaves. ε covers all of it (Papernot and Steinke 2022, theorem 6) and is charged before the first trial. With `public`,
-    all settings are tried on that data set instead, at no cost, and the private records are used once.
+    On the private records, a secret random number of trials is trained, each with one of the settings, and the best by
+    a noisy score is released. ε covers all of it (Papernot and Steinke 2022, "Hyperparameter tuning with Rényi
+    differential privacy", arXiv:2110.03620, theorem 6) and is charged before the first trial. With `public`, all
+    settings are tried on that data set instead, at no cost, and the private records are used once.
 
     Args:
         settings: What all trials have in common.
@@ -145,7 +147,7 @@ def _taken(name: str, value: str) -> Any:
 
 
 def _check_may_vary(name: str, text: str, public: bool) -> None:
-    """Refuse an option that trials must have in common: on private records what decides ε, in any case data and budget."""
+    """Refuse an option that all trials must share: data and budget, and on private records what decides ε."""
     free = {known for known, kind in Settings.options().items() if kind is not bool} - _DATA_AND_BUDGET - set(DECIDED)
     if public and name not in free:
         raise ConfigError(
@@ -166,7 +168,7 @@ def _listed(names: set[str]) -> str:
 
 @contextmanager
 def _tried(setting: dict[str, str]) -> Iterator[None]:
-    """What a value that is tried is refused for names --try."""
+    """A context in which errors about a value that is tried name --try."""
     try:
         yield
     except ConfigError as error:
@@ -187,7 +189,7 @@ def _made(
     like: Prepared | None,
     rehearsal: bool,
 ) -> Prepared:
-    """What `assay train` would train with; where an option may be repeated, what is tried is added to what all trials have."""
+    """What `assay train` would train with. If an option may be repeated, its value is added to those of all trials."""
     with _tried(setting):
         given: dict[str, Any] = {}
         for name, text in setting.items():
@@ -199,7 +201,7 @@ def _made(
 def _all_made(
     shared: Settings, settings: list[dict[str, str]], seed: int | None, more: dict[str, Any], rehearsal: bool
 ) -> list[Prepared]:
-    """One for each setting; records are in memory once, unless the settings see them differently."""
+    """One for each setting. Records are in memory once, unless a setting changes them."""
     made: list[Prepared] = []
     for setting in settings:
         made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
@@ -207,7 +209,7 @@ def _all_made(
 
 
 def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
-    """The entries on which all agree; of those that have entries of their own, these."""
+    """The entries on which all agree; dictionaries are compared entry by entry."""
     first, *rest = described
     kept: dict[str, Any] = {}
     for key, value in first.items():
@@ -308,8 +310,8 @@ class PrivateChoice:
         plan = replace(calibrated, epsilon_limit=epsilon)
         spec = {
             "kind": "central",
-            "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
-            "the first one's, and record.json has what was chosen",
+            "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the "
+            "plan's clip and denoise are the first one's, and record.json has what was chosen",
             "plan": plan.to_json(),
             "training": _in_common([training_json(one.training) for one in made]),
             "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
@@ -343,7 +345,7 @@ class PrivateChoice:
         with torch.no_grad():
             accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
         facts = epsilon_facts(plans[which], ledger, "Rényi")
-        # what a step or a part costs by itself says nothing of what it costs in the best of the trials: all of it is the whole ε
+        # The cost of one step or part alone is not its cost in the best of the trials: each is given the whole ε.
         history = [{**entry, "epsilon": facts["verified"]} for entry in best.record["history"]]
         record = {
             **best.record,
@@ -364,9 +366,8 @@ class PrivateChoice:
             "accountant": selection.ACCOUNTANT,
         }
         result = write_result(best.model, record, directory, best.nonfinite)
-        set_times(
-            directory.path, begun
-        )  # how long all trials took tells how many there were, which the proof needs to be secret
+        # The time that all trials took would tell how many there were, and the proof needs that to be secret.
+        set_times(directory.path, begun)
         return result
 
 
@@ -407,12 +408,12 @@ def _on_private(
             raise ConfigError("try", in_words(setting), "settings whose trials all cost the same")
     for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
         with _tried(setting):  # before anything is charged
-            checked(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
+            check_run(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
     chosen_by: dict[str, Any] = {
         "from": "assay tune",
         "candidates": settings,
-        "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
-        f"in a secret number of trials (Poisson, mean {mean:g})",
+        "on": "a tenth of the training records, by how many of them were right (with Gaussian noise of standard "
+        f"deviation {split.score_noise:g}), in a secret number of trials (Poisson, mean {mean:g})",
         "records": len(split.train) + len(split.validation),
         "score_noise": split.score_noise,
         "charged": True,
@@ -508,5 +509,5 @@ def _on_public(
     for setting, *both in zip(settings, private, trials, strict=True):
         for one in both:
             with _tried(setting):  # before other trials end
-                checked(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
+                check_run(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
     return PublicChoice(public=public, out=out, settings=settings, private=private, trials=trials)

@@ -10,8 +10,8 @@ from assay._util.figures import at_most
 from assay.errors import AssayError
 from assay.report.charts import Axis, Point, Series, plot
 from assay.report.collect import Collected, Finished
+from assay.report.elements import epsilon, figure, ident, num, path_name, section, table
 from assay.report.html import Html, tag
-from assay.report.parts import epsilon, figure, ident, num, path_name, section, table
 from assay.report.sections import Page, Section
 from assay.runs.totals import Part, compose
 
