@@ -155,7 +155,7 @@ class PrivateStep(Unique):
                 self._position = position.Watch(model)
                 undo.callback(self._position.stop)
             self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
-            self._groups = self.chain.clip.groups(self.engine.layers)
+            self.groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
             self._masks: Masks | None = None
@@ -394,7 +394,7 @@ class PrivateStep(Unique):
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
-        total, norms = self.chain.clipped_sum(grads, self._groups, part.slots)
+        total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite
         if self.chain.rules:
             self._forms |= grads.bases()
@@ -421,7 +421,7 @@ class PrivateStep(Unique):
 
     def _whole_numbers(self, grads: RecordGrads) -> dict[str, Tensor]:
         assert isinstance(self.chain.noise, ExactGaussian)
-        return on_grid.rounded(grads, self.chain.clip, self._groups, self.chain.noise.grid)
+        return on_grid.rounded(grads, self.chain.clip, self.groups, self.chain.noise.grid)
 
     def _release(self) -> None:
         """Charge for the batch's sum, add noise and write `.grad`."""
