@@ -20,9 +20,8 @@ from assay import methods, models
 from assay.data.sampling import FullBatch
 from assay.gradients.clipping import ClipRule, Flat
 from assay.methods import denoise, encode
-from assay.randomness.normal import add_normal
 from assay.randomness.rounded import Words
-from assay.randomness.streams import OsSeeded, Stream
+from assay.randomness.streams import OsSeeded, Stream, add_normal
 
 CLIP = 1.0
 PLAIN, ASSAY = "plain", "Assay"

@@ -202,7 +202,7 @@ def test_what_was_begun_before_a_ledger_was_closed_charges_nothing_after_it(tmp_
     segment = ledger.begin(cost, 60)
     segment.charge(10)
     ledger.close()
-    with pytest.raises(LedgerError, match="begin anew"):
+    with pytest.raises(LedgerError, match="begin another"):
         segment.charge(20)
     assert ledger.epsilon() == pytest.approx(spent(10), rel=0.01)
 

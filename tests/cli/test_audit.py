@@ -288,7 +288,6 @@ def test_the_table_of_all_methods_refutes_what_is_wrong_and_nothing_sound(assay)
     assert refuted == {
         ("gredp", ""),
         ("gredp", "noise form real"),
-        ("spectral", ""),
         ("spectral", "noise form real"),
         ("discrete", "micro batch 4"),
         ("lssgd", "clip assumed:1.0"),

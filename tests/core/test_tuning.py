@@ -67,7 +67,7 @@ def test_every_record_has_its_part_by_a_coin_of_its_own():
 
     False alarm 1e-6.
     """
-    bundle = SimpleNamespace(train_x=torch.arange(100_000.0), train_y=torch.zeros(100_000))
+    bundle = SimpleNamespace(train_x=torch.arange(100_000.0), train_y=torch.zeros(100_000), train_units=None)
     split = tuning.Split.of(bundle, Seeded(0).stream("split", 0))
     again = tuning.Split.of(bundle, Seeded(0).stream("split", 0))
     assert torch.equal(split.validation.tensors[0], again.validation.tensors[0])
@@ -78,8 +78,9 @@ def test_every_record_has_its_part_by_a_coin_of_its_own():
     pairs = (2 * aside[::2].long() + aside[1::2].long()).bincount(minlength=4).double().numpy()
     expected = 50_000 * np.array([0.81, 0.09, 0.09, 0.01])
     assert stats.chisquare(pairs, expected).pvalue > 1e-6
+    one = SimpleNamespace(train_x=torch.zeros(1), train_y=torch.zeros(1), train_units=None)
     with pytest.raises(ConfigError, match="validation"):
-        tuning.Split.of(SimpleNamespace(train_x=torch.zeros(1), train_y=torch.zeros(1)), Seeded(0).stream("split", 0))
+        tuning.Split.of(one, Seeded(0).stream("split", 0))
 
 
 def test_public_data_are_apart_from_the_private_records():
@@ -107,7 +108,9 @@ class Always(nn.Module):
 def test_the_best_by_score_is_taken_and_nothing_where_there_was_no_trial():
     x = torch.zeros(8000, 1)
     y = (torch.arange(8000) % 4 == 0).long()
-    splits = [tuning.Split.of(SimpleNamespace(train_x=x, train_y=y), Seeded(1).stream("split", 0))] * 2
+    splits = [
+        tuning.Split.of(SimpleNamespace(train_x=x, train_y=y, train_units=None), Seeded(1).stream("split", 0))
+    ] * 2
     tried = []
 
     def run(which, trial):

@@ -69,7 +69,8 @@ def tree(tmp_path, run, unfinished, resealed):
         target=12.0,
     )
     hostile = run(tmp_path / "t/e", method=EVIL, model=EVIL, data=EVIL, notes=EVIL)
-    resealed(hostile, json.loads((hostile / "record.json").read_text()), f"# {EVIL}\n\n{EVIL}\n")
+    record, said = json.loads((hostile / "record.json").read_text()), (hostile / "statement.md").read_text()
+    resealed(hostile, record, f"{said}\n\n# {EVIL}\n\n{EVIL}\n")
     unfinished(tmp_path / "t/f")
     return tmp_path / "t"
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay import at_most
 from assay.report import charts, html, statement
 from assay.report.charts import HEIGHT, WIDTH, Axis, Point, Series
 from assay.report.collect import Collector
@@ -102,8 +103,9 @@ def test_nothing_of_a_run_is_trusted(tmp_path, run, resealed):
         unit=EVIL,
         variant=EVIL,
     )
-    statement = f"# {EVIL}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
     record = json.loads((path / "record.json").read_text())
+    said = f"**Training this model spent ε = {at_most(record['epsilon']['verified'])} at δ = 1e-05**"
+    statement = f"# {EVIL}\n\n{said}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
     record["options"] = {EVIL: EVIL}
     record["history"][0][EVIL] = EVIL
     resealed(path, record, statement)

@@ -200,7 +200,7 @@ def test_a_whole_last_line_without_its_end_counts(stopped):
     stopped.ledger.write_bytes(whole[:-1])
     assert stopped.open_ledger(**terms()).total_steps == ledger.total_steps
     again = stopped.open_ledger(**terms())
-    again.claim()
+    again.lock()
     again.close()
     assert stopped.ledger.read_bytes() == whole
 

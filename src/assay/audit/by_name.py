@@ -30,7 +30,7 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.server import site_settings
 from assay.gradients import clip_rules
-from assay.methods.by_name import given_once, method_of
+from assay.methods import given_once, method_of
 from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory

@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from assay.cli import (
     attack,
     audit,
+    budget,
     catalogue,
     compare,
     federate,
@@ -22,6 +23,7 @@ from assay.cli import (
     report,
     reproduce,
     runs,
+    signing,
     tune,
 )
 from assay.cli.output import fail, note, say, unfailing
@@ -69,7 +71,9 @@ compare.register(app)
 reproduce.register(app)
 tune.register(app)
 report.register(app)
+budget.register(app)
 keys.register(app)
+signing.register(app)
 catalogue.register(app)
 
 

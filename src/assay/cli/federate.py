@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli import options
-from assay.cli.output import note
-from assay.cli.privacy import note_delta, report_spending
+from assay.cli.output import note, note_delta
+from assay.cli.privacy import report_spending
 from assay.cli.show import end, progress
 from assay.distributed.launch import check_alone
 
@@ -100,6 +100,9 @@ def federate(
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     data_dir: options.DataDir = None,
+    budget: options.Budget = None,
+    budget_key: options.BudgetKey = None,
+    operator: options.Operator = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),

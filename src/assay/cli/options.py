@@ -91,6 +91,20 @@ Denoise = Annotated[
     ),
 ]
 
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would"
+        " pass it."
+    ),
+]
+BudgetKey = Annotated[
+    Path | None, typer.Option("--budget-key", help="The private key of a budget that is signed (`assay keys new`).")
+]
+Operator = Annotated[
+    str | None, typer.Option(help="Who runs this, for the statement and the budget. (default: left blank there)")
+]
+
 
 def given(settings: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """The values of a command that are fields of a class of settings."""

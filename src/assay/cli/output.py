@@ -109,3 +109,11 @@ def note(text: str) -> None:
 def fail(text: str) -> None:
     """An error on standard error."""
     console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", text))
+
+
+def note_delta(delta: float, units: int) -> None:
+    """Say it where δ is too large for so many records or clients."""
+    from assay.runs.statement import large_delta
+
+    if (said := large_delta(delta, units)) is not None:
+        note(said)

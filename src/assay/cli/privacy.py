@@ -11,7 +11,7 @@ import typer
 
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console, note
+from assay.cli.output import console, note_delta
 from assay.cli.show import print_json
 from assay.errors import ConfigError
 
@@ -94,7 +94,7 @@ def _settings(
     from assay.accounting import schedules
     from assay.data import samplers
     from assay.gradients import clip_rules
-    from assay.methods.by_name import method_of
+    from assay.methods import method_of
     from assay.methods.perturb.mean import parse as parse_center
 
     chosen = method_of(method, variant, noise_form, groups, option)
@@ -124,14 +124,6 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     run.__dict__["__signature__"] = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in parameters])
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
-
-
-def note_delta(delta: float, units: int) -> None:
-    """Say it where δ is too large for this number of records or clients."""
-    from assay.runs.statement import large_delta
-
-    if (said := large_delta(delta, units)) is not None:
-        note(said)
 
 
 def report_plan(plan: Plan, as_json: bool) -> None:

@@ -14,8 +14,8 @@ from rich.markdown import Markdown
 from assay._util.figures import at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.output import console, note
-from assay.cli.privacy import note_delta, report_plan
+from assay.cli.output import console, note, note_delta
+from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
 from assay.errors import BudgetSpentError
 from assay.runs.schema import CENTRAL, FEDERATED
@@ -159,6 +159,9 @@ def train(
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
+    budget: options.Budget = None,
+    budget_key: options.BudgetKey = None,
+    operator: options.Operator = None,
     preset: Annotated[
         str | None,
         typer.Option(
@@ -181,6 +184,7 @@ def train(
         note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
         made.check(ranks.size)
+        made.check_budget()
         if ranks.leader:
             report_plan(made.plan, json)
         return
@@ -193,11 +197,12 @@ def train(
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     """The settings that were asked for. Only options that were typed override a preset."""
-    from assay import presets
     from assay.training.from_names import Settings
 
     if asked["preset"] is None:
         return Settings(**options.given(Settings, asked))
+    from assay import presets
+
     source = context.get_parameter_source
     typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
     given = options.given(Settings, {name: asked[name] for name in typed})
@@ -267,18 +272,25 @@ def show(
         if not directory.finished:
             _print_unfinished(directory)
             return
+    if json and run.is_file():
+        print_json(record_of(run))
+        return
+    text = statement_of(run)  # which compares the record with the ledger, too
     if json:
         print_json(record_of(run))
         return
-    text = statement_of(run)
+    if run.is_file():
+        note("this is what the record says; ε cannot be recomputed, because the ledger is not here")
     out = console(wrap=Console().is_terminal)
     out.print(Markdown(text) if out.is_terminal else text)
 
 
 def _print_unfinished(directory: RunDirectory) -> None:
-    from assay.federated.kinds import kind_of
+    from assay.federated.kinds import epsilon_if_ended, kind_of
     from assay.runs import checkpoint, schema
+    from assay.runs.record import number
     from assay.runs.run import steps_covered
+    from assay.runs.statement import shown
     from assay.training.inputs import UNFINISHED_CHOICE, is_choice
 
     out = console(wrap=Console().is_terminal)
@@ -294,22 +306,28 @@ def _print_unfinished(directory: RunDirectory) -> None:
         before = checkpoint.state(directory.checkpoint, directory.digest())
         schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
         ledger.check_covers(steps_covered(before))
+    whole, so_far = (shown(number(found)) for found in (epsilon_if_ended(plan, ledger), ledger.epsilon()))
     out.print(
-        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
-        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: {directory.resume_command}"
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged.\n"
+        f"If it ends here, it has spent ε = {whole} at δ = {plan.delta:g}, as all its {kind.steps} would.\n"
+        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what"
+        f" it had shown.\nResume it with: {directory.resume_command}"
     )
 
 
 def _note_earlier(directory: RunDirectory) -> None:
-    """What runs had spent that --force replaced here. No statement covers it, and it adds up on the same records."""
-    from assay.accounting.ledger import spent
+    """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
+    from assay.accounting.ledger import read_ledger
     from assay.runs import statement
     from assay.runs.record import number
 
-    out = console(stderr=True)
     for path in sorted(directory.earlier.glob("*.jsonl")):
-        steps, epsilon, delta = spent(path)
-        if delta is not None:
-            amount = f"{steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g}"
-            where = path.relative_to(directory.path)
-            out.print(f"note: an earlier run in this directory was charged {amount} ({where}); it stays spent")
+        ledger = read_ledger(path)
+        if ledger is None:
+            continue
+        limit = "" if ledger.ceiling is None else f" (count its ceiling, {ledger.ceiling:g}, if it was stopped by hand)"
+        note(
+            f"an earlier run in this directory was charged {ledger.total_steps} steps, "
+            f"ε = {statement.shown(number(ledger.epsilon()))} at δ = {ledger.delta:g}{limit}; "
+            f"it stays spent ({path.relative_to(directory.path)})"
+        )

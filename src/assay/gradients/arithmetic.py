@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,11 +26,11 @@ TINY = {dtype: torch.finfo(dtype).tiny for dtype in (torch.float32, torch.float6
 
 _ROUNDING_UNITS = 16  # of the arithmetic's epsilon: more than a quotient and a product lose together
 SHRINK = {dtype: 1.0 - _ROUNDING_UNITS * eps for dtype, eps in EPS.items()}
-"""What clipping factors are lowered by, for each arithmetic."""
+"""The factor by which clipping factors are lowered, for each arithmetic."""
 
-
-# The spacing of numbers below the smallest normal one, times the largest number, is 2^-22 of 1 in float32 and less in
-# float64: for bounds from here on a weight that lost its last digits there moves a record by less than the factors are lowered.
+# A weight below the smallest normal number has lost its last digits. The spacing of such numbers times the largest
+# number is 2^-22 in float32 and less in float64. For bounds from here on, that moves a record by less than the factors
+# are lowered.
 _NO_SMALL_WEIGHTS = 0.25
 
 
@@ -83,12 +84,18 @@ def zeros_for(p: Tensor) -> Tensor:
 
 
 def exact(weights: Tensor) -> Tensor:
-    """Zero instead of a weight too small to be held with full precision, or no number (0/0 for a vanishing bound)."""
+    """The weights, with zero in place of NaN (0/0 for a vanishing bound) and of those too small for full precision."""
     return torch.threshold_(weights, TINY[weights.dtype], 0.0)
 
 
 def at_most(bound: float, norms: Tensor) -> Tensor:
-    """bound / max(norm, bound), a hair below 1 where nothing is clipped."""
+    """bound / max(norm, bound), slightly below 1 where nothing is clipped."""
     shrunk = constant(bound * SHRINK[norms.dtype], norms.dtype, norms.device)
     weights = torch.div(shrunk, norms.clamp(bound))
     return weights if bound >= _NO_SMALL_WEIGHTS else exact(weights)
+
+
+def corner(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """The leading corner of `value`'s last dimensions with this shape; `value` itself if that is its shape."""
+    lead = [slice(None)] * (value.dim() - len(shape))
+    return value[(*lead, *map(slice, shape))]

@@ -17,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 from assay._util.files import is_part
-from assay.accounting.ledger import spent
+from assay.accounting.ledger import read_ledger
 from assay.attacks.storage import read_attacks
 from assay.audit.aside import read_aside
 from assay.errors import AssayError, ConfigError
+from assay.federated.kinds import epsilon_if_ended, kind_of
 from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import scored
+from assay.runs.totals import Part, part_of
+from assay.runs.verification import check_epsilon, check_statement
 from assay.studies.directory import Study
 from assay.studies.summary import tried
+from assay.training.inputs import is_choice
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST_PICTURE = 4_000_000  # bytes; larger ones would make the page too slow to open
@@ -62,11 +66,13 @@ class Finished:
     aside: tuple[Mapping[str, Any], ...] = ()
     pictures: tuple[Picture, ...] = ()
     trouble: str = ""
+    part: Part | None = None
+    """What it spent, for the total of several; None where its ledger is not beside its record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A run without a record, and what its ledger has charged so far."""
+    """A run without a record: what is charged so far, by its ledger, and the ε that holds if it ends here."""
 
     name: str
     method: str
@@ -80,6 +86,7 @@ class Unfinished:
     changed: str
     scored: str
     trouble: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,12 +228,16 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
-        _optional(lambda: directory.read_statement(record), "statement.md", "", trouble)
+        _optional(lambda: _statement(directory, record), "statement.md", "", trouble)
         if directory.statement.exists()
         else ""
     )
     if not statement and not trouble:
         trouble.append("statement.md is missing")
+    if directory.ledger.exists():
+        directory.check_files(record, directory.ledger.name)
+    if not check_epsilon(directory, record):  # a run that says less than its ledger counts nowhere
+        trouble.append("ε was not recomputed: there is no ledger")
     attacks: Iterable[Mapping[str, Any]] = ()
     aside: Iterable[Mapping[str, Any]] = ()
     if uncovered:
@@ -241,7 +252,20 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         aside=tuple(aside),
         pictures=tuple(_picture(path, directory.path) for path in _png_files(directory.path)),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
+
+
+def _statement(directory: RunDirectory, record: Mapping[str, Any]) -> str:
+    text = directory.read_statement(record)
+    check_statement(directory, record, text)
+    return text
+
+
+def _part(directory: RunDirectory) -> Part | None:
+    """What a run spent by its ledger, if it is there and whole; what is wrong with it is said elsewhere."""
+    found: Part | None = _optional(lambda: part_of(directory.path), "ledger.jsonl", None, [])
+    return found
 
 
 def _optional(read: Callable[[], Any], what: str, otherwise: Any, trouble: list[str]) -> Any:
@@ -256,9 +280,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     spec = directory.read_spec()
     plan, names = spec.get("plan", {}), spec.get("names", {})
     trouble: list[str] = []
-    charged, epsilon, delta = _optional(
-        lambda: spent(directory.ledger, directory.digest()), "ledger.jsonl", (None, None, None), trouble
-    )
+    charged, epsilon, delta = _optional(lambda: _charged(directory, spec), "ledger.jsonl", (None, None, None), trouble)
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
         state = _optional(lambda: _progress(directory, spec), "the checkpoint", {}, trouble)
@@ -277,7 +299,18 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         scored=scored(names),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
+
+
+def _charged(directory: RunDirectory, spec: Mapping[str, Any]) -> tuple[int, float, float | None]:
+    """Steps charged so far, and the ε and δ that hold if the run ends here."""
+    ledger = read_ledger(directory.ledger, directory.digest())
+    if ledger is None:
+        return 0, 0.0, None
+    if is_choice(spec):
+        return ledger.total_steps, ledger.epsilon(), ledger.delta
+    return ledger.total_steps, epsilon_if_ended(kind_of(spec).plan(spec["plan"]), ledger), ledger.delta
 
 
 def _progress(directory: RunDirectory, spec: Mapping[str, Any]) -> dict[str, Any]:

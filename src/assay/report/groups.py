@@ -12,6 +12,7 @@ from typing import Any
 
 from assay._util.figures import at_least, at_most
 from assay.report.collect import Finished, number
+from assay.runs.signoff import uncharged
 from assay.runs.statement import scored
 from assay.studies.summary import tried
 
@@ -246,6 +247,8 @@ def verdict(group: Group) -> Verdict:
     claims = f"claims {_most(claimed)}"
     within = f"spent {spent}" + ("" if allowed is None else f" of {allowed:g} allowed")
     suspicion = "an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug"
+    troubles = [run.trouble for run in group.runs if run.trouble]
+    tried = uncharged(group.runs[0].record.get("tuning"))
     agrees = ", and an audit agrees" if "consistent" in said else ""
     cases = (  # the first that applies
         ("bug" in said, Tone.BAD, "implementation bug", f"audited above verified{shown}"),
@@ -258,7 +261,9 @@ def verdict(group: Group) -> Verdict:
         (unbounded, Tone.BAD, "no privacy", f"no finite ε holds; {claims}{shown}"),
         (unsupported, Tone.BAD, "claim not supported", f"{claims}, spends {spent}{shown}"),
         (allowed is not None and group.verified > allowed, Tone.BAD, "over its budget", f"{within}{shown}"),
+        (bool(troubles), Tone.BAD, "files damaged", f"{within}{shown}; {' '.join(troubles[:1])}"),
         ("suspect" in said or group.above, Tone.NOTE, "look into it", f"{within}; {suspicion}"),
+        (bool(tried), Tone.NOTE, "holds for the run alone", f"{within}{shown}; {tried}"),
         (True, Tone.GOOD, "holds", f"{within}{shown}{agrees}"),
     )
     return next(Verdict(tone=tone, words=words, detail=detail) for applies, tone, words, detail in cases if applies)

@@ -61,11 +61,13 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
         ("method", False),
         ("data, model", False),
         ("steps charged", True),
-        ("ε spent so far", True),
+        ("ε if it ends here", True),
         ("accuracy so far (%)", True),
         ("last charged", False),
     ]
-    return table("Unfinished: what is charged so far is spent; assay resume continues a run", heads, rows)
+    return table(
+        "Unfinished: assay resume continues a run; one that ends here has spent the ε of its whole plan", heads, rows
+    )
 
 
 def _going(entry: Unfinished) -> Html:

@@ -15,7 +15,6 @@ run could have taken holds, because ending early is post-processing of them. So 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -88,14 +87,18 @@ class Callbacks:
         self.stop = False
         self.error: Exception | None = None
 
-    def tell(self, now: Progress, model: Callable[[], AbstractContextManager[nn.Module]]) -> None:
-        """Tell all of them about this step; `model` opens the released model, at the end of an epoch only."""
+    def tell_step(self, now: Progress) -> None:
+        """Tell all of them about this step."""
         self._call(lambda callback: callback.on_step(now))
-        if now.epoch_end and self._all and self.error is None:
-            import torch  # a command line shows its help without it
 
-            with model() as released, torch.no_grad():
-                self._call(lambda callback: callback.on_epoch(now, released))
+    @property
+    def want_epochs(self) -> bool:
+        """Whether there is anybody to tell about the end of an epoch."""
+        return bool(self._all) and self.error is None
+
+    def tell_epoch(self, now: Progress, model: nn.Module) -> None:
+        """Tell all of them that an epoch is over, with the released model."""
+        self._call(lambda callback: callback.on_epoch(now, model))
 
     def end(self, result: Result) -> None:
         """Tell all of them that the run is finished."""

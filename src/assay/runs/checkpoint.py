@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assay._util import digest, seals
+from assay._util import seals
 from assay._util.files import replacing
 from assay.errors import AssayError
 
@@ -102,7 +102,7 @@ def _check(path: Path, metadata: dict[str, str], run: str | None, tensors: dict[
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    return digest.of_tensors(sorted(tensors.items()))
+    return seals.of_tensors(sorted(tensors.items()))
 
 
 @contextlib.contextmanager

@@ -167,7 +167,8 @@ class RunDirectory:
         replace_text(
             run.notice,
             f"This run is unfinished. Resume it with\n\n    {run.resume_command}\n\n"
-            "Until then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
+            "Until then it has no statement. If it is never resumed, it has spent the ε of its whole plan;\n"
+            "assay show says how much.\n",
         )
         return run
 
@@ -258,13 +259,13 @@ class RunDirectory:
             raise LedgerError(f"{self.ledger} was written for another run.json than {self.spec}, which has no digest")
         return ledger
 
-    def claim(self, ledger: Ledger) -> None:
+    def lock(self, ledger: Ledger) -> None:
         """Lock the directory, by its ledger, until that is closed, and remove what killed processes left behind.
 
         Raises:
             LedgerError: Another process has it, or another run has begun here meanwhile.
         """
-        ledger.claim()
+        ledger.lock()
         if ledger.run != self.digest():
             raise LedgerError(f"{self.spec} was replaced: another run has begun in {self.path}")
         for folder in (self.path, self.kept_models):
@@ -341,6 +342,12 @@ class RunDirectory:
         except (SafetensorError, OSError) as error:
             raise AssayError(f"{path} cannot be read: {error}") from error
 
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file of the run but its record and its statement."""
+        models = sorted(self.kept_models.glob("*.safetensors"))
+        there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
+        return {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+
     def write_record(self, record: Mapping[str, Any], statement: str) -> dict[str, Any]:
         """Write the statement and the record, with the digests of all files of the run.
 
@@ -358,9 +365,7 @@ class RunDirectory:
         replace_text(target, statement)
         whole: dict[str, Any] = {**record, "schema": _UNSEALED_RECORD}
         if self.digest() is not None:
-            models = sorted(self.kept_models.glob("*.safetensors"))
-            there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
-            files = {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+            files = self.digests()
             files[self.statement.name] = seals.of_file(target)
             whole = seals.sealed({**record, "schema": RECORD_SCHEMA, "files": files})
         replace_json(self.record, whole)  # from here on the new statement counts

@@ -5,6 +5,7 @@ An infinite number is the string "inf", because JSON has no other way to say it 
 
 from __future__ import annotations
 
+import datetime
 import math
 import platform
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def event(self) -> DpEvent: ...
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
 
@@ -221,6 +223,9 @@ def build_record(
         "history": history,
         "result": {key: number(value) for key, value in result.items()},
         "tuning": names.get("tuning"),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "operator": names.get("operator"),
+        "budget": None,
         "seed": training["seed"],
         "training": dict(training),
         "federated": None if facts.federated is None else dict(facts.federated),

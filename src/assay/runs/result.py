@@ -95,9 +95,12 @@ def write_result(
         The model with its record and its statement.
     """
     model.eval()
-    text = statement(record)
     if directory is not None:
         save_model(directory.model, model.state_dict() if tensors is None else tensors)
+        if directory.digest() is not None:  # not a run that an earlier version began
+            record = {**record, "files": directory.digests()}  # the statement names some of them
+    text = statement(record)
+    if directory is not None:
         record = directory.write_record(record, text)
         directory.finish()
     return Result(model=model, record=record, statement=text, directory=directory, nonfinite=nonfinite)

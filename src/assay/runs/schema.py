@@ -75,6 +75,7 @@ _NAMES: Mapping[str, Shape] = {
     "init?": _TEXT,
     "init_sha256?": _TEXT,
     "log?": _TEXT,
+    "operator?": _TEXT,
     "tuning?": (dict, NoneType),
     "target?": _TEXT,
     "schema?": (dict, NoneType),
@@ -82,7 +83,7 @@ _NAMES: Mapping[str, Shape] = {
     "unit_column?": _TEXT,
 }
 _TRAINING: Mapping[str, Shape] = {"optimizer?": dict, "seed?": _WHOLE, "device?": str}
-SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES}
+SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES, "budget?": (dict, NoneType)}
 """`run.json` of `assay train`."""
 FEDERATED_SPEC: Mapping[str, Shape] = {
     "plan": _FEDERATED_PLAN,
@@ -90,6 +91,7 @@ FEDERATED_SPEC: Mapping[str, Shape] = {
     "names": _NAMES,
     "engine": str,
     "reach": dict,
+    "budget?": (dict, NoneType),
 }
 """`run.json` of `assay federate`."""
 RECORD: Mapping[str, Shape] = {
@@ -121,6 +123,9 @@ RECORD: Mapping[str, Shape] = {
     "history?": [dict],
     "result": {"test_accuracy": _LIMIT},
     "tuning?": (dict, NoneType),
+    "date?": _TEXT,
+    "operator?": _TEXT,
+    "budget?": (dict, NoneType),
     "seed?": _WHOLE,
     "training?": dict,
     "environment?": dict,

@@ -11,6 +11,7 @@ from typing import Any
 from assay._util.figures import at_least, at_most
 from assay.accounting.epsilon import Bound
 from assay.errors import AssayError
+from assay.runs.signoff import budget_headline, coverage, sign_off
 
 _PUBLISHED = (
     "the paper's algorithm to the letter. A target ε is the claimed one; the verified ε is what it really spent"
@@ -98,8 +99,7 @@ def statement(record: Mapping[str, Any]) -> str:
         "",
         *_items(
             [
-                "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
-                " settings that were tried and dropped.",
+                coverage(record),
                 *(f"Settings: {words}." for words in choices(record.get("tuning"))),
                 *said["assumed"],
             ]
@@ -108,6 +108,7 @@ def statement(record: Mapping[str, Any]) -> str:
         f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
         f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
         "",
+        *sign_off(record, shown, _units(record)),
     ]
     return "\n".join(lines)
 
@@ -130,6 +131,7 @@ def _head(record: Mapping[str, Any]) -> list[str]:
         f"Smaller is safer: ε limits how much the model can reveal about {record['unit']}. δ is a small allowance on"
         " top.",
         "",
+        *budget_headline(record, shown),
         *_warnings(record),
         "| ε | value | meaning |",
         "|---|---|---|",
@@ -149,8 +151,7 @@ def _warnings(record: Mapping[str, Any]) -> list[str]:
             "**Reproducible, not private.** The seed is fixed, and whoever knows it can subtract the noise. The ε below"
             " holds only against those who do not know the seed."
         )
-    units = record["federated"]["clients"] if record["unit"] == "one client" else _at_stake(record)
-    if (large := large_delta(eps["delta"], units)) is not None:
+    if (large := large_delta(eps["delta"], _units(record))) is not None:
         lines.append(f"**δ is too large.** {large}.")
     if eps["verified"] == "inf":
         parts = record.get("parts") or []
@@ -216,6 +217,11 @@ def _at_stake(record: Mapping[str, Any]) -> int:
     """How many records ε protects: those for training, and those for a choice of settings that was charged."""
     count: int = (record.get("tuning") or {}).get("records", record["records"])
     return count
+
+
+def _units(record: Mapping[str, Any]) -> int:
+    """How many records or clients there are, each of which ε protects."""
+    return int(record["federated"]["clients"]) if record["unit"] == "one client" else _at_stake(record)
 
 
 def _set_aside(record: Mapping[str, Any]) -> str:

@@ -21,7 +21,7 @@ from typing import IO, Protocol
 
 from assay.attacks.storage import read_attacks
 from assay.errors import AssayError, ConfigError
-from assay.runs.stopping import stop_requests
+from assay.runs.run import stop_requests
 from assay.studies import twins
 from assay.studies.directory import Study
 from assay.studies.grid import Run, Settings, flags
@@ -165,10 +165,10 @@ def _work_off(
                 time.sleep(0.05)
                 for child in [c for c in at_work if c.process.poll() is not None]:
                     at_work.remove(child)
-                    failure = _end(child, listener)
+                    failure = _end(child, listener, ended=study.of(child.run).finished)
                     if failure is not None:
                         failed.append(f"{child.run.name}: {failure}")
-                        refused = refused or child.process.returncode == _REFUSED
+                        refused = refused or child.process.returncode in (_REFUSED, _BUDGET_SPENT)
                 if refused and not at_work:
                     break
         finally:
@@ -220,15 +220,18 @@ def _listen(child: _Child, stream: IO[str], listener: Listener) -> None:
         listener.said(child.run, line.rstrip())
 
 
-def _end(child: _Child, listener: Listener) -> str | None:
-    """Clean up after a process that has ended; return its message if it failed."""
+def _end(child: _Child, listener: Listener, *, ended: bool) -> str | None:
+    """Take leave of a process that has ended; its message if it failed.
+
+    A run that its own budget ended early is finished; one that the budget of its records refused never began.
+    """
     assert child.reader is not None
     child.reader.join()
     for pipe in (child.process.stdin, child.process.stderr):
         if pipe is not None:
             pipe.close()
     code = child.process.returncode
-    failure = None if code in (0, _BUDGET_SPENT) else _message(child.lines, code)
+    failure = None if code == 0 or (code == _BUDGET_SPENT and ended) else _message(child.lines, code)
     listener.ended(child.run, time.monotonic() - child.begun, failure)
     return failure
 

@@ -1,8 +1,8 @@
-"""Augmentation multiplicity: several random views of each record, their gradients averaged before clipping (De et al. 2022,
-"Unlocking high-accuracy differentially private image classification through scale", section 3.2).
+"""Augmentation multiplicity: several random views of each record, whose gradients are averaged before clipping.
 
-Costs no privacy: a record's views are made of that record and of randomness drawn for it alone, and what is clipped is the
-one gradient of the mean loss over its views.
+De et al. 2022, "Unlocking high-accuracy differentially private image classification through scale", arXiv:2204.13650,
+section 3.2. It costs no privacy: a record's views are made of that record and of randomness drawn for it alone, and the
+one gradient of the mean loss over its views is clipped.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Augmentation(Protocol):
 
     @property
     def views(self) -> int:
-        """How many of each record."""
+        """How many views each record has."""
         ...
 
     def __call__(self, batch: Any, stream: Stream) -> Any:
-        """A batch (inputs, ...) with so many rows a record, the views of a record one after the other."""
+        """A batch (inputs, ...) with `views` rows for each record, one after the other."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shift:
-    """Pictures moved by up to so many pixels each way; what comes in at the border is the border repeated."""
+    """Images moved by up to `pixels` in each direction; the border is repeated to fill the gap."""
 
     views: int = 4
     pixels: int = 2
@@ -50,7 +50,7 @@ class Shift:
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftFlip:
-    """As `shift`, and mirrored left to right with probability ½: for photographs, not for letters and digits."""
+    """As `Shift`, and mirrored left to right with probability ½: for photographs, not for letters and digits."""
 
     views: int = 4
     pixels: int = 4
@@ -70,14 +70,13 @@ KINDS: dict[str, type[Shift] | type[ShiftFlip]] = {"shift": Shift, "shift-flip":
 
 
 def parse(text: str) -> Augmentation:
-    """`shift:views=4,pixels=2`, `shift-flip:views=8,pixels=4`."""
+    """The augmentation of a text such as `shift:views=4,pixels=2` or `shift-flip:views=8,pixels=4`.
+
+    Raises:
+        ConfigError: There is no such augmentation, or a setting is out of its range.
+    """
     found: Augmentation = spec.parse("augment", text, KINDS)
     return found
-
-
-def describe(augment: Augmentation) -> str:
-    """The text that `parse` turns into this augmentation."""
-    return spec.describe(augment, KINDS)
 
 
 def _check(views: int, pixels: int) -> None:
@@ -88,7 +87,15 @@ def _check(views: int, pixels: int) -> None:
 
 
 def check(text: str, shape: tuple[int, ...]) -> None:
-    """Refuse views of records of this shape, if they are no pictures, or would be moved out of sight."""
+    """Refuse views of records that are not images, or that a shift would move out of sight.
+
+    Args:
+        text: The augmentation.
+        shape: The shape of one record.
+
+    Raises:
+        ConfigError: The records do not fit.
+    """
     pixels = spec.parse("augment", text, KINDS).pixels
     if len(shape) != 3:
         raise ConfigError("augment", text, f"pictures (channels, height, width); these records have shape {shape}")
@@ -98,12 +105,13 @@ def check(text: str, shape: tuple[int, ...]) -> None:
         raise ConfigError(
             "augment",
             text,
-            f"a shift by {most} pixels at most, half the side of these pictures of {height}×{width}; this is one by {pixels}",
+            f"a shift by {most} pixels at most, half the side of these pictures of {height}×{width}; this is one by "
+            f"{pixels}",
         )
 
 
 def _repeated(t: Any, views: int) -> Any:
-    """The same with every record `views` times; targets may be several tensors."""
+    """Every record `views` times; targets may be several tensors."""
     return pytree.tree_map(lambda part: part.repeat_interleave(views, 0), t)
 
 

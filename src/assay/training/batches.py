@@ -1,9 +1,9 @@
-"""What a loop gets of each batch: this rank's records of those that the plan's sampler drew, in parts that fit the memory.
+"""The batches that a loop gets: this rank's share of the records that the sampler drew, in parts that fit memory.
 
-Every record of the rank that was drawn is in exactly one part, in no part twice, and a micro-batch is never cut. A batch in which
-the rank has no record is one record of zeros, which counts for nothing. With exact noise all parts have the same size,
-and are filled up with such records: a record's gradient must not depend, by a single bit, on how many others there are.
-Which records, micro-batches and views a step has follows from its number and the randomness alone, however it is cut.
+Every record that was drawn is in exactly one part, and a micro-batch is never cut. If the rank has no record in a
+batch, it gets one record of zeros that does not count. With exact noise all parts have the same size and are filled up
+with such records: a record's gradient must not depend, by a single bit, on how many others there are. The records,
+micro-batches and views of a step follow from its number and the randomness alone, however it is cut.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from assay.training.augment import Augmentation
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Some records of a batch, by where they are in the data set; none stand for one of zeros, which fills an empty pass."""
+    """Some records of a batch, as places in the data set; without any, one record of zeros fills an empty pass."""
 
     index: Tensor | None
     slots: Tensor | None
-    """Which micro-batch each record is in, if there are any."""
+    """The micro-batch of each record, if there are any."""
     fill: int = 0
-    """How many records of zeros follow, which count for nothing."""
+    """How many records of zeros follow, which do not count."""
 
     @property
     def padding(self) -> bool:
-        """Whether it counts for nothing."""
+        """Whether it holds records of zeros only, which do not count."""
         return self.index is None
 
     def __len__(self) -> int:
@@ -41,7 +41,7 @@ class BatchPart:
 
 
 class Batch:
-    """One step's batch. Sensitive: which records are in it is what amplification keeps secret."""
+    """One step's batch. Sensitive: amplification relies on nobody knowing which records are in it."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Batch:
         return max(1, len(self._cuts))
 
     def parts(self, passes: int) -> Iterator[BatchPart]:
-        """Its parts, and padding up to so many passes."""
+        """Its parts, and padding up to this many passes."""
         slots = self._slots
         for start, stop in self._cuts:
             fill = 0 if self._size is None else self._size - (stop - start)
@@ -71,7 +71,7 @@ class Batch:
             yield BatchPart(None, None if slots is None else slots.new_zeros(1), self._size or 1)
 
     def gather(self, part: BatchPart) -> Any:
-        """The records of a part, each as its views; in the order of the parts, which draw from one stream."""
+        """The records of a part, each as its views. Call it for the parts in order: they draw from one stream."""
         if part.index is None:
             batch = self._records.zeros(part.fill)
         elif part.fill:
@@ -82,7 +82,10 @@ class Batch:
 
 
 class Batches:
-    """The batches of a plan from these records, a step at a time; no part has more than `largest` records if it can be helped."""
+    """The batches of a plan from these records, step by step.
+
+    No part has more than `largest` records, unless a micro-batch is larger.
+    """
 
     def __init__(
         self,
@@ -107,15 +110,15 @@ class Batches:
             count = max(1, round(self._plan.batch_size / self._plan.micro_batch))
             slots, order = self._randomness.stream("micro", step).integers(count, len(index)).sort()
             index = index[order]
-        # one stream for all parts of a batch; secret like the noise: who knew it could tell a record's place in the batch
+        # One stream for all parts of a batch, as secret as the noise: it would tell a record's place in the batch.
         stream = None if self._augment is None else self._randomness.stream("augment", step)
         return Batch(self._records, index, slots, self._largest, self._augment, stream, self._plan.exact)
 
     def _drawn(self, step: int) -> Tensor:
-        """This rank's part of the batch.
+        """This rank's share of the batch.
 
-        Every rank draws for the whole and keeps what is its own. With a fixed seed that is the batch of one process; without one every
-        rank has a key of its own, which is the same in distribution where records are drawn independently of each other.
+        Every rank draws for the whole data set and keeps its own records. With a seed this is the batch of one process.
+        Without one every rank has another key, which gives the same distribution if records are drawn independently.
         """
         sampler = self._plan.sampler
         index = (

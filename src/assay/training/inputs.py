@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from assay import data as data_room
-from assay import features as features_room
-from assay import models as models_room
+from assay import data as data_package
+from assay import features as features_package
+from assay import models as models_package
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
 from assay.errors import ConfigError
@@ -21,9 +21,12 @@ from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
 
-UNFINISHED_CHOICE = "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot be gone on with"
+UNFINISHED_CHOICE = (
+    "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot "
+    "be resumed"
+)
 LOG = logging.getLogger("assay")
-"""Tells how long work goes on (INFO) and what a reader should know of it (WARNING); the command line prints both."""
+"""Progress of long work (INFO) and what a reader should know (WARNING); the command line prints both."""
 
 
 def load(
@@ -39,21 +42,32 @@ def load(
     schema: Mapping[str, Any] | Path | str | None = None,
     unit: str | None = None,
 ) -> DataBundle:
-    """The data set, or about so many of its training records; with features in place of the records where any are asked for.
+    """The data set of a run.
 
-    With `validation`, a tenth of the training records stands in for the test records, the same at every call. In a `rehearsal`, which
-    trains nothing, features are those of the first record, over and over: their shape and the number of records are as they will be.
-    `rule` says by what records are told apart; the bundle's `split` gives the same records again. `target`, `schema` and `unit` are
-    those of `assay.data.load`.
+    Args:
+        data: Its name, or a file.
+        data_dir: Where to look for it first.
+        records: About how many of its training records to take; all by default.
+        features: The features that replace the records.
+        validation: A tenth of the training records replaces the test records, the same at every call.
+        rehearsal: Nothing will be trained: features are those of the first record, repeated.
+        rule: How records are drawn; the bundle's `split` gives the same records again.
+        target: As for `assay.data.load`.
+        schema: As for `assay.data.load`.
+        unit: As for `assay.data.load`.
+
+    Raises:
+        ConfigError: There is no such data set, or too few records.
+        DataError: The data cannot be used.
     """
-    wanted = None if features is None else features_room.parse(features)
-    bundle = data_room.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
+    wanted = None if features is None else features_package.parse(features)
+    bundle = data_package.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
         records, rule
     )
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
-        bundle = features_room.of_bundle(wanted, bundle, LOG.info)
+        bundle = features_package.of_bundle(wanted, bundle, LOG.info)
     if aside is not None:
         bundle = _validated(bundle, aside)
     return bundle if wanted is None or not rehearsal else _rehearsed(wanted, bundle)
@@ -72,8 +86,8 @@ def _aside(bundle: DataBundle, rule: SplitRule) -> torch.Tensor:
 
 def _validated(bundle: DataBundle, aside: torch.Tensor) -> DataBundle:
     notes = (
-        f"{bundle.notes} A tenth of the training records was set aside to choose settings by, and accuracies are those on it: exact "
-        "numbers about these records, which ε does not cover."
+        f"{bundle.notes} A tenth of the training records was set aside to choose settings by, and accuracies are those "
+        "on it: exact numbers about these records, which ε does not cover."
     )
     if bundle.split.by == CONTENT:
         what = "each record's own content" if bundle.unit_column is None else "the id of the person they belong to"
@@ -82,9 +96,13 @@ def _validated(bundle: DataBundle, aside: torch.Tensor) -> DataBundle:
 
 
 def check_features(features: str | None, model: str, augment: str | None) -> None:
-    """Refuse a model without the features that it is made for, and views of what is no picture any more."""
-    computed = None if features is None else features_room.parse(features).name
-    needed = next((info.features for info in models_room.available() if info.name == model), None)
+    """Refuse a model without the features that it is made for, and views of features.
+
+    Raises:
+        ConfigError: The settings do not go together.
+    """
+    computed = None if features is None else features_package.parse(features).name
+    needed = next((info.features for info in models_package.available() if info.name == model), None)
     if needed not in (None, computed):
         raise ConfigError(
             "model",
@@ -99,7 +117,7 @@ def check_features(features: str | None, model: str, augment: str | None) -> Non
         )
 
 
-def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBundle:
+def _rehearsed(features: features_package.Features, bundle: DataBundle) -> DataBundle:
     features.check(bundle.input_shape)
     with torch.no_grad():
         one = features.extract(bundle.train_x[:1]).float()
@@ -108,12 +126,16 @@ def _rehearsed(features: features_room.Features, bundle: DataBundle) -> DataBund
 
 
 def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | None) -> torch.nn.Module:
-    """The model, initialised from the seed, or from the operating system (torch's own default is a constant)."""
+    """The model, initialised from the seed, or from the operating system: torch's default seed is a constant.
+
+    Raises:
+        ConfigError: There is no such model, or it does not fit the data.
+    """
     if seed is None:
         torch.seed()
     else:
         torch.manual_seed(seed)
-    network = models_room.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
+    network = models_package.build(model, input_shape=bundle.input_shape, classes=bundle.classes)
     if circulant is not None:
         replace_linear(network, circulant)
     return network
@@ -122,7 +144,17 @@ def build(model: str, circulant: int | None, bundle: DataBundle, seed: int | Non
 def of_run(
     spec: dict[str, Any], data_dir: Path | None, seed: int | None, *, instead: str
 ) -> tuple[DataBundle, torch.nn.Module]:
-    """Data and a new model of a run as `assay train` was asked for them; `instead` says what a run from Python can use."""
+    """The data and a new model of a run, by the names that `assay train` was given.
+
+    Args:
+        spec: What run.json says.
+        data_dir: Where data sets are, if not where the run found them.
+        seed: The seed of the model's initial weights.
+        instead: What to do with a run that was started from Python.
+
+    Raises:
+        ConfigError: The run has no names, or the data are not those of the run.
+    """
     names = spec["names"]
     if "data" not in names:
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
@@ -150,24 +182,33 @@ def of_run(
 
 
 def is_choice(spec: Mapping[str, Any]) -> bool:
-    """Whether a run's description is of a choice of `assay tune` that was paid for."""
+    """Whether run.json describes a choice of `assay tune` that was charged."""
     return bool((spec["names"].get("tuning") or {}).get("charged"))
 
 
 def check_not_chosen(spec: Mapping[str, Any]) -> None:
-    """Refuse a model that `assay tune` chose at a cost: it is the best of several, trained on records that were drawn in secret, and what
-    is found out about one training says nothing of it.
+    """Refuse a model that `assay tune` chose and charged.
+
+    It is the best of several, trained on records that were drawn in secret. What one training shows says nothing of it.
+
+    Raises:
+        ConfigError: It is such a model.
     """
     if is_choice(spec):
         raise ConfigError(
             "run",
             "a model that assay tune chose",
-            "a run of `assay train`, with the settings that were chosen: which records this model was trained on was drawn in secret and not kept",
+            "a run of `assay train`, with the settings that were chosen: which records this model was trained on was "
+            "drawn in secret and not kept",
         )
 
 
 def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -> torch.nn.Module:
-    """A new model of a run by the names it was asked for. A checkpoint it began with must be there as it was then."""
+    """A new model of a run, by its names. A checkpoint that it began with must still be there, unchanged.
+
+    Raises:
+        ConfigError: The run has no name for its model, or the checkpoint is not the same.
+    """
     if "model" not in names:
         raise ConfigError("run", "a run whose model has no name", "a run started with `assay train`")
     network = build(names["model"], names.get("circulant"), bundle, seed)
@@ -177,8 +218,16 @@ def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -
 
 
 def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None) -> Plan:
-    """`start` for so many epochs: with noise found for ε; or with noise given, and ε (if also given) a ceiling that may end the run
-    early.
+    """The plan for this many epochs.
+
+    Args:
+        start: Everything but steps and noise.
+        epsilon: The ε to calibrate the noise to; if the noise is given, a ceiling that may end the run early.
+        noise_multiplier: The noise, if it is given.
+        epochs: How many passes over the records.
+
+    Raises:
+        ConfigError: No noise reaches ε, or ε is given beside the noise for a published variant.
     """
     start = replace(start, steps=steps_for(epochs, start.sampler))
     if noise_multiplier is None:
@@ -189,10 +238,15 @@ def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | Non
 
 
 def check_ceiling(epsilon: float | None, variant: str) -> None:
-    """Refuse an ε beside a given noise where it could only be a claimed one."""
+    """Refuse an ε beside a given noise if it could only be a claimed one.
+
+    Raises:
+        ConfigError: The variant is the published one.
+    """
     if epsilon is not None and variant == "published":
         raise ConfigError(
             "epsilon",
             epsilon,
-            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no ceiling holds",
+            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no "
+            "ceiling holds",
         )

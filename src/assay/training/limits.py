@@ -1,4 +1,4 @@
-"""What several ranks cannot do, said before anything is written."""
+"""What several ranks cannot do. It is refused before anything is written."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ if TYPE_CHECKING:
 
 
 def check(plan: Plan, ranks: int, *, shard: bool = False) -> None:
-    """Refuse a plan whose meaning would change on so many ranks, and to split a model that something needs whole."""
+    """Refuse a plan whose meaning would change on several ranks, or that needs the whole model if it is split.
+
+    Args:
+        plan: The plan.
+        ranks: How many ranks there are.
+        shard: Whether the model is split over them.
+
+    Raises:
+        ConfigError: The ranks cannot do this.
+    """
     if plan.micro_batch > 1 and ranks > 1:
         raise ConfigError(
             "micro_batch",
             plan.micro_batch,
-            f"1 on {ranks} ranks: a micro-batch is averaged before it is clipped, and would have its records on several of them",
+            f"1 on {ranks} ranks: a micro-batch is averaged before it is clipped, and would have its records on "
+            "several of them",
         )
     if plan.exact and ranks > 1:
         raise ConfigError("exact", True, f"one process, not {ranks} ranks: sums across ranks are floating-point sums")
@@ -40,6 +50,6 @@ def check(plan: Plan, ranks: int, *, shard: bool = False) -> None:
         raise ConfigError(
             "shard",
             True,
-            "method dpsgd or dpadam without --encode and --denoise and without noise in bands: anything else works on whole gradients, "
-            "and of a model that is split no rank has one",
+            "method dpsgd or dpadam without --encode and --denoise and without noise in bands: anything else works on "
+            "whole gradients, and of a model that is split no rank has one",
         )

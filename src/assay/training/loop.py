@@ -1,11 +1,12 @@
 """The one training loop. `fit` and `resume` train a run; `train_again` repeats one for an audit and writes nothing.
 
 A run charges before it moves (`assay.training.step`) and stops by itself when the plan or the budget ends. It writes a
-checkpoint every epoch and when asked to stop, and resumes after a kill at any moment: with a fixed seed to the bit where an
-uninterrupted run ends (on a CPU), without one with fresh randomness, the lost steps staying charged.
+checkpoint every epoch and when asked to stop, and resumes after a kill at any moment. With a seed, a resumed run on a
+CPU ends with the bits of an uninterrupted one. Without a seed it continues with fresh randomness, and lost steps stay
+charged.
 
-Under `torchrun` all ranks train one model (`assay.distributed`). Only the leader has a directory, and with it all files; what it
-reads from there it gives to the others.
+Under `torchrun` all ranks train one model (`assay.distributed`). Only the leader has a directory with all files; the
+others get from it what it reads there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dp_accounting.dp_event import NoOpDpEvent
+from dp_accounting.dp_event import DpEvent, NoOpDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
+from assay.data.identity import contents as contents_of
 from assay.data.records import Records
 from assay.data.task import Task
 from assay.distributed.launch import restarted
@@ -34,7 +37,7 @@ from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage
 from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
-from assay.runs import checkpoint
+from assay.runs import budgeted, checkpoint
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.losses import cross_entropy, loss_of
@@ -45,7 +48,8 @@ from assay.runs.schema import CENTRAL
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
-from assay.training.preflight import checked
+from assay.training.preflight import check_run
+from assay.training.processor import check_precision
 from assay.training.record import facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
@@ -65,6 +69,9 @@ def fit(
     force: bool = False,
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    budget: Budget | str | Path | None = None,
+    budget_key: str | Path | None = None,
+    contents: Iterable[bytes] | None = None,
 ) -> Result:
     """Train `model` in place on `train` under `plan`.
 
@@ -83,12 +90,17 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
+        budget_key: The file of the private key, for a budget that is signed.
+        contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
 
     Returns:
         The model with its record and its privacy statement.
 
     Raises:
         ConfigError: Before anything is trained or written, for settings that do not go together.
+        BudgetSpentError: Before anything is trained or written, if the run does not fit into the budget.
+        DataError: The budget is for other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
@@ -97,7 +109,15 @@ def fit(
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
         Records(test).check_pairs("test")
-    plan = checked(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
+    plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
+    lease = None
+    if budget is not None:
+        # a restarted rank has reserved already, and must not be refused by its own reservation
+        lease = ranks.once(
+            lambda: (
+                _restarted_lease(out) or lease_for(budget, plan, contents or contents_of(train), names, out, budget_key)
+            )
+        )
     directory = None
     if out is not None:
         spec = {
@@ -106,16 +126,82 @@ def fit(
             "training": training_json(training),
             "names": dict(names or {}),
         }
+        if lease is not None:
+            spec[budgeted.FIELD] = lease.to_json()
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+    return _run(
+        model,
+        train,
+        plan,
+        test=test,
+        loss=loss,
+        training=training,
+        directory=directory,
+        names=names or {},
+        callbacks=callbacks,
+        ranks=ranks,
+        lease=lease,
+    )
+
+
+def lease_for(
+    budget: Budget | str | Path,
+    plan: Plan,
+    contents: Iterable[bytes],
+    names: Mapping[str, Any] | None,
+    out: str | Path | None,
+    key: str | Path | None,
+) -> budgeted.Lease:
+    """Check that a run fits into a budget; nothing is written.
+
+    Args:
+        budget: The budget, or its name.
+        plan: What the run may release.
+        contents: What its records are recognised by.
+        names: Describes model and data.
+        out: Where the run will be written, if anywhere.
+        key: The file of the private key, for a budget that is signed.
+
+    Returns:
+        What goes into its `run.json`.
+
+    Raises:
+        ConfigError: The budget's unit or adjacency is another one.
+        DataError: The budget is for other records.
+        BudgetSpentError: The run does not fit.
+    """
+    known = names or {}
+
+    def noisier(times: float) -> tuple[DpEvent, float]:
+        more = replace(plan, noise_multiplier=times * plan.noise_multiplier, epsilon_limit=None, epsilon_claimed=None)
+        return more.event(), more.epsilon()
+
+    return budgeted.lease(
+        budget,
+        plan,
+        contents,
+        name="a run from Python" if out is None else str(out),
+        what=f"{plan.method.name} on {known.get('data', 'unnamed data')}",
+        key=key,
+        by=known.get("operator"),
+        noisier=noisier if plan.noise_multiplier > 0 else None,
+    )
+
+
+def _restarted_lease(out: str | Path | None) -> budgeted.Lease | None:
+    """The lease of the run that ranks which were started again had begun."""
+    if out is None or not restarted() or not (found := RunDirectory(Path(out))).spec.exists():
+        return None
+    return budgeted.Lease.from_json(found.read_spec().get(budgeted.FIELD))
 
 
 def _run(
     model: nn.Module,
     train: Dataset[Any],
     plan: Plan,
+    *,
     test: Dataset[Any] | None,
     loss: Loss,
     training: Training,
@@ -123,6 +209,7 @@ def _run(
     names: Mapping[str, Any],
     callbacks: Iterable[Callback],
     ranks: World,
+    lease: budgeted.Lease | None = None,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
@@ -139,11 +226,12 @@ def _run(
         directory=directory,
         callbacks=callbacks,
         ranks=ranks,
+        lease=lease,
     ).go()
 
 
 def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
-    """A new run's directory; or, for ranks that were started again, that of the very run which they had begun."""
+    """A new run's directory; for ranks that were started again, the directory of the run that they began."""
     if restarted() and (found := RunDirectory(out)).spec.exists():
         there = found.read_spec()
         if {key: there.get(key) for key in spec} == json.loads(json.dumps(spec)):
@@ -193,8 +281,21 @@ def resume(
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
+    lease = budgeted.Lease.from_json(spec.get(budgeted.FIELD))
     loss = loss_of(_task(spec["names"])) if loss is None else loss
-    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
+    return _run(
+        model,
+        train,
+        plan,
+        test=test,
+        loss=loss,
+        training=training,
+        directory=directory,
+        names=spec["names"],
+        callbacks=callbacks,
+        ranks=ranks,
+        lease=lease,
+    )
 
 
 def _task(names: Mapping[str, Any]) -> Task | None:
@@ -239,11 +340,11 @@ def train_again(
     steps: int | None = None,
     insertion: Insertion | None = None,
 ) -> nn.Module:
-    """Train `model` in place exactly as `fit` does, in this process alone, and write nothing: no file, no record, no ε.
+    """Train `model` in place exactly as `fit` does, in this process alone, and write no file and no record.
 
     For audits and attacks, which repeat a run on records that they made themselves. With the plan, the settings and the
-    seed of a run, and nothing inserted, the parameters are those of the run to the bit. The ledger is in memory: it holds
-    the run to its plan's ceiling, and is thrown away.
+    seed of a run, and nothing inserted, the parameters are those of the run to the bit. The ledger is in memory: it
+    holds the run to its plan's ceiling, and is thrown away.
 
     Args:
         model: The model; it is trained in place.
@@ -263,7 +364,7 @@ def train_again(
         ConfigError: For settings that do not go together.
     """
     training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
-    plan = checked(model, train, loss, plan, training, None, 1)
+    plan = check_run(model, train, loss, plan, training, None, 1)
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     with closing(Loop(model, train, plan, loss, training.at_batch(plan.batch_size), ledger, insertion)) as loop:
         for _ in loop.advance(steps):
@@ -275,7 +376,7 @@ def train_again(
 class Loop(Course):
     """The steps of one run: the one place where a central run trains.
 
-    Nothing here is shown or written but what a stage leaves in its directory; `ledger` is charged first.
+    It writes nothing except what a stage keeps in the directory. `ledger` is charged first.
     """
 
     def __init__(
@@ -292,24 +393,25 @@ class Loop(Course):
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
     ) -> None:
-        """Run the stage, if there is one, and take up `saved`.
+        """Run the stage, if there is one, and restore `saved`.
 
-        `training` is at the run's batch size; `directory` is where a stage keeps its release.
+        `training` is scaled to the run's batch size; `directory` is where a stage keeps its release.
         """
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
         self.insertion = insertion or Insertion()
         self.device = pick_device(training.device)
+        check_precision(training.precision, self.device)  # a run may be resumed on another machine
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
         self.meter = MeanLoss()
         where = None if directory is None else directory.checkpoint
-        with ExitStack() as undo:  # what fails here leaves the model to others
+        with ExitStack() as undo:  # an error here detaches the step from the model
             randomness = training.randomness()
             self._run_stage(train, ledger, randomness)
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
-            # with exact noise the training loss is not released: its sum is one of floating-point numbers
+            # with exact noise the training loss is not released, because its sum is rounded
             measured = plan.noise_multiplier > 0 and not plan.exact and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
                 self.model,
@@ -341,8 +443,8 @@ class Loop(Course):
                 raise ConfigError(
                     "dataset",
                     f"{len(Records(train))} records",
-                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which releases "
-                    "something about all of them before the first step",
+                    f"all {self.plan.records} records on every rank with method {self.plan.method.name}, which "
+                    "releases something about all of them before the first step",
                 )
             released = self.world.once(
                 lambda: release_stage(
@@ -401,7 +503,7 @@ class Loop(Course):
             seed_torch(self.step.randomness.stream(self.world.purpose("model"), step), self.device)
 
     def state(self) -> Saved:
-        """What `saved` takes, whole on every rank."""
+        """What a later loop takes as `saved`."""
         self.step.placement.check(self.model)
         tensors = {f"model.{n}": t for n, t in self.model.state_dict().items()}
         if self.average is not None:
@@ -434,12 +536,12 @@ class Loop(Course):
 
     @property
     def taken(self) -> int:
-        """The steps behind the model."""
+        """The steps taken so far."""
         return self.step.taken
 
     @property
     def limit(self) -> int:
-        """How many the plan and the budget allow."""
+        """The number of steps that the plan and the budget allow."""
         return self.step.limit
 
     @property
@@ -458,7 +560,7 @@ class Loop(Course):
         return self.meter.value
 
     def settle(self) -> None:
-        """Give back what was charged ahead and not used."""
+        """Return what was charged ahead and not used."""
         self.step.settle()
 
     def charge_rest(self) -> None:
@@ -474,7 +576,7 @@ class Loop(Course):
         return self.step.epsilon_taken()
 
     def note(self) -> dict[str, Any]:
-        """Nothing beside the common facts; the loss is measured from here on."""
+        """Nothing beside the common facts. The average loss starts again."""
         self.meter.reset()
         return {}
 
@@ -483,7 +585,7 @@ class Loop(Course):
         return facts(self.plan, names, self.training.augment, self.step.randomness, self.step.taken, stopped=stopped)
 
     def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
-        """The model with its averaged weights, its whole tensors, and how many gradients of all ranks were not finite."""
+        """The model with its averaged weights, its whole tensors, and the number of gradients that were not finite."""
         self.apply_average()
         nonfinite = torch.tensor(self.step.nonfinite)
         self.world.sum([nonfinite])
@@ -495,7 +597,7 @@ class Loop(Course):
             self.average.apply()
 
     def close(self) -> None:
-        """Settle the ledger and give the model back."""
+        """Settle the ledger and detach from the model."""
         self.step.close()
 
 

@@ -1,4 +1,4 @@
-"""The training loss as a side query (`assay.mechanisms.types.SideQuery`): what people watch while a model trains, released with noise."""
+"""The training loss as a side query (`assay.mechanisms.types.SideQuery`), which is released with noise."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class MeanLoss:
-    """The training loss, released: Σ min(loss, bound) with noise, averaged over the steps since it was last read.
+    """The training loss: Σ min(loss, bound) with noise, averaged over the steps since `reset`.
 
-    A loss printed as it is would be a release without noise. It takes one percent of a step's privacy (the gradient's noise
-    grows by half a percent); the average over an epoch of MNIST is still good to a hundredth.
+    Printing the loss itself would be a release without noise. This takes one percent of a step's privacy, and the
+    gradient's noise grows by half a percent. Over an epoch of MNIST the average is still accurate to a hundredth.
     """
 
     def __init__(self, bound: float = 3.0, share: float = 0.01) -> None:
@@ -24,7 +24,7 @@ class MeanLoss:
         return self.bound
 
     def measure(self, losses: Tensor, norms: Tensor) -> Tensor:  # noqa: ARG002
-        """Σ of the losses, each between 0 and the bound; not-a-number counts as the bound."""
+        """The sum of the losses, each clamped to [0, bound]; NaN counts as the bound."""
         return losses.detach().float().nan_to_num(nan=self.bound).clamp(0.0, self.bound).sum()
 
     def receive(self, noisy: float, expected_size: float) -> None:
@@ -46,5 +46,5 @@ class MeanLoss:
         return {"sum": self._sum, "steps": self._steps}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take up a running average."""
+        """Restore a running average."""
         self._sum, self._steps = float(state["sum"]), int(state["steps"])

@@ -1,6 +1,4 @@
-"""Optimizers and learning-rate schedules by name. All of it is post-processing of a private gradient: none of it costs
-privacy.
-"""
+"""Optimizers and learning-rate schedules by name: post-processing of a private gradient, which costs no privacy."""
 
 from __future__ import annotations
 
@@ -26,9 +24,13 @@ _LARGEST = _FLOAT32.max / 16  # torch's optimizers take these as float32, and Ad
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """An optimizer, its learning rate and how that changes: `schedule` maps a step's number to a factor.
+    """An optimizer, its learning rate and its schedule, which maps a step's number to a factor.
 
-    Numbers that a torch optimizer could not take as float32 are refused here, not at the first step, which is charged by then.
+    Numbers that a torch optimizer could not take as float32 are refused here, because the first step is charged before
+    the optimizer runs.
+
+    Raises:
+        ConfigError: A name is not known, or a number is out of its range.
     """
 
     name: str = "sgd"
@@ -59,11 +61,13 @@ class Optimizer:
             raise ConfigError("warmup", self.warmup, "the part of the run to warm up in, from 0 to below 1")
 
     def scaled(self, times: float) -> Optimizer:
-        """The settings for a batch `times` as large that go the same way through the same records, but for noise.
+        """The settings for a batch κ = `times` as large that take the same path through the same records, up to noise.
 
-        SGD: momentum β to β^κ, so that it forgets a record's gradient after as many records as before, and the step lr/(1 - β) that a
-        constant gradient ends in times κ; without momentum, lr times κ (Goyal et al. 2017, "Accurate, large minibatch SGD"). Adam and AdamW: lr
-        times √κ, their own averages as they are (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive gradient algorithms").
+        SGD: momentum β becomes β^κ, which forgets a record's gradient after as many records as before. The step
+        lr/(1 - β) that a constant gradient leads to is multiplied by κ; without momentum, lr is (Goyal et al. 2017,
+        "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv:1706.02677). Adam and AdamW: lr is
+        multiplied by √κ, and their averages stay (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive
+        gradient algorithms", arXiv:2205.10287).
         """
         if self.name != "sgd":
             return replace(self, lr=self.lr * math.sqrt(times))
@@ -87,8 +91,9 @@ class Optimizer:
             group["lr"] = self.lr_at(step, steps)
 
     def lr_at(self, step: int, steps: int) -> float:
-        """The learning rate of this step, counted from 0, of a run of `steps`: a function of the step's number, so a resumed
-        run continues it exactly.
+        """The learning rate of this step, counted from 0, in a run of `steps` steps.
+
+        It depends on the step's number only, so a resumed run continues it exactly.
         """
         rise = min(1.0, (step / steps + 1e-12) / self.warmup) if self.warmup else 1.0
         return self.lr * rise * SCHEDULES[self.schedule](step, steps)

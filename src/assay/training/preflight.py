@@ -1,8 +1,7 @@
-"""What a run is refused for before anything is written, charged or replaced: its settings, and a model that is tried out on a few records, as its
-first batch would be.
+"""Checks before anything is written, charged or replaced: of the settings, and of the model on a few records.
 
-Nothing of the trial leaves: it is a copy of the model, and of the loss, that sees the records. What such a copy would write down of them
-(data-dependent initialisation) is refused, and must neither be there nor be hidden when the run begins.
+The model is tried out as on its first batch. Nothing of the trial remains: only copies of the model and of the loss see
+the records. A model that would store something about them (data-dependent initialisation) is refused.
 """
 
 from __future__ import annotations
@@ -23,17 +22,35 @@ from assay.methods.plan import Plan
 from assay.methods.stage import Loss
 from assay.models import compat, copies
 from assay.training import augment, limits
+from assay.training.processor import check_precision
 from assay.training.settings import Training, pick_device
 
-# A table that all records share may have as many rows as there are records here, and be taken for one row a record: what one
-# number of records is refused for, and another is not, says nothing.
+# A table that all records share may happen to have as many rows as the trial has records, and be taken for one row per
+# record. So a model is refused only if it fails with both numbers of records.
 _SIZES = (5, 7)
 
 
-def checked(
+def check_run(
     model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, data: str | None, ranks: int
 ) -> Plan:
-    """The plan as it is for the model; refuses a run that could not be trained so. `data` is the name of the data set, if it has one."""
+    """Refuse a run that could not be trained.
+
+    Args:
+        model: The model.
+        train: Yields (input, target).
+        loss: `loss(output, target)` gives one value for each record.
+        plan: Everything that decides ε.
+        training: How to train.
+        data: The name of the data set, if it has one.
+        ranks: How many ranks train together.
+
+    Returns:
+        The plan for this model.
+
+    Raises:
+        ConfigError: Settings do not go together, or the model or the loss fails on the records.
+        UnsupportedModelError: The model or the loss mixes records.
+    """
     Records(train).check_pairs("train")
     _check_finite(model)
     plan = plan.for_model(model)
@@ -47,6 +64,7 @@ def checked(
         raise ConfigError("device", training.device, "cpu with exact noise: kernels elsewhere add up in any order")
     if plan.exact and training.precision != "float32":
         raise ConfigError("precision", training.precision, "float32 with exact noise")
+    check_precision(training.precision, device)
     decided = plan.stage is not None and plan.center is None  # a stage that decides what the model sees
     if not training.shard and not decided:
         _rehearse(model, train, loss, plan, training, device)
@@ -56,7 +74,7 @@ def checked(
 
 
 def _check_finite(model: nn.Module) -> None:
-    """Refuse weights that are no numbers: nothing can be trained from there."""
+    """Refuse weights that are NaN or infinite: nothing can be trained from there."""
     for name, parameter in model.named_parameters():
         if not bool(torch.isfinite(parameter.detach()).all()):
             raise ConfigError(
@@ -65,7 +83,7 @@ def _check_finite(model: nn.Module) -> None:
 
 
 def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
-    """Refuse views of what is no picture, or where the records that training sees are not the records themselves."""
+    """Refuse views of records that are not images, or that a stage replaces."""
     if ranks > 1:
         raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
     if plan.stage is not None and not plan.stage.takes_views:
@@ -78,7 +96,7 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
 def _rehearse(
     model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, device: torch.device
 ) -> None:
-    """Refuse a model, or a loss, that cannot be trained so under the plan. One that cannot be copied is not asked before its first batch."""
+    """Refuse a model or a loss that fails on a few records. If it cannot be copied, the first batch shows it."""
     model.to(device).train()
     compat.check(model)
     check_free(model)
@@ -113,7 +131,8 @@ def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Trainin
         raise ConfigError(
             "model",
             type(model).__name__,
-            f"a model and a loss that take these records (inputs {shape}); it failed with {type(error).__name__}: {error}",
+            f"a model and a loss that take these records (inputs {shape}); it failed with {type(error).__name__}: "
+            f"{error}",
         ) from error
     finally:
         engine.detach()

@@ -1,4 +1,4 @@
-"""What the record and the statement of a central run say that its plan alone knows."""
+"""What the record and the statement of a central run take from its plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OTHERWISE = {
 def facts(
     plan: Plan, names: Mapping[str, Any], augment: str | None, randomness: Randomness, steps: int, *, stopped: bool
 ) -> Facts:
-    """What `assay.runs.record.build_record` needs to know of a central run.
+    """What `assay.runs.record.build_record` needs to know about a central run.
 
     Args:
         plan: What was promised.
@@ -123,10 +123,10 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
 
 _LOSSES = "the optimizer's state, and the training losses in the record (they have separate noise, which is part of ε)"
 _EXACT = (
-    "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered as"
-    " well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact; the"
-    " noise is a normal number rounded to those multiples and drawn exactly. What leaves is therefore a function of what"
-    " the Gaussian mechanism releases over the real numbers, and its lowest bits tell nothing more"
+    "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered"
+    " as well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact;"
+    " the noise is a normal number rounded to those multiples and drawn exactly. What leaves is therefore a function of"
+    " what the Gaussian mechanism releases over the real numbers, and its lowest bits tell nothing more"
 )
 
 

@@ -1,10 +1,11 @@
-"""Settings chosen by trying them, and what that costs.
+"""The cost of choosing settings by trying them, and the choice.
 
-On the private records: a random number of trials is drawn (Poisson, its mean public, the number itself secret), each trial takes
-a random one of the settings, trains privately on nine tenths of the records, and is scored on the last tenth with noise; only
-the best trial's model leaves. Papernot and Steinke 2022, "Hyperparameter tuning with Rényi differential privacy", theorem
-6: what one trial costs (what it releases before training, its training and its score together) decides what the best of them costs. All settings cost the same: only
-what does not decide ε may be tried.
+On the private records, a random number of trials is drawn: Poisson, its mean public, the number itself secret. Each
+trial takes one of the settings at random, trains privately on nine tenths of the records, and gets a noisy score on the
+last tenth. Only the best trial's model is released. The cost of one trial (its stage, its training and its score
+together) decides the cost of the best of them (Papernot and Steinke 2022, "Hyperparameter tuning with Rényi
+differential privacy", arXiv:2110.03620, theorem 6). All settings cost the same: only those that do not decide ε may be
+tried.
 
 On public data nothing is charged: the settings that do best there are used once on the private records.
 """
@@ -37,12 +38,12 @@ ACCOUNTANT = (
 """How the ε of a choice is computed, for its statement."""
 
 _PARTS = 10  # of which one is for validation
-_SCORE_NOISE = 0.005  # standard deviation of a released score, as a part of the validation records
-_LEAST_SCORE_NOISE = 20.0  # less, and the scores alone of ten trials cost more than ε = 1
+_SCORE_NOISE = 0.005  # standard deviation of a released score, as a fraction of the validation records
+_LEAST_SCORE_NOISE = 20.0  # with less, the scores of ten trials alone would cost more than ε = 1
 
 
 class NoTrialError(AssayError):
-    """The number of trials came out as 0: what was to be released is nothing, and the budget is spent."""
+    """The number of trials came out as 0: nothing is released, and the budget is spent."""
 
     exit_code = 3
 
@@ -51,7 +52,7 @@ class NoTrialError(AssayError):
 class Split:
     """Records to train on and records to choose by.
 
-    Every record has a coin of its own: that another one is there or not changes nothing about its part.
+    A separate coin decides for each record, so that the other records do not change where it goes.
     """
 
     train: TensorDataset
@@ -74,33 +75,42 @@ class Split:
 
     @property
     def score_noise(self) -> float:
-        """Of the number of right answers on the validation records, which one record moves by at most 1."""
+        """The noise of the number of right answers on the validation records, which one record moves by at most 1."""
         return max(_LEAST_SCORE_NOISE, _SCORE_NOISE * len(self.validation))
 
     @property
     def expected(self) -> int:
-        """How many of the records are for validation in expectation, rounded."""
+        """The expected number of validation records, rounded."""
         return round((len(self.train) + len(self.validation)) / _PARTS)
 
     @property
     def score_points(self) -> float:
-        """The noise of a score in points of accuracy, for as many validation records as are expected."""
+        """The noise of a score in points of accuracy, for the expected number of validation records."""
         return 100 * self.score_noise / self.expected
 
 
 def check_records(records: int) -> None:
-    """Refuse so few that the noise of a score is half of the highest score or more: settings could not be told apart."""
+    """Refuse so few records that the noise of a score is half of the highest score: it would hide all differences.
+
+    Raises:
+        ConfigError: There are too few.
+    """
     needed = round(2 * _LEAST_SCORE_NOISE * _PARTS)
     if records < needed:
         raise ConfigError(
             "records",
             records,
-            f"at least {needed}, to choose by a tenth of them: scores have noise of {_LEAST_SCORE_NOISE:g} records; or choose on public data",
+            f"at least {needed}, to choose by a tenth of them: scores have noise of {_LEAST_SCORE_NOISE:g} records; or "
+            "choose on public data",
         )
 
 
 def check_apart(public: DataBundle, private: DataBundle, name: str) -> None:
-    """Refuse public data that hold the inputs of one of the private training records, whatever its label there."""
+    """Refuse public data that hold the input of a private training record, with any label.
+
+    Raises:
+        ConfigError: They do.
+    """
     if public.input_shape != private.input_shape:
         return
     known = _digests(private.train_x)
@@ -111,22 +121,26 @@ def check_apart(public: DataBundle, private: DataBundle, name: str) -> None:
 
 
 def _digests(x: Tensor) -> set[bytes]:
-    # -0 is 0, and has other bits
+    # adding 0 turns -0 into 0, which has other bits
     return {hashlib.blake2b((row + 0.0).tobytes(), digest_size=16).digest() for row in x.numpy()}
 
 
 def one_trial(plan: Plan, score_noise: float) -> DpEvent:
-    """A run of the plan and a noisy score."""
+    """The event of a run of the plan and a noisy score."""
     return ComposedDpEvent([plan.event(), GaussianDpEvent(score_noise)])
 
 
 def selection(plan: Plan, score_noise: float, mean: float) -> DpEvent:
-    """What leaves: the best of a Poisson number of trials."""
+    """The event of the release: the best of a Poisson number of trials."""
     return RepeatAndSelectDpEvent(one_trial(plan, score_noise), mean, math.inf)
 
 
 def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Plan:
-    """The plan with the noise at which the whole selection costs the target ε."""
+    """The plan with the noise at which the whole selection costs the target ε.
+
+    Raises:
+        ConfigError: The adjacency or the variant has no such theorem, or no noise reaches the target.
+    """
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError(
             "adjacency", plan.adjacency.value, "add-or-remove-one: selection is accounted for under that only"
@@ -143,7 +157,11 @@ def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Pl
 
 
 def check_trials(mean: float) -> None:
-    """Refuse a mean for which the number of trials is likely to be 0, or is not one that anybody waits for."""
+    """Refuse a mean for which the number of trials is likely to be 0, or far too large.
+
+    Raises:
+        ConfigError: The mean is out of its range.
+    """
     if not 3 <= mean <= 500:
         raise ConfigError("trials", mean, "the mean number of trials, from 3 to 500")
 
@@ -162,11 +180,21 @@ def drawn_trials(mean: float, stream: Stream) -> int:
 def best_of(
     splits: Sequence[Split], mean: float, randomness: Randomness, run: Callable[[int, int], Result]
 ) -> tuple[int, Result]:
-    """The best trial by its noisy score, and which setting it had; `run(setting, trial)` trains one. Charge before.
+    """The best trial by its noisy score. Charge for it first.
 
-    `splits` has the records as each setting sees them, all split alike.
+    The number of trials, and how the others did, must stay secret.
 
-    How many trials there were, and how the others did, is not to be told to anybody.
+    Args:
+        splits: The records as each setting sees them, all split alike.
+        mean: The mean number of trials.
+        randomness: Where the number of trials, the settings and the noise of scores come from.
+        run: `run(setting, trial)` trains one.
+
+    Returns:
+        Which setting it had, and its result.
+
+    Raises:
+        NoTrialError: The number of trials came out as 0.
     """
     randomness = fresh_source(randomness)
     trials = drawn_trials(mean, randomness.stream("trials", 0))
@@ -183,7 +211,8 @@ def best_of(
             best = (score, which[trial], result)
     if best is None:
         raise NoTrialError(
-            "the number of trials came out as 0, which is an answer too: the budget is spent and there is no model. Another choice on the "
-            "same records, in another --out, adds its own ε to what is spent; more --trials make this rarer"
+            "the number of trials came out as 0, which is an answer too: the budget is spent and there is no model. "
+            "Another choice on the same records, in another --out, adds its own ε to what is spent; more --trials make "
+            "this rarer"
         )
     return best[1], best[2]

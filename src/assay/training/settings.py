@@ -23,13 +23,22 @@ PRECISIONS = ("float32", "bf16")
 class Training:
     """What does not decide ε: the optimizer, weight averaging, memory, precision, device, where randomness comes from.
 
-    `seed` makes a run reproducible, and therefore not private: whoever knows the seed can subtract the noise.
-    `secure_rng` makes every random number of 64 bits of SHAKE-256, on every device. `ema` is the decay of an
-    exponential moving average of the weights, which is then the result; `tail` is the last part of the run whose weights are
-    averaged instead. `scale_from` is the batch size at which learning rate, momentum and `ema` were found; a run with another one
-    uses what `at_batch` makes of them. `augment` trains on several random views of each record (`assay.training.augment`). `shard` splits parameters and
-    optimizer state over the ranks of a distributed run (FSDP2), for models that do not fit one device. `precision` is that of the
-    model's forward and backward pass: with "bf16" under autocast; parameters, norms, clipped sums and noise are float32 all the same.
+    Args:
+        optimizer: The optimizer and its learning rate.
+        ema: The decay of an exponential moving average of the weights, which is then the result.
+        tail: The last part of the run whose weights are averaged, in place of `ema`.
+        augment: Random views of each record (`assay.training.augment`).
+        seed: Makes a run reproducible, and therefore not private: whoever knows it can subtract the noise.
+        secure_rng: Every random number comes from 64 bits of SHAKE-256, on every device.
+        max_physical_batch: The largest number of records (or views) in memory at once. Results do not change.
+        device: `auto`, `cpu`, `cuda`, `cuda:N` or `mps`.
+        shard: Split parameters and optimizer state over the ranks (FSDP2), for models that do not fit one device.
+        precision: That of the model's passes; `bf16` is under autocast. Parameters, norms, clipped sums and noise are
+            float32 in any case.
+        scale_from: The batch size at which learning rate, momentum and `ema` were found; `at_batch` scales them.
+
+    Raises:
+        ConfigError: A setting is out of its range.
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)
@@ -57,7 +66,7 @@ class Training:
             augment.parse(self.augment)
         check_source(self.seed, self.secure_rng)
         if self.seed is not None:
-            Seeded(self.seed)  # refuses what is no seed
+            Seeded(self.seed)  # refuses anything but a seed
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
 
@@ -66,7 +75,7 @@ class Training:
         return source(self.seed, self.secure_rng)
 
     def outputs(self, model: nn.Module, inputs: Any, device: torch.device) -> Any:
-        """The model's outputs for a training batch, float32 for the loss whatever the model computes in."""
+        """The model's outputs for a training batch, in float32 whatever the model computes in."""
         if self.precision == "float32":
             return model(inputs)
         with torch.autocast(device.type, torch.bfloat16):
@@ -74,10 +83,13 @@ class Training:
         return pytree.tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.is_floating_point() else t, outputs)
 
     def at_batch(self, batch_size: float) -> Training:
-        """What a run with this batch size trains with: with `scale_from`, settings carried over from there; these are not scaled again.
+        """The settings that a run with this batch size trains with: scaled from `scale_from`, which is then None.
 
-        κ = batch_size / scale_from: the optimizer as `Optimizer.scaled` says, the decay of `ema` to its κ-th power (Busbridge et al. 2023, "How to
-        scale your EMA"). A `tail` is a part of the run and stays. `ConfigError` where nothing that can be used comes out.
+        With κ = batch_size / scale_from, the optimizer is `Optimizer.scaled`, and the decay of `ema` is raised to the
+        power κ (Busbridge et al. 2023, "How to scale your EMA", arXiv:2307.13813). `tail`, a part of the run, stays.
+
+        Raises:
+            ConfigError: The scaled settings are out of their range.
         """
         if self.scale_from is None:
             return self
@@ -89,17 +101,18 @@ class Training:
             raise ConfigError(
                 "scale_from",
                 self.scale_from,
-                f"a batch size nearer to that of the run, {batch_size:g}; carried over to it, settings are of no use: {error}",
+                f"a batch size nearer to that of the run, {batch_size:g}; scaled to it, the settings cannot be used: "
+                f"{error}",
             ) from error
 
 
 def training_json(training: Training) -> dict[str, Any]:
-    """Settings as JSON; `scale_from` only where there is one."""
+    """Settings as JSON; `scale_from` only if there is one."""
     return {k: v for k, v in asdict(training).items() if k != "scale_from" or v is not None}
 
 
 def recorded(asked: Training, used: Training) -> dict[str, Any]:
-    """Settings as they were asked for, and what was made of them for the batch size, if anything."""
+    """The settings that were asked for, and those scaled to the batch size, if they differ."""
     if asked.scale_from is None:
         return training_json(asked)
     scaled = {"lr": used.optimizer.lr, "momentum": used.optimizer.momentum, "ema": used.ema}
@@ -118,7 +131,11 @@ def training_from_json(data: Mapping[str, Any]) -> Training:
 
 
 def pick_device(name: str) -> torch.device:
-    """`auto` takes cuda, then mps, then cpu. A device that is not there is refused."""
+    """The device of this name; `auto` takes cuda, then mps, then cpu.
+
+    Raises:
+        ConfigError: This machine has no such device.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:

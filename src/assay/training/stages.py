@@ -28,10 +28,13 @@ def release_stage(
     device: torch.device,
     directory: RunDirectory | None,
 ) -> Released:
-    """What the stage released: charged first and kept with the run, or what a run before a crash has kept.
+    """What the stage releases: charged first and kept with the run. After a crash, what the run has kept.
 
-    With a fixed seed the very same draws are made again, and a charge that is there covers them. Otherwise a charge without an
-    answer on disk is lost: somebody may have seen that answer.
+    With a seed the same draws are made again, and an earlier charge covers them. Without one, a charge whose answer is
+    not on disk is lost: somebody may have seen that answer.
+
+    Raises:
+        AssayError: The directory holds a release that the ledger was never charged for.
     """
     event = event_of(stage)
     if directory is not None and directory.stage.exists():
@@ -47,7 +50,7 @@ def release_stage(
         if rest:
             checkpoint.save(directory.records, rest, {}, directory.digest())
         stage.draw(found, directory.path)
-        # last: where this file is, the release is whole
+        # last: if this file exists, the release is complete
         checkpoint.save(directory.stage, {name: found[name] for name in stage.kept}, {}, directory.digest())
     return found
 
@@ -62,7 +65,7 @@ def kept_release(directory: RunDirectory) -> Released:
 def train_privately(
     network: nn.Module, records: Records, plan: Plan, optimizer: torch.optim.Optimizer, randomness: Randomness
 ) -> None:
-    """Train a classifier that a stage needs under its own plan, whose event the stage has charged as a whole."""
+    """Train a classifier that a stage needs, under its own plan. The stage has charged that plan's event as a whole."""
     step = PrivateStep(network, plan, randomness=randomness, world=ALONE)  # only the leader releases a stage
     for x, y in step.batches(records):
         if step.backward(F.cross_entropy(network(x), y, reduction="none")):

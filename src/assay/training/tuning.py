@@ -1,6 +1,6 @@
-"""Settings chosen by trying them: `choose`.
+"""Choosing settings by trying them: `choose`.
 
-On private records the choice is paid for (`assay.training.selection`); on public data it is free.
+On private records the choice is charged (`assay.training.selection`); on public data it is free.
 """
 
 from __future__ import annotations
@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import replace_text, set_times
+from assay.accounting.epsilon import Adjacency
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.data.records import Records
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness
+from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
 from assay.runs.result import Result, cross_entropy, evaluate, write_result
@@ -28,14 +31,17 @@ from assay.training import selection
 from assay.training.from_names import Prepared, Settings, prepare, read_option
 from assay.training.inputs import LOG, UNFINISHED_CHOICE
 from assay.training.loop import fit
-from assay.training.preflight import checked
+from assay.training.preflight import check_run
 from assay.training.settings import training_json
 
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
 """Settings that a choice decides itself."""
-_DATA_AND_BUDGET = {"data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device"}
+_DATA_AND_BUDGET = {
+    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key", "operator",
+}  # fmt: skip
 _DECIDES_EPSILON = {
-    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center", "noise_schedule", "sampling",
+    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
+    "noise_schedule", "sampling",
 }  # fmt: skip
 
 Tried = Mapping[str, Sequence[Any]]
@@ -55,9 +61,10 @@ def choose(
 
         assay.choose(assay.Settings(data="digits", model="linear-head"), {"lr": [0.5, 2]}, out="runs/chosen", epsilon=3)
 
-    On the private records, a secret random number of trials is trained, each with one of the settings, and the best by a noisy
-    score leaves. ε covers all of it (Papernot and Steinke 2022, theorem 6) and is charged before the first trial. With `public`,
-    all settings are tried on that data set instead, at no cost, and the private records are used once.
+    On the private records, a secret random number of trials is trained, each with one of the settings, and the best by
+    a noisy score is released. ε covers all of it (Papernot and Steinke 2022, "Hyperparameter tuning with Rényi
+    differential privacy", arXiv:2110.03620, theorem 6) and is charged before the first trial. With `public`, all
+    settings are tried on that data set instead, at no cost, and the private records are used once.
 
     Args:
         settings: What all trials have in common.
@@ -140,7 +147,7 @@ def _taken(name: str, value: str) -> Any:
 
 
 def _check_may_vary(name: str, text: str, public: bool) -> None:
-    """Refuse an option that trials must have in common: on private records what decides ε, in any case data and budget."""
+    """Refuse an option that all trials must share: data and budget, and on private records what decides ε."""
     free = {known for known, kind in Settings.options().items() if kind is not bool} - _DATA_AND_BUDGET - set(DECIDED)
     if public and name not in free:
         raise ConfigError(
@@ -161,7 +168,7 @@ def _listed(names: set[str]) -> str:
 
 @contextmanager
 def _tried(setting: dict[str, str]) -> Iterator[None]:
-    """What a value that is tried is refused for names --try."""
+    """A context in which errors about a value that is tried name --try."""
     try:
         yield
     except ConfigError as error:
@@ -182,7 +189,7 @@ def _made(
     like: Prepared | None,
     rehearsal: bool,
 ) -> Prepared:
-    """What `assay train` would train with; where an option may be repeated, what is tried is added to what all trials have."""
+    """What `assay train` would train with. If an option may be repeated, its value is added to those of all trials."""
     with _tried(setting):
         given: dict[str, Any] = {}
         for name, text in setting.items():
@@ -194,7 +201,7 @@ def _made(
 def _all_made(
     shared: Settings, settings: list[dict[str, str]], seed: int | None, more: dict[str, Any], rehearsal: bool
 ) -> list[Prepared]:
-    """One for each setting; records are in memory once, unless the settings see them differently."""
+    """One for each setting. Records are in memory once, unless a setting changes them."""
     made: list[Prepared] = []
     for setting in settings:
         made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
@@ -202,7 +209,7 @@ def _all_made(
 
 
 def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
-    """The entries on which all agree; of those that have entries of their own, these."""
+    """The entries on which all agree; dictionaries are compared entry by entry."""
     first, *rest = described
     kept: dict[str, Any] = {}
     for key, value in first.items():
@@ -218,6 +225,18 @@ def _on_split(plan: Plan, split: selection.Split) -> Plan:
     """The plan for the records that trials train on; a full batch is all of those."""
     records = len(split.train)
     return replace(plan, records=records, batch_size=records if plan.sampling.whole else plan.batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spending:
+    """What a choice releases, as a budget asks for it."""
+
+    delta: float
+    adjacency: Adjacency
+    whole: DpEvent
+
+    def event(self) -> DpEvent:
+        return self.whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +282,25 @@ class PrivateChoice:
             "score_points": split.score_points,
         }
 
+    @property
+    def _spending(self) -> _Spending:
+        whole = selection.selection(self.plan, self.split.score_noise, self.trials)
+        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, whole=whole)
+
+    def _lease(self) -> Lease | None:
+        """Check that the choice fits into its budget, before anything is written."""
+        if self.shared.budget is None:
+            return None
+        return lease(
+            self.shared.budget,
+            self._spending,
+            self.made[0].contents(),
+            name=str(self.out),
+            what=f"a choice among {len(self.settings)} settings on {self.made[0].names['data']}",
+            key=self.shared.budget_key,
+            by=self.shared.operator,
+        )
+
     def run(self) -> Result:
         """Charge, train, choose, and write the model that was chosen."""
         shared, settings, made, parts, plans = self.shared, self.settings, self.made, self.parts, self.plans
@@ -271,18 +309,24 @@ class PrivateChoice:
         plan = replace(calibrated, epsilon_limit=epsilon)
         spec = {
             "kind": "central",
-            "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the plan's clip and denoise are "
-            "the first one's, and record.json has what was chosen",
+            "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the "
+            "plan's clip and denoise are the first one's, and record.json has what was chosen",
             "plan": plan.to_json(),
             "training": _in_common([training_json(one.training) for one in made]),
             "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
         }
+        mine = self._lease()
+        if mine is not None:
+            spec[FIELD] = mine.to_json()
         directory = RunDirectory.create(self.out, spec)
         begun = directory.spec.stat().st_mtime_ns
         replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
         ledger = directory.open_ledger(delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
+        if mine is not None:
+            ledger.covers = mine.begin(self._spending, directory).covers
         ledger.pay(selection.selection(calibrated, split.score_noise, mean))  # all trials, before the first
         ledger.close()
+        in_budget = None if mine is None else mine.end(ledger)  # nothing more will be charged
 
         def run(which: int, trial: int) -> Result:
             own = None if seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
@@ -300,7 +344,7 @@ class PrivateChoice:
         with torch.no_grad():
             accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
         facts = epsilon_facts(plans[which], ledger, "Rényi")
-        # what a step or a part costs by itself says nothing of what it costs in the best of the trials: all of it is the whole ε
+        # The cost of one step or part alone is not its cost in the best of the trials: each is given the whole ε.
         history = [{**entry, "epsilon": facts["verified"]} for entry in best.record["history"]]
         record = {
             **best.record,
@@ -310,6 +354,9 @@ class PrivateChoice:
             "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
             "seed": seed,
             "tuning": {**chosen_by, "chosen": settings[which]},
+            "operator": shared.operator,
+            FIELD: in_budget,
+            "date": None,  # when it ended tells how long all trials took
             "timing": None,  # of a trial; the first one takes longer than the others
         }
         record["sentences"] = {
@@ -318,9 +365,8 @@ class PrivateChoice:
             "accountant": selection.ACCOUNTANT,
         }
         result = write_result(best.model, record, directory, best.nonfinite)
-        set_times(
-            directory.path, begun
-        )  # how long all trials took tells how many there were, which the proof needs to be secret
+        # The time that all trials took would tell how many there were, and the proof needs that to be secret.
+        set_times(directory.path, begun)
         return result
 
 
@@ -361,12 +407,12 @@ def _on_private(
             raise ConfigError("try", in_words(setting), "settings whose trials all cost the same")
     for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
         with _tried(setting):  # before anything is charged
-            checked(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
+            check_run(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
     chosen_by: dict[str, Any] = {
         "from": "assay tune",
         "candidates": settings,
-        "on": f"a tenth of the training records, by how many of them were right (with Gaussian noise of standard deviation {split.score_noise:g}), "
-        f"in a secret number of trials (Poisson, mean {mean:g})",
+        "on": "a tenth of the training records, by how many of them were right (with Gaussian noise of standard "
+        f"deviation {split.score_noise:g}), in a secret number of trials (Poisson, mean {mean:g})",
         "records": len(split.train) + len(split.validation),
         "score_noise": split.score_noise,
         "charged": True,
@@ -438,6 +484,9 @@ class PublicChoice:
             training=one.training,
             out=out,
             names={**one.names, "tuning": chosen_by},
+            budget=one.budget,
+            budget_key=one.budget_key,
+            contents=None if one.budget is None else one.contents(),
         )
 
 
@@ -459,5 +508,5 @@ def _on_public(
     for setting, *both in zip(settings, private, trials, strict=True):
         for one in both:
             with _tried(setting):  # before other trials end
-                checked(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
+                check_run(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
     return PublicChoice(public=public, out=out, settings=settings, private=private, trials=trials)

@@ -1,9 +1,10 @@
-"""Clipping rules: how much of each record's gradient enters the sum, decided from norms alone. One file a rule.
+"""Clipping rules: how much of each record's gradient enters the sum, decided from norms alone. Each rule has a file.
 
-Every rule keeps the promise of `assay.mechanisms.types.ClipRule`: the scaled gradient of one record has l2 norm at most `l2`. A scaled norm can
-pass the bound by a few units in the last place of the arithmetic; the factors are lowered by that much (`assay.gradients.arithmetic.at_most`).
+Every rule keeps the promise of `assay.mechanisms.types.ClipRule`: the scaled gradient of one record has l2 norm at most
+`l2`. Rounding could raise a scaled norm above the bound by a few units in the last place, so the factors are lowered by
+that much (`assay.gradients.arithmetic.at_most`).
 
-A file that defines `RULE` is found by itself; `assay._util.registry` tells how one from outside is added.
+The registry finds every file here that defines `RULE`; `assay._util.registry` says how to add one from outside.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ RULES: Registry[type[ClipRule]] = Registry(
 
 
 def parse(text: str) -> ClipRule:
-    """`flat:1.0`, `per-layer:1.0`, `auto:1.0,gamma=0.01`, `adaptive:0.5,quantile=0.5`; a bare number is flat clipping."""
+    """The rule of a text such as `flat:1.0` or `auto:1.0,gamma=0.01`; a bare number is flat clipping.
+
+    Raises:
+        ConfigError: There is no such rule, or a setting is out of its range.
+    """
     head = text.partition(":")[0]
     if head not in RULES and head == text:
         try:
