@@ -113,7 +113,8 @@ Denoise = Annotated[
 Budget = Annotated[
     str | None,
     typer.Option(
-        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would pass it."
+        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would"
+        " pass it."
     ),
 ]
 BudgetKey = Annotated[

@@ -313,8 +313,8 @@ def _print_unfinished(directory: RunDirectory) -> None:
     out.print(
         f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged.\n"
         f"If it ends here, it has spent ε = {whole} at δ = {plan.delta:g}, as all its {kind.steps} would.\n"
-        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what it "
-        f"had shown.\nResume it with: {directory.resume_command}"
+        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what"
+        f" it had shown.\nResume it with: {directory.resume_command}"
     )
 
 
