@@ -101,7 +101,7 @@ class Engine:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
         check_hooks(self.parameters.items())
         units = Units(model, self.parameters, rules)
-        self.expanded = units.expanded
+        self._expanded = units.expanded
         self.layers = trainable_layers(model)
         index = {path: i for i, path in enumerate(self.layers)}
         self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
@@ -155,7 +155,7 @@ class Engine:
         self._inspector.stop()
         if self._indices is not None:
             self._indices.stop()
-        self.expanded = []
+        self._expanded = []
 
     @property
     def proven(self) -> bool:
@@ -169,7 +169,7 @@ class Engine:
 
     def expanded(self) -> list[nn.Module]:
         """The modules that run with a copy of their parameters for every record."""
-        return [unit.module for unit in self.expanded]
+        return [unit.module for unit in self._expanded]
 
     def use_shards(self, reduce: Reduce, ready: Callable[[nn.Module], object]) -> None:
         """Use the parameters that replaced the model's own and are split over ranks.
