@@ -182,7 +182,7 @@ class Settings:
         )
 
     def plan(self, records: int) -> Plan:
-        """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
+        """These settings as a `Plan` of one step with noise of 1; `planned` finds both.
 
         Args:
             records: How many training records there are.
@@ -223,7 +223,7 @@ class Prepared:
     """What of the settings decides the bundle."""
 
     def check(self, ranks: int = 1) -> None:
-        """Refuse what a run of so many ranks would be refused for.
+        """Refuse what a run on this many ranks would be refused for.
 
         Raises:
             ConfigError: The device is not there, or the ranks cannot do this together.
