@@ -20,9 +20,8 @@ from assay import methods, models
 from assay.data.sampling import FullBatch
 from assay.gradients.clipping import ClipRule, Flat
 from assay.methods import denoise, encode
-from assay.randomness.normal import add_normal
 from assay.randomness.rounded import Words
-from assay.randomness.streams import OsSeeded, Stream
+from assay.randomness.streams import OsSeeded, Stream, add_normal
 
 CLIP = 1.0
 PLAIN, ASSAY = "plain", "Assay"
@@ -31,7 +30,10 @@ _ENDLESS = 10**6  # more steps than any measurement takes
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """A model by name, the shape of its records and the batch size; how its kernels lie in memory is the same for all."""
+    """A model by name, the shape of its records and the batch size.
+
+    How its kernels lie in memory is the same for all.
+    """
 
     model: str
     shape: tuple[int, ...]

@@ -7,8 +7,8 @@ model at once: the fastest step that drew and the fastest that did not then coun
 The C library's allocator adapts to the largest blocks a process has freed, and whoever shares a process with Opacus
 gains by it. So plain and Assay are also measured without it, each model in a process of its own ("alone").
 
-Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's; a mode of Opacus that computes something else
-(its hooks and ghost modes do for kernels that lie channels-last) is left out and says so.
+Before anything is timed, every private contestant's clipped gradient without noise must equal Assay's; a mode of Opacus
+that computes something else (its hooks and ghost modes do for kernels that lie channels-last) is left out and says so.
 """
 
 from __future__ import annotations
@@ -96,7 +96,10 @@ def clipped_gradient(task: Task, maker: Maker) -> torch.Tensor:
 
 
 def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
-    """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others; if any runs, one must agree."""
+    """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others.
+
+    If any runs, one must agree.
+    """
     ours = clipped_gradient(task, private)
     running: dict[str, Maker] = {}
     missing: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """Time of a whole epoch, sampling and loading included. `python -m benchmarks.epoch [--quick] [--model NAME]`
 
-What a user waits for: Assay's `PrivateStep.batches` with Poisson sampling against Opacus's `PrivacyEngine.make_private` with its own data
-loader (its fastest modes), and plain training with a shuffling `DataLoader`. All train on the same records in memory, one thread, an
-epoch each in turn, in an order that changes; the fastest epoch counts.
+What a user waits for: Assay's `PrivateStep.batches` with Poisson sampling against Opacus's `PrivacyEngine.make_private`
+with its own data loader (its fastest modes), and plain training with a shuffling `DataLoader`. All train on the same
+records in memory, one thread, an epoch each in turn, in an order that changes; the fastest epoch counts.
 """
 
 from __future__ import annotations

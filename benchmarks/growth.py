@@ -1,7 +1,8 @@
 """How the cost of a step grows. `python -m benchmarks.growth [--quick] [--draw FILE.png]`
 
-Time (interleaved, one thread) and peak memory (each in a process of its own) of plain and private steps against the batch size, the number of
-parameters and the length of a sequence; and the time of a private step of the same batch on one and more ranks, started by torchrun.
+Time (interleaved, one thread) and peak memory (each in a process of its own) of plain and private steps against the
+batch size, the number of parameters and the length of a sequence; and the time of a private step of the same batch on
+one and more ranks, started by torchrun.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Peak memory of a step: plain and private, and for one model private with Opacus's hooks. `python -m benchmarks.memory`
+"""Peak memory of a step: plain and private, and for one model private with Opacus's hooks.
+
+`python -m benchmarks.memory`
 
 Each contestant runs in a fresh process. Counted is what its resident memory rose by, at the peak, after model and data
 had been built: activations, gradients, and what the allocator keeps for later. The first step stands apart, for what is

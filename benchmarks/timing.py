@@ -1,6 +1,8 @@
-"""Steps against the clock, fairly: all contestants in one process, a step each in every round, in an order that changes; the fastest of many counts.
+"""Steps against the clock, fairly: all contestants in one process, a step each in every round, in an order that
+changes; the fastest of many counts.
 
-A contestant that draws the random numbers of several steps at once has two kinds of steps; the fastest of each then counts as often as it occurred.
+A contestant that draws the random numbers of several steps at once has two kinds of steps; the fastest of each then
+counts as often as it occurred.
 """
 
 from __future__ import annotations

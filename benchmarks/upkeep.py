@@ -1,11 +1,12 @@
 """What privacy's bookkeeping costs in a step of a model of ten million parameters. `python -m benchmarks.upkeep`
 
-A transformer of 10.6 million parameters trains with everything a real run has: a ledger on disk, charged before each release, a released
-training loss, a TensorBoard log. Timed inside the run are the release (paying the ledger, drawing and adding the noise, averaging) and the logging;
-the rest of a step is forward, backward, clipping and the optimizer. Of the whole step and of each part the fastest of many counts, as in the
-other benchmarks: what is slower was held up by something else on the machine. For comparison: as many normal numbers of torch's own generator, which
-nobody looks at, adds up or pays for. Noise costs the same at every batch size, the rest of a step does not:
-hence a row for each of several.
+A transformer of 10.6 million parameters trains with everything a real run has: a ledger on disk, charged before each
+release, a released training loss, a TensorBoard log. Timed inside the run are the release (paying the ledger, drawing
+and adding the noise, averaging) and the logging; the rest of a step is forward, backward, clipping and the optimizer.
+Of the whole step and of each part the fastest of many counts, as in the other benchmarks: what is slower was held up by
+something else on the machine. For comparison: as many normal numbers of torch's own generator, which nobody looks at,
+adds up or pays for. Noise costs the same at every batch size, the rest of a step does not: hence a row for each of
+several.
 """
 
 from __future__ import annotations
@@ -81,7 +82,10 @@ def run() -> list[Upkeep]:
 
 
 def measured(batch: int, steps: int) -> Upkeep:
-    """Train for some steps. The first, in which the engine proves itself, does not count, nor the last, whose ε is known beforehand."""
+    """Train for some steps.
+
+    The first, in which the engine proves itself, does not count, nor the last, whose ε is known beforehand.
+    """
     torch.set_num_threads(report.THREADS)
     torch.manual_seed(0)
     model = Transformer(WIDTH, CLASSES, layers=LAYERS, heads=HEADS)

@@ -1,7 +1,8 @@
 """Fine-tune a language model privately with LoRA adapters, end to end: `python examples/finetune_lora.py [DIRECTORY]`
 
-A small BERT is trained on public sentences about films (generated here, without privacy), then frozen. Adapters and a copy of its head
-learn from private sentences about a clinic, and nothing else moves. Prints the accuracy before and after, and the privacy statement.
+A small BERT is trained on public sentences about films (generated here, without privacy), then frozen. Adapters and a
+copy of its head learn from private sentences about a clinic, and nothing else moves. Prints the accuracy before and
+after, and the privacy statement.
 """
 
 from __future__ import annotations
@@ -101,8 +102,8 @@ def accuracy(model: nn.Module, records: TensorDataset) -> float:
 def finetuned(out: Path | None = None, seed: int | None = None) -> tuple[float, assay.Result]:
     """Adapters of rank 4 on queries and values, and the head, trained on 1,000 private comments at ε = 8.
 
-    Also the accuracy before, which is that of the public model: no record that is trained on had a part in it. A `seed` fixes noise and
-    sampling too: reproducible, and therefore not private.
+    Also the accuracy before, which is that of the public model: no record that is trained on had a part in it. A `seed`
+    fixes noise and sampling too: reproducible, and therefore not private.
     """
     torch.manual_seed(0)  # the start of the model, which is public; noise and sampling come from the system
     adapters = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"], task_type="SEQ_CLS")

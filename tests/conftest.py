@@ -1,4 +1,7 @@
-"""Property tests draw the same examples everywhere, and have no deadline: machines differ. The command, run in this process; the noise that was added."""
+"""Property tests draw the same examples everywhere, and have no deadline: machines differ.
+
+The command, run in this process; the noise that was added.
+"""
 
 import os
 import subprocess
@@ -10,7 +13,9 @@ from hypothesis import settings
 
 
 def _use_no_broken_tiles():
-    """Some virtual machines announce AMX tiles and kill a process that uses them, as torch does for bf16: do without them there."""
+    """Some virtual machines announce AMX tiles and kill a process that uses them, as torch does for bf16: do without
+    them there.
+    """
     cpu = Path("/proc/cpuinfo")
     if "ONEDNN_MAX_CPU_ISA" in os.environ or not cpu.exists() or "amx_tile" not in cpu.read_text():
         return

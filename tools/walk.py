@@ -1,9 +1,16 @@
-"""Count how far a command walks through the source: the files it enters, and the returns into a file already on the stack.
+"""Count how far a command walks through the source: the files it enters, and the returns into a file already on the
+stack.
 
     python tools/walk.py train --data digits --model logistic --epsilon 3 --epochs 1 --out DIRECTORY
 
 A return is a pair of files: code of the first calls into the second while the second waits further down the stack.
-A reader who follows the run goes back to that file to understand the call. Imports are not counted: only calls are.
+A reader who follows the run goes back to that file to understand the call.
+
+Imports are not counted: only calls are. Whatever runs while a module is being imported belongs to its import: the bodies
+of its classes, its constants, its registries. (Otherwise a module that is imported when it is first needed would count, and
+the same module imported at the start would not.) `--imports` before the command counts these too.
+
+A call that torch makes (a hook on a module or a gradient) is no return: a reader follows the file that set the hook.
 """
 
 from __future__ import annotations
@@ -13,16 +20,22 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import torch
+
 import assay
 
+TORCH = str(Path(torch.__file__).parent) + "/"
 ROOT = str(Path(assay.__file__).parent) + "/"
 
 
 class Walk:
     """What a profile function sees: the files on the stack, the files entered, the returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, imports: bool = False) -> None:
+        self.imports = imports
         self.stack: list[str | None] = []
+        self.importing: list[int] = []
+        """How deep the stack was where each import began that goes on."""
         self.files: set[str] = set()
         self.returns: set[tuple[str, str]] = set()
 
@@ -32,14 +45,20 @@ class Walk:
             self._enter(frame)
         elif event == "return" and self.stack:
             self.stack.pop()
+            if self.importing and self.importing[-1] == len(self.stack):
+                self.importing.pop()
 
     def _enter(self, frame: FrameType) -> None:
         name = frame.f_code.co_filename
-        own = name.removeprefix(ROOT) if name.startswith(ROOT) and frame.f_code.co_name != "<module>" else None
+        ours, module = name.startswith(ROOT), frame.f_code.co_name == "<module>"
+        if ours and module and not self.imports:
+            self.importing.append(len(self.stack))
+        own = name.removeprefix(ROOT) if ours and not module and not self.importing else None
         if own is not None:
             self.files.add(own)
             before = [file for file in self.stack if file is not None]
-            if before and before[-1] != own and own in before:
+            hooked = frame.f_back is not None and frame.f_back.f_code.co_filename.startswith(TORCH)
+            if not hooked and before and before[-1] != own and own in before:
                 self.returns.add((before[-1], own))
         self.stack.append(own)
 
@@ -48,8 +67,9 @@ def main() -> None:
     """Run the command line under the profile function and print the counts, then the returns."""
     from assay.cli import main as run
 
-    walk = Walk()
-    sys.argv = ["assay", *sys.argv[1:]]
+    arguments = sys.argv[1:]
+    walk = Walk(imports=arguments[:1] == ["--imports"])
+    sys.argv = ["assay", *arguments[walk.imports :]]
     sys.setprofile(walk)
     try:
         run()

@@ -1,6 +1,8 @@
-"""`python experiments/afrrs/figure.py`: accuracy against claimed and verified epsilon (Fig. 4 and 5), from what was measured.
+"""`python experiments/afrrs/figure.py`: accuracy against claimed and verified epsilon (Fig. 4 and 5), from what was
+measured.
 
-Draws accuracy.png beside this file and prints what each part cost. Infinite epsilon has no place on the axis and is left out.
+Draws accuracy.png beside this file and prints what each part cost. Infinite epsilon has no place on the axis and is
+left out.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ def main() -> None:
             lines[name].append((float(runs[0]["claimed"]), verified(runs[0]), accuracy))
             parts = ", ".join(f"{part} {float(value):.4g}" for part, value in runs[0]["parts"].items())
             print(
-                f"{' '.join((table, *labels))}: {accuracy:.2f} %, claimed {float(runs[0]['claimed']):.3g}, {parts or 'no parts'}"
+                f"{' '.join((table, *labels))}: {accuracy:.2f} %, claimed {float(runs[0]['claimed']):.3g},"
+                f" {parts or 'no parts'}"
             )
         for name, points in lines.items():
             for kind, place, style in (("claimed", 0, "--"), ("verified", 1, "-")):

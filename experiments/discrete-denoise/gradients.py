@@ -1,7 +1,9 @@
-"""`python experiments/discrete-denoise/gradients.py`: how a record's gradient is distributed over its coordinates (the paper's Figure 1).
+"""`python experiments/discrete-denoise/gradients.py`: how a record's gradient is distributed over its coordinates (the
+paper's Figure 1).
 
-Trains the MNIST CNN for an epoch without privacy (the records are public), takes the gradients of 256 records one by one and draws gradients.png beside this
-file: most coordinates are within τ of 0, few are large, and these decide the norm that clipping looks at.
+Trains the MNIST CNN for an epoch without privacy (the records are public), takes the gradients of 256 records one by
+one and draws gradients.png beside this file: most coordinates are within τ of 0, few are large, and these decide the
+norm that clipping looks at.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from assay import attacks, audit, federated, presets, report, runs, studies
     from assay._util.figures import at_least, at_most
+    from assay.accounting.budget import Budget
     from assay.accounting.epsilon import Adjacency
     from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError, UnsupportedModelError
     from assay.methods.plan import Plan
@@ -33,6 +34,7 @@ __version__ = version("assay-dp")
 __all__ = [
     "Adjacency",
     "AssayError",
+    "Budget",
     "BudgetSpentError",
     "Callback",
     "ConfigError",
@@ -65,6 +67,7 @@ _HOMES = {
     "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
     "assay.training.optim": ("Optimizer",),
     "assay.methods.plan": ("Plan",),
+    "assay.accounting.budget": ("Budget",),
     "assay.accounting.epsilon": ("Adjacency",),
     "assay.runs.callbacks": ("Callback",),
     "assay.runs.result": ("Progress", "Result"),
@@ -77,7 +80,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name, or a room, when it is first used: processes that only carry bytes (`federated`) start without torch."""
+    """Import a name or a package when it is first used, so that commands start without torch."""
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(home), name)

@@ -1,4 +1,4 @@
-"""Random allocation: the profile against integrals and simulations, ε against published numbers, and what is charged."""
+"""Random allocation: the profile against integrals and simulations, ε against published numbers, and the charge."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def test_two_batches_in_both_directions(noise):
 
 @pytest.mark.parametrize(("noise", "batches", "count"), [(4.0, 10, 20), (1.0, 10, 5), (1.0, 40, 10)])
 def test_the_profile_is_that_of_simulated_epochs(noise, batches, count):
-    """Both directions, 200,000 runs each, fixed seed: within five standard errors, a false alarm below 6e-7 a comparison."""
+    """Both directions, 200,000 runs each, fixed seed: within five standard errors, a false alarm below 6e-7 a
+    comparison.
+    """
     source, runs = np.random.default_rng(7), 200_000
     event, losses = epochs(batches, noise, count), {}
     for present in (True, False):

@@ -1,4 +1,6 @@
-"""Correlated noise by bands: what is charged is what the released steps tell, whoever takes part when the sampler lets them."""
+"""Correlated noise by bands: what is charged is what the released steps tell, whoever takes part when the sampler lets
+them.
+"""
 
 import json
 import math
@@ -75,7 +77,9 @@ def test_the_noise_times_the_strategy_is_white(bands, momentum, steps, seed):
 
 @given(bands=BANDS, momentum=MOMENTUM, steps=st.integers(1, 60), first=st.integers(0, 11), signs=st.integers(0, 2**60))
 def test_a_record_in_every_batch_of_its_group_tells_as_much_as_was_charged(bands, momentum, steps, first, signs):
-    """The whole run is one Gaussian release of C g: the distance between neighbours is at most √(times taken part) / σ."""
+    """The whole run is one Gaussian release of C g: the distance between neighbours is at most √(times taken
+    part) / σ.
+    """
     matrix = strategy_matrix(Banded(bands=bands, momentum=momentum).strategy, steps)
     moved = torch.zeros(steps, dtype=torch.float64)
     for i, t in enumerate(range(first % bands, steps, bands)):
@@ -111,7 +115,9 @@ def test_batches_are_as_large_as_they_should_be():
     [(2.0, 200, 4, 0.4, 7.409653), (1.0, 101, 8, 0.05, 1.766702), (4.0, 50, 5, 1.0, 3.341410)],
 )
 def test_the_cost_is_that_of_jax_privacy(noise, steps, bands, rate, theirs):
-    """`theirs`: amplified_bandmf_event of jax_privacy 2.0.0, by dp_accounting's PLD accountant with steps of 1e-4 at δ = 1e-5."""
+    """`theirs`: amplified_bandmf_event of jax_privacy 2.0.0, by dp_accounting's PLD accountant with steps of 1e-4 at δ
+    = 1e-5.
+    """
     p = plan(
         noise_multiplier=noise,
         steps=steps,
@@ -161,8 +167,8 @@ def test_what_the_step_writes_is_the_banded_noise(records):
         assert step.backward(F.cross_entropy(model(x), y, reduction="none"))
         written.append(model[0].weight.grad.flatten().double() * 100)
     fresh = strategy_matrix(p.noise_schedule.strategy, 12) @ torch.stack(written) / (2.0 * p.clip.l2)
-    # 72,000 independent standard normals: their mean square is 1 ± 6 · √(2/72000), and each correlation of two steps 0 ± 6/√6000;
-    # with 67 such statements a correct step fails once in 1e7 times
+    # 72,000 independent standard normals: their mean square is 1 ± 6 · √(2/72000), and each correlation of two steps 0
+    # ± 6/√6000; with 67 such statements a correct step fails once in 1e7 times
     assert float(fresh.square().mean()) == pytest.approx(1, abs=6 * math.sqrt(2 / fresh.numel()))
     correlation = fresh @ fresh.T / 6000
     assert float((correlation - torch.diag(correlation.diag())).abs().max()) < 6 / math.sqrt(6000)

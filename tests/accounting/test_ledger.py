@@ -167,7 +167,8 @@ def test_one_at_a_time_charges_a_file(tmp_path):
 
 def test_a_process_that_ends_gives_the_file_back(tmp_path):
     code = (
-        "import sys, os; from pathlib import Path; from assay.accounting.ledger import Ledger; from assay import Adjacency\n"
+        "import sys, os; from pathlib import Path\n"
+        "from assay.accounting.ledger import Ledger; from assay import Adjacency\n"
         "from dp_accounting.dp_event import GaussianDpEvent, SelfComposedDpEvent as S\n"
         "ledger = Ledger(Path(sys.argv[1]), delta=1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE, ceiling=None)\n"
         "ledger.begin(lambda n: S(GaussianDpEvent(9.0), n), 9).charge(3); os.kill(os.getpid(), 9)"
@@ -201,7 +202,7 @@ def test_what_was_begun_before_a_ledger_was_closed_charges_nothing_after_it(tmp_
     segment = ledger.begin(cost, 60)
     segment.charge(10)
     ledger.close()
-    with pytest.raises(LedgerError, match="begin anew"):
+    with pytest.raises(LedgerError, match="begin another"):
         segment.charge(20)
     assert ledger.epsilon() == pytest.approx(spent(10), rel=0.01)
 

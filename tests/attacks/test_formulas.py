@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from assay.attacks import lira, scores
 from assay.attacks.evaluation import auc
 from assay.attacks.ml_leaks import top_posteriors
-from assay.attacks.network import trained
+from assay.attacks.network import train
 from assay.attacks.outputs import log_odds, log_posteriors
 from assay.attacks.series import confidence_series
 from assay.attacks.whitebox import gradient_features
@@ -146,21 +146,21 @@ def _posteriors(seed, gain):
 
 
 def test_ml_leaks_is_no_weaker_than_the_adversarial_robustness_toolbox():
-    """On the same posteriors, ART 1.20.1's `MembershipInferenceBlackBox(input_type="prediction")` reaches AUC 0.707 with
-    gradient boosting, 0.690 with a random forest, 0.668 with nearest neighbours and 0.464 with logistic regression (no
-    label given, as here).
+    """On the same posteriors, ART 1.20.1's `MembershipInferenceBlackBox(input_type="prediction")` reaches AUC 0.707
+    with gradient boosting, 0.690 with a random forest, 0.668 with nearest neighbours and 0.464 with logistic regression
+    (no label given, as here).
     """
     features = [
         top_posteriors((nn.Identity(),), _posteriors(seed, gain))
         for seed, gain in enumerate([1.0, 0.0, 1.0, 0.0])  # shadow in, shadow out, members, non-members
     ]
-    score = trained(features[0], features[1], seed=0)
+    score = train(features[0], features[1], seed=0)
     assert auc(score(features[2]), score(features[3])).value > 0.7068
 
 
 def test_unequal_groups_do_not_tilt_the_decision():
     generator = np.random.default_rng(3)
-    score = trained(generator.normal(2, 1, (2000, 1)), generator.normal(-2, 1, (100, 1)), seed=0)
+    score = train(generator.normal(2, 1, (2000, 1)), generator.normal(-2, 1, (100, 1)), seed=0)
     assert score(np.array([[-0.7]]))[0] < 0 < score(np.array([[0.7]]))[0]
 
 

@@ -1,7 +1,7 @@
 """Attacks find out who was in the training set of a model that memorises, and find nothing where there is nothing.
 
-Under "members and non-members are alike" an AUC of m against n records has standard deviation √((m+n+1)/(12mn)). Both tests
-draw the line at 5.5 of them, a false-alarm rate of 4e-8 each and below 1e-6 for all of them together.
+Under "members and non-members are alike" an AUC of m against n records has standard deviation √((m+n+1)/(12mn)). Both
+tests draw the line at 5.5 of them, a false-alarm rate of 4e-8 each and below 1e-6 for all of them together.
 """
 
 import functools

@@ -98,8 +98,9 @@ def test_sound_methods_are_not_refuted(name, noise):
 
 @pytest.mark.parametrize("noise", [Central(1.0, 0.8, 1), Local(1.0, 1.6)])
 def test_false_alarms_are_no_more_frequent_than_allowed(noise):
-    """What the canaries of a round see is Gaussian noise of the plan's own release, nothing else (the others' part is taken away
-    exactly): the bound at significance 0.05 exceeds the release's ε in no more than 5 % of 300 rounds, up to chance of 1e-6.
+    """What the canaries of a round see is Gaussian noise of the plan's own release, nothing else (the others' part is
+    taken away exactly): the bound at significance 0.05 exceeds the release's ε in no more than 5 % of 300 rounds, up to
+    chance of 1e-6.
     """
     m, trials, alarms = 100, 300, 0
     flips = np.random.default_rng(1)

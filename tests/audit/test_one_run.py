@@ -30,7 +30,8 @@ P_VALUES = [
     (1000, 100, 80, 1.2, 1e-05, 0.27130502235858434),
     (5000, 400, 380, 2.5, 1e-05, 0.0317505120060083),
 ]
-# The best that an ideal attack can show of Gaussian noise: (canaries, ε) → Steinke et al., f-DP; significance 0.05, δ = 1e-5
+# The best that an ideal attack can show of Gaussian noise: (canaries, ε) → Steinke et al., f-DP; significance 0.05, δ =
+# 1e-5
 CEILINGS = {
     (1000, 1): (0.22, 0.34),
     (1000, 2): (0.65, 0.96),
@@ -79,9 +80,11 @@ def test_published_values_for_a_million_canaries(mu, epsilon, made):
     ("mu", "canaries", "published"), [(2.0, 10**6, 8.16), (1.0, 10**6, 3.61), (0.5, 10**5, 1.59), (0.25, 10**6, 0.82)]
 )
 def test_published_values_of_f_dp_are_single_runs(mu, canaries, published):
-    """Theory 9.99, 4.37, 1.99 and 0.92. With the expected number of right guesses and the best number of guesses the bound is 7.77, 3.51,
-    1.49 and 0.72, for m up to 10⁸ none of the four at once. What was published lies where single simulated runs lie whose number of guesses was
-    chosen afterwards (which an audit must not do): between the least and the largest of eight, fixed seeds.
+    """Theory 9.99, 4.37, 1.99 and 0.92.
+
+    With the expected number of right guesses and the best number of guesses the bound is 7.77, 3.51, 1.49 and 0.72, for
+    m up to 10⁸ none of the four at once. What was published lies where single simulated runs lie whose number of
+    guesses was chosen afterwards (which an audit must not do): between the least and the largest of eight, fixed seeds.
     """
     sizes = [2 * int(10 ** (k / 6) / 2) for k in range(15, 31) if 10 ** (k / 6) <= canaries]
     found = []

@@ -10,7 +10,7 @@ from torch.utils.data import TensorDataset
 from assay import Adjacency, ConfigError, Plan, methods
 from assay.accounting.schedules import Decay
 from assay.audit.observe import observed
-from assay.audit.replay import adversarial, replay
+from assay.audit.replay import replay
 from assay.gradients import clipping
 from assay.randomness.streams import Seeded
 from assay.runs.result import cross_entropy
@@ -40,6 +40,18 @@ def plan(name: str = "dpsgd", clip: str | None = None, micro: int = 1, **options
         clip=clipping.parse(clip or str(method.clip)),
         micro_batch=micro,
     )
+
+
+def adversarial(x: torch.Tensor, y: torch.Tensor) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Records made to break a bound, shaped like this one."""
+    return {
+        "an ordinary record": (x, y),
+        "zeros": (torch.zeros_like(x), y),
+        "a large record": (x * 1e3, y),
+        "a huge record": (torch.full_like(x, 1e30), y),
+        "a record with NaN": (torch.full_like(x, torch.nan), y),
+        "a record with Inf": (torch.full_like(x, torch.inf), y),
+    }
 
 
 @pytest.mark.parametrize("others", [0, 1, 6])

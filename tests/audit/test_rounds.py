@@ -1,4 +1,6 @@
-"""One round of a federated method, audited: what leaves without noise is found, and sound methods stay below their ε."""
+"""One round of a federated method, audited: what leaves without noise is found, and sound methods stay below
+their ε.
+"""
 
 import math
 from dataclasses import replace

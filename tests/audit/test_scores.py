@@ -53,7 +53,9 @@ def test_the_result_says_how_it_was_obtained():
 
 
 def test_trying_several_numbers_of_guesses_is_paid_for():
-    """The best of eight sizes at an eighth of the significance each, never better than the same size fixed beforehand."""
+    """The best of eight sizes at an eighth of the significance each, never better than the same size fixed
+    beforehand.
+    """
     included, excluded = scores(1.5, 1000, 2)
     free = audit.from_scores(included, excluded, delta=DELTA)
     fixed = [audit.from_scores(included, excluded, delta=DELTA, guesses=1000 >> k).epsilon for k in range(8)]
@@ -64,7 +66,10 @@ def test_trying_several_numbers_of_guesses_is_paid_for():
 @pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize("assume", ["nothing", "gaussian"])
 def test_gaussian_noise_is_overstated_no_more_often_than_allowed(assume, independent):
-    """False-alarm rate of this test below 1e-6; audits at 80 % confidence, where alarms are frequent enough to be seen."""
+    """False-alarm rate of this test below 1e-6.
+
+    Audits at 80 % confidence, where alarms are frequent enough to be seen.
+    """
     mu, delta, trials = 1.0, 1e-3, 100
     true = epsilon_of_mu(mu, delta)
     over = sum(

@@ -47,7 +47,9 @@ def test_full_batches_show_what_an_ideal_attack_can(epsilon):
 
 
 def test_sampled_batches_show_most_of_it():
-    """Three fixed seeds, whose average scatters less than one run does. The ceiling is for Gaussian noise of the same (ε, δ), which sampled
+    """Three fixed seeds, whose average scatters less than one run does.
+
+    The ceiling is for Gaussian noise of the same (ε, δ), which sampled
     steps resemble the more there are.
     """
     made = plan(8.0, epochs=15)
@@ -67,8 +69,8 @@ def _lower(guesses: one_run.Guesses) -> float:
 
 @pytest.mark.parametrize("clip", ["flat:0.1", "per-layer:1.0", "adaptive:0.5"])
 def test_scores_are_what_theory_says(clip):
-    """Excluded canaries see noise alone: E[exp(score)] = 1 for a likelihood ratio, so that their scores lie below zero on
-    average, and those of the included ones above.
+    """Excluded canaries see noise alone: E[exp(score)] = 1 for a likelihood ratio, so that their scores lie below zero
+    on average, and those of the included ones above.
     """
     made = plan(8.0, clip=clipping.parse(clip))
     found = white_box(network(), data(2000), made, canaries=1000, training=TRAINING)
@@ -94,7 +96,9 @@ def test_a_batch_in_parts_gives_the_same_scores():
 @pytest.mark.parametrize("taken", [None, 5])
 @pytest.mark.parametrize("way", ["white box", "black box", "two worlds"])
 def test_noise_that_falls_is_played_as_it_falls(noises, way, taken):
-    """Also where the budget ended the run after some of its steps: those have the noise that the whole plan gives them."""
+    """Also where the budget ended the run after some of its steps: those have the noise that the whole plan gives
+    them.
+    """
     made = Plan(
         records=50, batch_size=25, steps=8, noise_multiplier=2.0, delta=DELTA, noise_schedule=Decay(levels=4, last=0.25)
     )

@@ -34,7 +34,9 @@ def audited(made: Plan, runs: int):
 
 
 def test_a_gaussian_release_shows_what_there_is_to_show():
-    """A release of μ = 3 in each run: the two bounds lie below its ε, the sharper one within a third of it (fixed seed)."""
+    """A release of μ = 3 in each run: the two bounds lie below its ε, the sharper one within a third of it (fixed
+    seed).
+    """
     noise = np.random.default_rng(0)
     found = two_worlds(lambda included, _: 3.0 * included + noise.normal(), runs=2000, delta=DELTA)
     truth = gaussian_epsilon(1 / 3, DELTA)
@@ -43,7 +45,10 @@ def test_a_gaussian_release_shows_what_there_is_to_show():
 
 
 def test_a_private_training_is_consistent_and_one_with_too_little_noise_is_not():
-    """Fixed seeds. With a hundredth of the noise the canary's loss gives every run away, which the honest plan's ε forbids."""
+    """Fixed seeds.
+
+    With a hundredth of the noise the canary's loss gives every run away, which the honest plan's ε forbids.
+    """
     honest = plan(1.0)
     found = audited(honest, 60)
     assert found.plain.epsilon <= honest.epsilon()

@@ -1,4 +1,7 @@
-"""Every form of every method: each variant, and the options that change what is added to what. A new method is here by itself."""
+"""Every form of every method: each variant, and the options that change what is added to what.
+
+A new method is here by itself.
+"""
 
 from __future__ import annotations
 

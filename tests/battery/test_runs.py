@@ -140,5 +140,5 @@ def test_a_published_variant_is_calibrated_to_what_it_claims(name: str):
     assert 0.99 <= plan.claimed() <= 1.0
     assert plan.epsilon_limit is None
     assert plan.epsilon_claimed == 1.0
-    if name in ("gredp", "spectral"):
+    if name == "gredp":
         assert plan.epsilon() > 1.5

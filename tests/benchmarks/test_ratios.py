@@ -1,7 +1,8 @@
 """A guard against a slow engine: the price of privacy in plain steps, with margins that a busy machine does not exceed.
 
-`python -m benchmarks` measures these ratios well; here a step that takes twice what it should is noticed. The fastest of many interleaved
-steps is compared, and up to three times, so that what else runs on the machine must hit one contestant only, three times over, to raise a false alarm.
+`python -m benchmarks` measures these ratios well; here a step that takes twice what it should is noticed. The fastest
+of many interleaved steps is compared, and up to three times, so that what else runs on the machine must hit one
+contestant only, three times over, to raise a false alarm.
 """
 
 import pytest

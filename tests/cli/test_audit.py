@@ -11,7 +11,7 @@ from assay.audit.aside import read_aside
 from assay.audit.plans import composed
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.report.collect import Collector
-from assay.report.groups import Tone, grouped, verdict
+from assay.report.groups import Tone, group_runs, verdict
 from assay.runs.directory import RunDirectory
 from assay.training.meter import MeanLoss
 
@@ -134,7 +134,10 @@ def test_a_run_of_falling_noise_that_its_budget_ended_is_played_with_the_noise_i
 
 
 def test_what_is_above_verified_by_the_gaussian_bound_alone_is_not_called_consistent(assay, tmp_path, monkeypatch):
-    """Fixed seeds. With noise 1.8 times too small, what 600 canaries show is above the verified ε for a Gaussian trade-off function, and below it
+    """Fixed seeds.
+
+    With noise 1.8 times too small, what 600 canaries show is above the verified ε for a Gaussian trade-off function,
+    and below it
     for any. The two bounds have half of the allowed error each.
     """
     run, found = tmp_path / "run", []
@@ -163,7 +166,7 @@ def test_what_is_above_verified_by_the_gaussian_bound_alone_is_not_called_consis
     shown = assay("show", run)[1]
     assert "Look into it" in shown, "the alarm is published, and no figure of it"
     assert facts["sentence"] not in shown
-    (group,) = grouped(Collector(tmp_path).collect().finished)
+    (group,) = group_runs(Collector(tmp_path).collect().finished)
     assert verdict(group).tone is not Tone.GOOD
 
 
@@ -174,7 +177,10 @@ def federated(tmp_path_factory):
     from assay.cli import app
 
     run = tmp_path_factory.mktemp("federated") / "run"
-    words = "federate --data digits --model logistic --clients 12 --per-round 4 --rounds 6 --epsilon 6 --delta 1e-2 --seed 1"
+    words = (
+        "federate --data digits --model logistic --clients 12 --per-round 4 --rounds 6 --epsilon 6 --delta 1e-2"
+        " --seed 1"
+    )
     done = CliRunner().invoke(app, [*words.split(), "--keep-models", "3", "--out", str(run)])
     assert done.exit_code == 0, done.output
     return run
@@ -200,7 +206,10 @@ def test_a_federated_run(assay, federated):
 
 
 def test_attacks_on_a_federated_run(assay, federated):
-    """Three models on the way were kept, the last of which is the result; ML-Leaks trains its shadow as the run was trained."""
+    """Three models on the way were kept, the last of which is the result.
+
+    ML-Leaks trains its shadow as the run was trained.
+    """
     wanted = ("confidence-series", "ml-leaks", "white-box")
     words = [word for name in wanted for word in ("--attack", name)]
     code, out, err = assay("attack", federated, *words, "--records", 200, "--save", "--json")
@@ -279,7 +288,6 @@ def test_the_table_of_all_methods_refutes_what_is_wrong_and_nothing_sound(assay)
     assert refuted == {
         ("gredp", ""),
         ("gredp", "noise form real"),
-        ("spectral", ""),
         ("spectral", "noise form real"),
         ("discrete", "micro batch 4"),
         ("lssgd", "clip assumed:1.0"),

@@ -1,4 +1,6 @@
-"""kill -9 at any moment: what was finished is kept, what was spent is shown, and a seeded run ends to the bit where it would have."""
+"""kill -9 at any moment: what was finished is kept, what was spent is shown, and a seeded run ends to the bit where it
+would have.
+"""
 
 import json
 import signal

@@ -5,7 +5,10 @@ import json
 import pytest
 
 DIGITS = ["--data", "digits", "--model", "mlp", "--epochs", "1", "--batch-size", "128", "--seed", "0"]
-GREDP = "--method gredp --variant published --noise-multiplier 2.172 --records 60000 --batch-size 500 --epochs 30 --groups 5 --json"
+GREDP = (
+    "--method gredp --variant published --noise-multiplier 2.172 --records 60000 --batch-size 500 --epochs 30"
+    " --groups 5 --json"
+)
 
 
 def test_epsilon_of_gredp_as_published(assay):
@@ -53,6 +56,7 @@ def test_calibrate_published_meets_the_claim_and_sound_the_truth(assay):
     [
         ["--method", "gredp", "--denoise", "laplacian:sigma=1", "--optimizer", "adam", "--circulant", "4"],
         ["--method", "spectral", "--variant", "published", "--circulant", "8"],
+        ["--method", "gredp", "--variant", "published", "--circulant", "8"],
         ["--method", "discrete", "--micro-batch", "2", "--option", "tau=0.01"],
         ["--method", "lssgd", "--option", "sigma=2", "--option", "over=tensor"],
         ["--method", "lsadam"],
@@ -69,7 +73,8 @@ def test_methods_and_parts_train_from_the_command_line(assay, tmp_path, argument
     assert record["epsilon"]["target"] == 3
     if record["variant"] == "published":
         assert record["epsilon"]["target_is"] == "claimed"
-        assert record["epsilon"]["claimed"] <= 3 < record["epsilon"]["verified"]
+        assert record["epsilon"]["claimed"] <= 3
+        assert (record["epsilon"]["verified"] > 3) == (record["method"] == "gredp"), "the other holds what it claims"
     else:
         assert 0.95 * 3 <= record["epsilon"]["verified"] <= 3
     shown = assay("show", tmp_path / "run")[1]

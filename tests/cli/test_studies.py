@@ -164,8 +164,10 @@ def test_a_run_that_fails_is_named_and_the_others_stay(assay, tmp_path, finished
 def test_a_table_is_reproduced_small_and_written_beside_its_toml(assay, tmp_path, monkeypatch):
     (tmp_path / "experiments/p").mkdir(parents=True)
     (tmp_path / "experiments/p/t.toml").write_text(
-        'title = "A table"\nseeds = [0, 1, 2]\n[train]\ndata = "digits"\nmodel = "logistic"\nepochs = 50\nepsilon = 2.0\n'
-        '[axis.method."DP-SGD"]\nmethod = "dpsgd"\n[theirs]\n"DP-SGD" = 97.2\n[small]\nseeds = [0]\n[small.train]\nepochs = 1\n'
+        'title = "A table"\nseeds = [0, 1, 2]\n'
+        '[train]\ndata = "digits"\nmodel = "logistic"\nepochs = 50\nepsilon = 2.0\n'
+        '[axis.method."DP-SGD"]\nmethod = "dpsgd"\n[theirs]\n"DP-SGD" = 97.2\n'
+        "[small]\nseeds = [0]\n[small.train]\nepochs = 1\n"
     )
     monkeypatch.chdir(tmp_path)
     code, out, err = assay("reproduce", "p/t", "--scale", "small", "--workers", 1)
@@ -350,9 +352,12 @@ def test_bars_on_a_terminal(finished):
 
 
 FEDERATED = (
-    'title = "Clients"\nseeds = [0, 1]\n[federate]\ndata = "digits"\nmodel = "logistic"\nclients = 10\nper_round = 5\nrounds = 40\n'
-    'partition = "dirichlet:1"\nshow_partition = true\n[axis.epsilon."5"]\nepsilon = 5.0\n[axis.method.FedAvg]\nmethod = "fedavg"\n'
-    '[axis.method."FedAGS, published"]\nmethod = "fedags"\nvariant = "published"\n[[where]]\nmethod = "FedAvg"\nfederate = { clip = 0.5 }\n'
+    'title = "Clients"\nseeds = [0, 1]\n'
+    '[federate]\ndata = "digits"\nmodel = "logistic"\nclients = 10\nper_round = 5\nrounds = 40\n'
+    'partition = "dirichlet:1"\nshow_partition = true\n'
+    '[axis.epsilon."5"]\nepsilon = 5.0\n[axis.method.FedAvg]\nmethod = "fedavg"\n'
+    '[axis.method."FedAGS, published"]\nmethod = "fedags"\nvariant = "published"\n'
+    '[[where]]\nmethod = "FedAvg"\nfederate = { clip = 0.5 }\n'
     '[theirs."5"]\nFedAvg = 88.34\n[small]\nseeds = [0]\n[small.federate]\nrounds = 4\n'
 )
 

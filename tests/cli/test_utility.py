@@ -331,7 +331,9 @@ def test_a_preset_is_tuned_around_and_the_statement_has_both_choices(assay, tmp_
 
 
 def test_every_trial_begins_with_the_model_as_the_factory_made_it(assay, tmp_path, monkeypatch):
-    """Trials that went on with what others had trained would not be independent, and the price of the choice too low."""
+    """Trials that went on with what others had trained would not be independent, and the price of the choice too
+    low.
+    """
     (tmp_path / "one_for_all.py").write_text(
         "import functools\nfrom torch import nn\n"
         "make = functools.cache(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))\n"
@@ -519,7 +521,7 @@ def test_where_weights_come_from_is_said_and_held_to(assay, tmp_path):
     assert said.items() <= json.loads((out / "run.json").read_text())["names"].items()
     line = (
         f"{start} (SHA-256 {digest}), taken as public: nothing here shows that they are; "
-        "begun anew: head.fc3.weight, head.fc3.bias; trained: the last 2 layers"
+        "newly initialised: head.fc3.weight, head.fc3.bias; trained: the last 2 layers"
     )
     assert f"- Initial weights: {line}.\n" in (out / "statement.md").read_text()
     assert line in shown

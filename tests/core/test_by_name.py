@@ -103,7 +103,8 @@ def test_every_call_says_what_it_takes():
 WITHOUT_TORCH = """
 import sys
 from assay.cli import main
-for words in (["--help"], ["train", "--help"], ["tune", "--help"], ["epsilon", "--help"], ["train", "--nonsense"], ["epsilon"]):
+helped = (["--help"], ["train", "--help"], ["tune", "--help"], ["epsilon", "--help"])
+for words in (*helped, ["train", "--nonsense"], ["epsilon"]):
     sys.argv = ["assay", *words]
     try:
         main()

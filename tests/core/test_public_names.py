@@ -9,6 +9,7 @@ def test_the_public_names_are_exactly_these():
     assert assay.__all__ == [
         "Adjacency",
         "AssayError",
+        "Budget",
         "BudgetSpentError",
         "Callback",
         "ConfigError",

@@ -10,7 +10,10 @@ from assay.randomness.streams import OsSeeded, Secure, Seeded
 
 
 def test_poisson_includes_each_record_independently_at_its_rate():
-    """Counts over many steps against binomial bounds; false-alarm rate below 1e-6 in all (Hoeffding, union over records)."""
+    """Counts over many steps against binomial bounds.
+
+    False-alarm rate below 1e-6 in all (Hoeffding, union over records).
+    """
     sampler, steps, randomness = Poisson(200, 30), 4000, Seeded(1)
     hits = torch.zeros(200)
     together = 0

@@ -1,4 +1,6 @@
-"""What a method releases before training: charged first, released once, kept through crashes, never at the price of the ceiling."""
+"""What a method releases before training: charged first, released once, kept through crashes, never at the price of the
+ceiling.
+"""
 
 from __future__ import annotations
 
@@ -152,7 +154,10 @@ def test_noisy_records_survive_a_crash_and_leave_with_the_finished_run(crash, tm
 
 
 def test_steps_alone_are_refused_where_the_stage_was_not_charged():
-    """Steps of a published plan cost nothing because the records were released; on plain records that would be a lie."""
+    """Steps of a published plan cost nothing because the records were released.
+
+    On plain records that would be a lie.
+    """
     plan = make_plan(variant="published", objective="record", explain="private").for_model(make_model())
     assert plan.event() != plan.steps_event(12)
     with pytest.raises(ConfigError, match="charged for what this method releases before its first step"):

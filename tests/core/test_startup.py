@@ -1,4 +1,6 @@
-"""What a process imports before it begins: ε needs no torch, help needs no numbers, and a thing by name needs no other thing."""
+"""What a process imports before it begins: ε needs no torch, help needs no numbers, and a thing by name needs no other
+thing.
+"""
 
 import json
 import os
@@ -29,17 +31,26 @@ def imported(command):
     return code, set(modules)
 
 
-@pytest.mark.parametrize(
-    ("command", "code"),
-    [
-        ("--help", 0),
-        ("train --help", 0),
-        ("federate --help", 0),
-        ("compare --help", 0),
-        ("train --bogus", 2),
-        ("nothing", 2),
-    ],
-)
+HELP = """
+import json, sys
+from click.testing import CliRunner
+from typer.main import get_command
+from assay.cli import app
+whole = get_command(app)
+codes = {name: CliRunner().invoke(whole, [name, "--help"]).exit_code for name in whole.commands}
+print(json.dumps([codes, sorted(sys.modules)]))
+"""
+
+
+def test_the_help_of_every_command_imports_nothing_heavy():
+    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
+    codes, modules = json.loads(done.stdout)
+    assert {"train", "federate", "epsilon", "compare"} <= codes.keys()
+    assert set(codes.values()) == {0}
+    assert not set(modules) & HEAVY
+
+
+@pytest.mark.parametrize(("command", "code"), [("--help", 0), ("train --bogus", 2), ("nothing", 2)])
 def test_help_and_usage_errors_import_nothing_heavy(command, code):
     ended, modules = imported(command)
     assert ended == code

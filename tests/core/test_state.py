@@ -265,8 +265,8 @@ def test_only_the_process_that_locked_a_ledger_has_it(tmp_path):
         return Ledger(path, delta=1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE, ceiling=None)
 
     first = book()
-    first.claim()
-    assert b"in use" in in_child(lambda: book().claim() or b"claimed")
+    first.lock()
+    assert b"in use" in in_child(lambda: book().lock() or b"claimed")
     reading, writing = os.pipe()
     child = os.fork()
     if not child:  # lives on, as a worker does
@@ -276,9 +276,9 @@ def test_only_the_process_that_locked_a_ledger_has_it(tmp_path):
     try:
         first.close()
         second = book()
-        second.claim()
+        second.lock()
         with pytest.raises(LedgerError, match="in use"):
-            book().claim()
+            book().lock()
         second.close()
     finally:
         os.close(reading)

@@ -116,7 +116,8 @@ def test_noise_has_the_promised_size_in_every_direction(records):
         seen.append(gradient(model).clone())
     noise = torch.stack(seen).double() * size / (sigma * bound)
     eigenvalues = torch.linalg.eigvalsh(noise.T @ noise / steps)
-    # Extreme eigenvalues of a white Wishart matrix: sqrt(λ) within 1 ± (sqrt(d/n) + t/sqrt(n)) with probability 1 - 2exp(-t²/2); t = 5.5.
+    # Extreme eigenvalues of a white Wishart matrix: sqrt(λ) within 1 ± (sqrt(d/n) + t/sqrt(n)) with probability 1 -
+    # 2exp(-t²/2); t = 5.5.
     spread = math.sqrt(noise.shape[1] / steps) + 5.5 / math.sqrt(steps)
     assert float(eigenvalues.min()) > (1 - spread) ** 2
     assert float(eigenvalues.max()) < (1 + spread) ** 2
@@ -258,7 +259,9 @@ def test_one_record_moves_the_sum_of_a_micro_batched_step_by_at_most_2c(model, r
 
 
 def test_clipping_keeps_full_precision_inside_autocast(records):
-    """A loop that calls `backward` under autocast: norms in bfloat16 would come out too small, and the bound would not hold."""
+    """A loop that calls `backward` under autocast: norms in bfloat16 would come out too small, and the bound would not
+    hold.
+    """
 
     def gradient(inside: bool) -> torch.Tensor:
         torch.manual_seed(0)

@@ -441,7 +441,10 @@ def test_bad_settings_are_named(settings, field):
 
 
 def test_settings_are_carried_over_to_another_batch_size():
-    """κ = 1024/256 = 4: 0.9⁴ = 0.6561, and lr/(1 - β) = 1 becomes 4, so that lr is 4 · (1 - 0.6561); 0.99⁴ = 0.96059601."""
+    """κ = 1024/256 = 4: 0.9⁴ = 0.6561, and lr/(1 - β) = 1 becomes 4, so that lr is 4 · (1 - 0.6561).
+
+    0.99⁴ = 0.96059601.
+    """
     asked = Training(optimizer=Optimizer(lr=0.1, momentum=0.9), ema=0.99, scale_from=256)
     used = asked.at_batch(1024)
     assert used.optimizer.momentum == pytest.approx(0.6561, rel=1e-12)

@@ -63,7 +63,10 @@ def test_the_number_of_trials_is_poisson():
 
 
 def test_every_record_has_its_part_by_a_coin_of_its_own():
-    """A chi-square test of pairs of neighbours, which would be alike or unlike too often if coins were not independent; false alarm 1e-6."""
+    """A chi-square test of pairs of neighbours, which would be alike or unlike too often if coins were not independent.
+
+    False alarm 1e-6.
+    """
     bundle = SimpleNamespace(train_x=torch.arange(100_000.0), train_y=torch.zeros(100_000), train_units=None)
     split = tuning.Split.of(bundle, Seeded(0).stream("split", 0))
     again = tuning.Split.of(bundle, Seeded(0).stream("split", 0))

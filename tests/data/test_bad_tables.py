@@ -1,4 +1,6 @@
-"""Malformed tables: each kind is refused with the file, the row, the column and what would be accepted, or treated as documented."""
+"""Malformed tables: each kind is refused with the file, the row, the column and what would be accepted, or treated as
+documented.
+"""
 
 from __future__ import annotations
 

@@ -1,15 +1,12 @@
 """The pages of docs/ as their reader meets them: fenced blocks in order, each run in one of a few ways.
 
-| block | what is done with it |
-|---|---|
-| `python` | run, in one namespace a page |
-| `python title="a/b.py"` | written to that file |
-| `console` | every line `$ assay ...` is run by the command line, and `$ torchrun ...` as processes; the other lines are their output |
-| `text` | the output of the block before |
-| `diff` | takes the first to the second of the two files written before |
+| block | what is done with it | |---|---| | `python` | run, in one namespace a page | | `python title="a/b.py"` |
+written to that file | | `console` | every line `$ assay ...` is run by the command line, and `$ torchrun ...` as
+processes; the other lines are their output | | `text` | the output of the block before | | `diff` | takes the first to
+the second of the two files written before |
 
-In output that is shown, `…` stands for anything on its line; all else must be there, line by line and in order. A block after
-`<!-- not run: reason -->` is left alone, and so are blocks with Opacus where it is not installed.
+In output that is shown, `…` stands for anything on its line; all else must be there, line by line and in order. A block
+after `<!-- not run: reason -->` is left alone, and so are blocks with Opacus where it is not installed.
 """
 
 from __future__ import annotations

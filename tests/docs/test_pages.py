@@ -1,4 +1,6 @@
-"""The documentation: every block runs, every figure shown is what its command prints, and the site builds without a warning."""
+"""The documentation: every block runs, every figure shown is what its command prints, and the site builds without a
+warning.
+"""
 
 from __future__ import annotations
 

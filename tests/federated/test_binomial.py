@@ -1,4 +1,7 @@
-"""Binomial noise: the computed ρ bounds the exact divergences and the exact privacy profile; the theorem is the paper's."""
+"""Binomial noise: the computed ρ bounds the exact divergences and the exact privacy profile.
+
+The theorem is the paper's.
+"""
 
 import itertools
 import math
@@ -68,7 +71,9 @@ def test_every_shift_within_the_bounds_is_covered():
 
 
 def test_replacing_is_covered():
-    """A client's vector v replaced by w moves the sum by w - v, up to twice as far and in each coordinate up to twice as much."""
+    """A client's vector v replaced by w moves the sum by w - v, up to twice as far and in each coordinate up to twice
+    as much.
+    """
     event = ZCDpEvent(rho(600, 3, 3.0))
     eps = epsilon(event, 1e-3, Adjacency.REPLACE_ONE)
     assert exact_delta(600, (6,), eps) <= 1e-3

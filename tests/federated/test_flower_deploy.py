@@ -1,6 +1,7 @@
 """Flower's deployment on real sockets of this machine: a superlink and three nodes, TLS and node authentication on.
 
-Slow, since Flower starts a process for each message: 2 to 3 minutes, most of them waiting. One test, so that one federation serves it.
+Slow, since Flower starts a process for each message: 2 to 3 minutes, most of them waiting. One test, so that one
+federation serves it.
 """
 
 import json
@@ -59,7 +60,8 @@ def test_a_run_that_loses_a_node_ends_a_stranger_is_turned_away_and_a_lost_super
     # All nodes: the answers are those of the same site in this process.
     assert dict(carrier.exchange(TASKS)) == serially(TASKS)
 
-    # A run over three rounds. After the first, node 1 is killed, and a stranger comes in its place with a key that was never registered.
+    # A run over three rounds. After the first, node 1 is killed, and a stranger comes in its place with a key that was
+    # never registered.
     out = federation.directory / "run"
     federation.start(
         "run",

@@ -1,4 +1,6 @@
-"""What a node promises its clients does not rest on its server: it holds to one plan, and its ledgers are where it says."""
+"""What a node promises its clients does not rest on its server: it holds to one plan, and its ledgers are where it
+says.
+"""
 
 import json
 from dataclasses import asdict, replace
@@ -15,9 +17,11 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan, Silo
 from assay.federated.server import federate, resume, run_spec, site_settings
 from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE, SITE_VARIABLE
-from assay.federated.wire import Schema, decode, encode, kind_of
+from assay.federated.wire import Schema, decode, encode
 from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory
+
+from . import tiny
 
 pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
 
@@ -80,13 +84,16 @@ def ask(settings, number=0, work=None):
     """The answer of client 0 to one task; None if there is none, "refusal" if its budget is spent."""
     task = encode("task", {"round": number, "turn": 0}, {"model": np.zeros(SIZE, np.float32)})
     answer = asked({0: task}, settings, work).get(0)
-    if answer is None or kind_of(answer) != "answer":
-        return answer and kind_of(answer)
+    if answer is None or tiny.kind_of(answer) != "answer":
+        return answer and tiny.kind_of(answer)
     return decode(answer, "answer", Schema({"update": ("float32", SIZE)}, {"round": int})).arrays["update"]
 
 
 def is_private(update):
-    """Noise of 50 in each of 650 coordinates, beside an update of norm 1 at most; such noise is taken for none once in 10¹² times."""
+    """Noise of 50 in each of 650 coordinates, beside an update of norm 1 at most.
+
+    Such noise is taken for none once in 10¹² times.
+    """
     return isinstance(update, np.ndarray) and 40 < np.std(update) < 60
 
 
@@ -243,7 +250,7 @@ class Node:
 
     def exchange(self, tasks):
         answers = asked(tasks, self.settings)
-        self.answered += sorted(client for client, answer in answers.items() if kind_of(answer) == "answer")
+        self.answered += sorted(client for client, answer in answers.items() if tiny.kind_of(answer) == "answer")
         yield from answers.items()
 
     def close(self):

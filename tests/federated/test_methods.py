@@ -198,7 +198,9 @@ def test_svt_chooses_few_and_only_they_leave():
 
 
 def test_svt_is_as_private_as_it_is_charged():
-    """Two inputs as far apart as clipping allows, one coordinate: the chance that it is chosen differs by at most e^ε (false alarm < 1e-6)."""
+    """Two inputs as far apart as clipping allows, one coordinate: the chance that it is chosen differs by at most e^ε
+    (false alarm < 1e-6).
+    """
     options = {"select": "svt", "svt_epsilon": 0.5, "least": 1.0}
     plan = tiny.plan("fedags", options, noise="local", size=1)
     both = type(exchange(plan))(plan.method, plan, 1)

@@ -1,4 +1,5 @@
-"""What is sent and what is released: bounds that hold for every update, and noise that is really there, read from the bytes.
+"""What is sent and what is released: bounds that hold for every update, and noise that is really there, read from the
+bytes.
 
 Statistical tests have a false-alarm rate of at most 1e-6 each, with fixed seeds.
 """
@@ -126,7 +127,8 @@ def test_the_noise_of_the_local_case_is_in_the_bytes_that_leave(method):
     for step in range(250):
         data, schema = answer_bytes(plan, step)
         draws.append(decode(data, "answer", schema).arrays["update"])
-    # the update itself is at most 0.01 long, the noise 0.03 in each coordinate: σC, to a part in a hundred thousand of the variance
+    # the update itself is at most 0.01 long, the noise 0.03 in each coordinate: σC, to a part in a hundred thousand of
+    # the variance
     draws = np.stack(draws).astype(np.float64)
     signal = 0.01**2 / draws.shape[1] / 0.03**2
     low, high = chi2.ppf([1e-7, 1 - 1e-7], draws.size) / draws.size

@@ -74,7 +74,9 @@ def test_published_forms_claim_their_target_and_are_verified_infinite(method, ta
 
 
 def test_choosing_by_svt_is_charged():
-    """20 turns of ε = 0.1 beside the noise: more than the noise alone, no more than 2 on top, and δ(ε) composed, not forgotten."""
+    """20 turns of ε = 0.1 beside the noise: more than the noise alone, no more than 2 on top, and δ(ε) composed, not
+    forgotten.
+    """
     alone = plan("fedags", noise="local", noise_multiplier=30.0)
     chosen = plan("fedags", {"select": "svt", "svt_epsilon": 0.1}, noise="local", noise_multiplier=30.0)
     assert alone.epsilon() * 1.02 < chosen.epsilon() <= alone.epsilon() + 20 * 0.1

@@ -14,7 +14,7 @@ from assay.errors import AssayError
 from assay.federated.client import Site
 from assay.federated.server import federate, resume
 from assay.federated.transport.serial import Serial
-from assay.federated.wire import decode, encode, kind_of
+from assay.federated.wire import decode, encode
 from assay.runs.callbacks import OnStep
 from assay.runs.directory import RunDirectory
 
@@ -336,12 +336,12 @@ def test_a_client_refuses_to_be_asked_too_often(tmp_path, folder):
     plan = tiny.plan(noise="local", rounds=4).calibrated(5.0)
     site = tiny.site(plan, tiny.seeded(seed=None), ledgers=tmp_path / "clients" if folder else None)
     task = encode("task", {"round": 0, "turn": 0}, {"model": np.zeros(17, np.float32)})
-    kinds = [kind_of(site.answer(0, task)) for _ in range(plan.turns + 2)]
+    kinds = [tiny.kind_of(site.answer(0, task)) for _ in range(plan.turns + 2)]
     assert kinds == ["answer"] * plan.turns + ["refusal"] * 2
-    assert kind_of(site.answer(1, task)) == "answer"
+    assert tiny.kind_of(site.answer(1, task)) == "answer"
     if folder:  # nor after a restart
         again = tiny.site(plan, tiny.seeded(seed=None), ledgers=tmp_path / "clients")
-        assert kind_of(again.answer(0, task)) == "refusal"
+        assert tiny.kind_of(again.answer(0, task)) == "refusal"
 
 
 def test_the_ceiling_ends_a_run_before_its_plan(tmp_path):

@@ -1,9 +1,11 @@
 """A federation small enough to look at: a linear model with a counter, a few clients with random records."""
 
+import json
+
 import torch
 from torch import nn
 
-from assay.federated import methods
+from assay.federated import methods, wire
 from assay.federated.client import Site
 from assay.federated.layout import Layout
 from assay.federated.local import Training
@@ -81,3 +83,10 @@ def directory(path, a_plan, training):
     from assay.runs.directory import RunDirectory
 
     return RunDirectory.create(path, run_spec(a_plan, training, NAMES, "serial", {}))
+
+
+def kind_of(data):
+    """The kind of a message, read from its header."""
+    start = len(wire.MAGIC) + 4
+    length = int.from_bytes(data[len(wire.MAGIC) : start], "little")
+    return json.loads(data[start : start + length])["kind"]

@@ -1,4 +1,7 @@
-"""A site that makes bytes of bytes, so that what carries them can be tested alone; for a run's settings, the site of that run."""
+"""A site that makes bytes of bytes, so that what carries them can be tested alone.
+
+For a run's settings, the site of that run.
+"""
 
 from __future__ import annotations
 

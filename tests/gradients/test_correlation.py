@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 import assay.gradients.rules.spectra
 from assay.errors import UnsupportedModelError
+from assay.gradients.arithmetic import corner
 from assay.gradients.clipping import Flat, PerLayer
 from assay.gradients.engine import Engine
 from assay.gradients.record_grads import RecordGrads
-from assay.gradients.rules.correlation import FullCorrelationRule, corner
+from assay.gradients.rules.correlation import FullCorrelationRule
 from assay.gradients.rules.layers import RULES
 from assay.gradients.rules.spectra import Torus
 from assay.gradients.uses.base import Use

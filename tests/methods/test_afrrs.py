@@ -169,7 +169,7 @@ def test_features_outside_the_unit_interval_are_refused_or_clamped_as_declared(t
     assert not (tmp_path / "run").exists(), "told before anything is written"
     made = small(variant="published", outside="clamp", noise=1e-12).for_model(small_model())
     released = made.stage.release(small_model(), Records(wide), Seeded(1), torch.device("cpu"), train_privately)
-    # Little noise in all makes the relevance exact. A feature of no relevance has no share of ε2 and any amount of noise.
+    # Little noise in all makes the relevance exact. A feature without relevance has no share of ε2 and any noise.
     matters = released["relevance"].reshape(1, 6, 6) > 0.01
     assert matters.sum() >= 30
     features = released["inputs"][:, matters]

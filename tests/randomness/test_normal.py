@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from assay.audit.replay import Frozen
-from assay.distributed.noise import Silent
+from assay.distributed.world import Silent
 from assay.randomness import normal
-from assay.randomness.normal import AddsNormal, add_drawn, add_normal
-from assay.randomness.streams import Blocks, OsSeeded, Randomness, Secure, Seeded, Stream
+from assay.randomness.normal import add_drawn
+from assay.randomness.streams import AddsNormal, Blocks, OsSeeded, Randomness, Secure, Seeded, Stream, add_normal
 
 FALSE_ALARM = 1e-7
 LARGE = 2**20 + 3  # a sum of which each parameter is drawn by itself; no whole number of pieces

@@ -10,13 +10,14 @@ import assay
 from assay import data, methods, models
 from assay._util import seals
 from assay.audit import Verdict, sentence
+from assay.runs.statement import statement
 from assay.training.settings import Training
 
 
-def reseal(path, record, statement=None):
+def reseal(path, record, text=None):
     """Write a record, and a statement, as the run itself would have written them."""
-    if statement is not None:
-        (path / "statement.md").write_text(statement)
+    if text is not None:
+        (path / "statement.md").write_text(text)
         record["files"]["statement.md"] = seals.of_file(path / "statement.md")
     (path / "record.json").write_text(json.dumps(seals.sealed(record)))
     return path
@@ -67,9 +68,21 @@ def run(trained):
             said = Verdict(verdict)
             words = sentence(said, float(audited), 0.95)
             record["audit"] = {"verdict": verdict, "sentence": words, "assumption": "", "estimator": "e", "how": "h"}
-        return reseal(path, record)
+        if not changed.keys() & record["epsilon"].keys():
+            return reseal(path, record)
+        _forget_charges(path, record)
+        return reseal(path, record, statement(record))
 
     return make
+
+
+def _forget_charges(path, record):
+    """A ledger in which nothing is charged: whatever ε the record says, it is not less than that."""
+    header = json.loads((path / "ledger.jsonl").read_text().splitlines()[0]) | {"delta": record["epsilon"]["delta"]}
+    del header["digest"]
+    line, _ = seals.chained(header, "")
+    (path / "ledger.jsonl").write_bytes(line + b"\n")
+    record["files"]["ledger.jsonl"] = seals.of_file(path / "ledger.jsonl")
 
 
 @pytest.fixture

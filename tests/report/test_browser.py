@@ -69,7 +69,8 @@ def tree(tmp_path, run, unfinished, resealed):
         target=12.0,
     )
     hostile = run(tmp_path / "t/e", method=EVIL, model=EVIL, data=EVIL, notes=EVIL)
-    resealed(hostile, json.loads((hostile / "record.json").read_text()), f"# {EVIL}\n\n{EVIL}\n")
+    record, said = json.loads((hostile / "record.json").read_text()), (hostile / "statement.md").read_text()
+    resealed(hostile, record, f"{said}\n\n# {EVIL}\n\n{EVIL}\n")
     unfinished(tmp_path / "t/f")
     return tmp_path / "t"
 
@@ -102,7 +103,8 @@ def test_no_script_but_its_own_runs_and_nothing_is_fetched(opened):
     assert opened.execute_script("return performance.getEntriesByType('resource').length") == 0
     # and even a script that had got in would be stopped by the page's policy
     opened.execute_script(
-        "const s = document.createElement('script'); s.textContent = \"document.title = 'pwned'\"; document.body.append(s)"
+        "const s = document.createElement('script'); s.textContent = \"document.title = 'pwned'\";"
+        " document.body.append(s)"
     )
     assert opened.title == "Assay report"
 

@@ -2,13 +2,16 @@
 
 import json
 import math
+import shutil
 
 import pytest
 
 from assay.attacks.storage import write_attacks
 from assay.errors import ConfigError
 from assay.report.collect import Collector
+from assay.report.groups import Tone, grouped, verdict
 from assay.runs.directory import RunDirectory
+from assay.runs.statement import statement
 from assay.studies.directory import Study
 from assay.studies.grid import Grid
 
@@ -19,13 +22,16 @@ def snapshot(root):
     return {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in root.rglob("*") if path.is_file()}
 
 
-def test_finished_unfinished_and_damaged_are_all_named_and_left_alone(tmp_path, run, unfinished):
+def test_finished_unfinished_and_damaged_are_all_named_and_left_alone(tmp_path, run, resealed, unfinished):
     run(tmp_path / "deep/er/done")
     unfinished(tmp_path / "stopped")
     (run(tmp_path / "torn") / "record.json").write_text('{"schema": "assay.rec')
     (run(tmp_path / "future") / "record.json").write_text('{"schema": "assay.record/99"}')
     (run(tmp_path / "wrong") / "record.json").write_text('{"schema": "assay.record/1", "method": 3}')
-    run(tmp_path / "nonsense", verified="a lot")
+    nonsense = run(tmp_path / "nonsense") / "record.json"
+    record = json.loads(nonsense.read_text())
+    record["epsilon"]["verified"] = "a lot"
+    resealed(nonsense.parent, record)
     (tmp_path / "begun").mkdir()
     (tmp_path / "begun/.run.json.77.part").write_text("{")
     before = snapshot(tmp_path)
@@ -44,6 +50,35 @@ def test_what_an_unfinished_run_has_spent_is_what_its_ledger_says(tmp_path, trai
     assert (entry.charged, entry.planned) == (record["steps_charged"], record["steps"])
     assert entry.epsilon == pytest.approx(record["epsilon"]["verified"], rel=0.01)
     assert (entry.method, entry.data, entry.model) == ("gredp", "digits", "logistic")
+
+
+def test_a_run_that_says_less_than_its_ledger_counts_nowhere(tmp_path, trained, resealed):
+    """All digests agree: somebody has written them again."""
+    record = json.loads((trained / "record.json").read_text())
+    record["epsilon"]["verified"] = 0.5
+    shutil.copytree(trained, tmp_path / "run")
+    resealed(tmp_path / "run", record, statement(record))
+    found = Collector(tmp_path).collect()
+    assert not found.finished
+    (entry,) = found.damaged
+    assert "record.json says ε = 0.5, but run/ledger.jsonl gives" in entry.why
+
+
+@pytest.mark.parametrize("forged", [True, False], ids=["its digest too", "by hand"])
+def test_a_statement_that_was_edited_is_not_shown_and_holds_nothing(tmp_path, run, resealed, forged):
+    path = run(tmp_path / "run", variant="sound", target_is="verified", target=10.0, verified=3.0, claimed=3.0)
+    text = (path / "statement.md").read_text()
+    assert verdict(grouped(Collector(tmp_path).collect().finished)[0]).tone is Tone.GOOD
+    edited = text.replace("spent ε = 3 ", "spent ε = 0.5 ")
+    assert edited != text
+    if forged:
+        resealed(path, json.loads((path / "record.json").read_text()), edited)
+    else:
+        (path / "statement.md").write_text(edited)
+    (entry,) = Collector(tmp_path).collect().finished
+    assert not entry.statement
+    assert "statement.md" in entry.trouble
+    assert verdict(grouped([entry])[0]).tone is Tone.BAD
 
 
 def test_a_damaged_ledger_is_said_and_is_no_zero(tmp_path, unfinished):

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay import at_most
 from assay.report import charts, html, statement
 from assay.report.charts import HEIGHT, WIDTH, Axis, Point, Series
 from assay.report.collect import Collector
-from assay.report.groups import Tone, grouped, verdict
+from assay.report.elements import epsilon
+from assay.report.groups import Tone, group_runs, verdict
 from assay.report.page import render
-from assay.report.parts import epsilon
 
 EVIL = "</title></script><script>document.title='pwned'</script><img src=x onerror=alert(1)>\"'&"
 
@@ -49,7 +50,7 @@ def page(root, **how):
 
 
 def groups(root):
-    return grouped(Collector(root).collect().finished)
+    return group_runs(Collector(root).collect().finished)
 
 
 @given(st.text(), st.text())
@@ -102,8 +103,9 @@ def test_nothing_of_a_run_is_trusted(tmp_path, run, resealed):
         unit=EVIL,
         variant=EVIL,
     )
-    statement = f"# {EVIL}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
     record = json.loads((path / "record.json").read_text())
+    said = f"**Training this model spent ε = {at_most(record['epsilon']['verified'])} at δ = 1e-05**"
+    statement = f"# {EVIL}\n\n{said}\n\n**{EVIL}** `{EVIL}`\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n> {EVIL}\n\n- {EVIL}\n"
     record["options"] = {EVIL: EVIL}
     record["history"][0][EVIL] = EVIL
     resealed(path, record, statement)
@@ -271,7 +273,7 @@ def test_every_mark_is_inside_its_chart(points, log):
     marks = [a for t, a in Reader(drawn).tags if t == "path" and a.get("class") == "mark"]
     assert len(marks) == len(points)
     for mark in marks:
-        x, y = map(float, re.match(r"M(\S+) (\S+?)[a-z]", mark["d"]).groups())
+        x, y = map(float, re.match(r"M(\S+) (\S+?)[a-zA-Z]", mark["d"]).groups())
         assert 0 <= x <= WIDTH
         assert -7 <= y <= HEIGHT
     boxes = [
@@ -287,7 +289,10 @@ def test_every_mark_is_inside_its_chart(points, log):
 
 
 def test_a_run_that_spent_nothing_is_drawn_beside_others(tmp_path, run):
-    """Its ceiling ended it before the first step. It lies at the low end of the axis, and leaves the others where they are."""
+    """Its ceiling ended it before the first step.
+
+    It lies at the low end of the axis, and leaves the others where they are.
+    """
     run(tmp_path / "a", method="dpsgd", verified=1.0)
     run(tmp_path / "b", method="dpsgd", verified=2.0, target=3)
     before = [p for p in _marks(page(tmp_path)) if "verified ε" in p["data-tip"]]

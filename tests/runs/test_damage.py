@@ -24,7 +24,9 @@ def terms():
 
 
 def outcomes(path, read, every=1):
-    """What `read` makes of the file with one bit flipped, for every bit or every so many of them: None where it is refused in words."""
+    """What `read` makes of the file with one bit flipped, for every bit or every so many of them: None where it is
+    refused in words.
+    """
     whole = path.read_bytes()
     with path.open("r+b", buffering=0) as file:
         for bit in range(0, 8 * len(whole), every):
@@ -198,7 +200,7 @@ def test_a_whole_last_line_without_its_end_counts(stopped):
     stopped.ledger.write_bytes(whole[:-1])
     assert stopped.open_ledger(**terms()).total_steps == ledger.total_steps
     again = stopped.open_ledger(**terms())
-    again.claim()
+    again.lock()
     again.close()
     assert stopped.ledger.read_bytes() == whole
 

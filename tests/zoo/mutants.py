@@ -11,12 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from assay.accounting import budget as budgets
+from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
 from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
+from assay.methods.plan import Plan
 from assay.randomness.generators import Hashed
 from assay.randomness.streams import Blocks, OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
@@ -193,7 +196,9 @@ def standardised(grads: Bounded) -> Bounded:
 
 
 def by_position(x, y, purpose: str, share: float):
-    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's coin."""
+    """`assay.data.split.drawn` by coins of the positions: one record less, and all that follow it have another's
+    coin.
+    """
     return np.random.RandomState(len(purpose)).random_sample(len(x)) < share
 
 
@@ -201,6 +206,11 @@ def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
     """`--force` that deletes what an earlier run spent."""
     shutil.rmtree(directory.path)
     return RunDirectory.create(directory.path, spec)
+
+
+def charged_so_far(_plan: Plan, ledger: Ledger) -> float:
+    """The ε of a run that was stopped by hand: that of the steps it had taken."""
+    return ledger.epsilon()
 
 
 # --- the step ---
@@ -435,3 +445,65 @@ class SeedsOnce(PrivateStep):
         if self._masks is not None:
             self._masks.stop()
             self._masks = None
+
+
+# --- budgets of several runs ---
+
+
+class LooksBeforeItsTurn(Budget):
+    """Whether a reservation fits is decided by what the file said when it was opened: two that open it at once both get the rest."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        self._early = None
+        super().__init__(*args, **kwargs)
+        self._early = self.state()
+
+    def reserve(self, event, **kwargs):
+        early = self._early
+
+        class Early(budgets.State):
+            def fits(self, costs):
+                return early.fits(costs)
+
+        read = budgets._state
+        budgets._state = lambda file: Early(**vars(read(file)))
+        try:
+            return super().reserve(event, **kwargs)
+        finally:
+            budgets._state = read
+
+
+class GivesBackTwice(Budget):
+    """What a run did not use is taken off once when it ends, and once more."""
+
+    def settle(self, token, event, **kwargs) -> None:
+        known = next(one for one in self.state().accounts if one.token == token)
+        used = self.filter.costs(event, self.adjacency)
+        less = np.maximum(used - (np.array(known.costs) - used), 0.0)
+        costs = self.filter.costs
+        object.__setattr__(self, "filter", _Costing(self.filter, less))
+        try:
+            super().settle(token, event, **kwargs)
+        finally:
+            self.filter = self.filter.real
+        assert self.filter.costs == costs
+
+
+class _Costing:
+    def __init__(self, real, costs) -> None:
+        self.real, self._costs = real, costs
+
+    def costs(self, _event, _adjacency):
+        return self._costs
+
+
+class ChargesBeyondItsReservation(Ledger):
+    """Steps are held against the run's own ceiling only."""
+
+    @property
+    def covers(self):
+        return None
+
+    @covers.setter
+    def covers(self, _) -> None:
+        pass

@@ -1,4 +1,6 @@
-"""Bugs around training, where ε is right about each step and wrong about the run: which records are whose, and what files tell."""
+"""Bugs around training, where ε is right about each step and wrong about the run: which records are whose, and what
+files tell.
+"""
 
 import json
 
@@ -80,7 +82,9 @@ def told(out) -> dict:
 
 
 def test_nothing_that_is_left_of_a_choice_tells_how_many_trials_there_were(assay, tmp_path):
-    """The proof needs the number to be secret. Here it is known by the seed, and nothing but the numbers in the model may depend on it.
+    """The proof needs the number to be secret.
+
+    Here it is known by the seed, and nothing but the numbers in the model may depend on it.
 
     The twin of the bug is the time at which `run.json` was written: it is there before the first trial.
     """
@@ -104,7 +108,10 @@ def test_nothing_that_is_left_of_a_choice_tells_how_many_trials_there_were(assay
 
 
 def test_a_federated_run_does_not_tell_what_its_clients_hold(assay, tmp_path):
-    """Counts of labels are exact numbers about the records. On request they are published, and the statement says so."""
+    """Counts of labels are exact numbers about the records.
+
+    On request they are published, and the statement says so.
+    """
     run = [
         "federate",
         "--data",

@@ -1,4 +1,6 @@
-"""Models, losses and hooks by which one record would move more than the bound, or leave without noise: each is refused, its twin is trained."""
+"""Models, losses and hooks by which one record would move more than the bound, or leave without noise: each is refused,
+its twin is trained.
+"""
 
 from collections.abc import Callable
 
@@ -62,7 +64,10 @@ MIXING = {
 
 @pytest.mark.parametrize(("bug", "missing"), [(bug, 0.0) for bug in MIXING] + [(next(iter(MIXING)), 0.02)])
 def test_a_model_that_mixes_is_refused_every_time(bug: str, missing: float) -> None:
-    """Whichever records mix, and whether or not values are missing in the first batch. No choice of records misses them all."""
+    """Whichever records mix, and whether or not values are missing in the first batch.
+
+    No choice of records misses them all.
+    """
     for seed in range(15):
         refused(MIXING[bug](True), seed=seed, missing=missing, told="mixes records")
 
@@ -73,7 +78,10 @@ def test_its_twin_is_trained(bug: str) -> None:
 
 
 def test_a_ranking_loss_is_refused_every_time() -> None:
-    """Seen by its gradients alone, in a loop that hands over values. A pair of records that are ranked is always split."""
+    """Seen by its gradients alone, in a loop that hands over values.
+
+    A pair of records that are ranked is always split.
+    """
     for seed in range(30):
         refused(network(), mutants.ranking, seed=seed, told="mixes records")
     assert len(train(network(), lambda outputs, _: outputs[:, 0].square())) == STEPS

@@ -1,4 +1,7 @@
-"""Bugs of state: something that must exist once is used twice. Each is shown by what it releases; its twin releases nothing of the kind."""
+"""Bugs of state: something that must exist once is used twice.
+
+Each is shown by what it releases; its twin releases nothing of the kind.
+"""
 
 import contextlib
 import copy
@@ -147,7 +150,10 @@ def test_a_copy_of_a_step(kind, bug):
 
 @pytest.mark.parametrize(("kind", "bug"), [(mutants.ManyLoops, True), (PrivateStep, False)], ids=["bug", "twin"])
 def test_two_loops_over_one_step(kind, bug):
-    """The sum says how often each record counted. The noise is small beside that: 6 standard deviations, or 1e-7 for 40 numbers."""
+    """The sum says how often each record counted.
+
+    The noise is small beside that: 6 standard deviations, or 1e-7 for 40 numbers.
+    """
     quiet = Plan(
         records=40, batch_size=40, steps=3, noise_multiplier=0.05, delta=1e-3, sampling=FullBatch, clip=Flat(bound=1.0)
     )

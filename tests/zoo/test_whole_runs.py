@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 from assay import Plan, PrivateStep
 from assay.audit import from_scores
-from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, periodic_scores
+from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert
 from assay.randomness.streams import Seeded
 from assay.runs.result import cross_entropy
 
@@ -66,6 +66,12 @@ def trained(plan: Plan, randomness) -> tuple[CanaryChain, torch.Tensor]:
     for inputs, targets in step.batches(records):
         step.backward(cross_entropy(model(inputs), targets))
     return chain, coins
+
+
+def periodic_scores(chain: CanaryChain, period: int) -> np.ndarray:
+    """The largest sum over steps `period` apart, which shows records that return in the same batch of every epoch."""
+    seen = torch.stack(chain.seen).double()
+    return seen[: len(seen) // period * period].unflatten(0, (-1, period)).sum(0).amax(0).numpy()
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["shuffled once, charged as Poisson", "Poisson"])

@@ -1,1 +1,1 @@
-"""Small tools that every package may use: files, figures for people, specs, the registry, digests."""
+"""Small tools that every package may use: files, rounding for people, the grammar of settings, registries, digests."""

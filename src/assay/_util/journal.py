@@ -1,9 +1,10 @@
 """A file of JSON lines that several processes append to, one at a time, and from which nothing is ever taken away.
 
-Every line ends with a digest of itself and of all lines before it (`assay._util.seals`), so that a line that was changed,
-removed or put elsewhere is seen. With a key every line also carries an Ed25519 signature of itself and of the digest of the
-line before it: then only who has the key can write a file that is whole. That the *last* lines were removed cannot be seen
-in the file itself. Whoever wrote down its `head`, the digest of the last line, can tell (`Journal.heads`).
+Every line ends with a digest of itself and of all lines before it (`assay._util.seals`), so that a line that was
+changed, removed or put elsewhere is seen. With a key every line also carries an Ed25519 signature of itself and of the
+digest of the line before it: then only who has the key can write a file that is whole. That the *last* lines were
+removed cannot be seen in the file itself. Whoever wrote down its `head`, the digest of the last line, can tell
+(`Journal.heads`).
 
 A line is durable when `append` returns. A line that was torn by a crash was never acted on, and is ignored; the next
 process that appends cuts it off. On a full disk the file stays as it was.
@@ -165,8 +166,8 @@ def _take(found: Journal, line: bytes) -> None:
     whole = seals.unchained(line, found.head)
     if whole is None:
         raise JournalError(
-            f"{found.path} is damaged: line {number} is not what its digest was made of. It was changed, or a line before "
-            "it was removed"
+            f"{found.path} is damaged: line {number} is not what its digest was made of. It was changed, or a line "
+            "before it was removed"
         )
     said = json.loads(whole[0])
     if not isinstance(said, dict):

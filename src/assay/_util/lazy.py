@@ -1,11 +1,11 @@
 """Names and modules that are imported when they are first used, so that a process loads only what it needs.
 
-ε is computed without torch, which takes longer to import than ε takes to compute. Modules that describe a run (plans, methods,
-samplers, clipping rules) are therefore imported without it. Where they compute with tensors they write
+Importing torch takes longer than computing ε. So modules that describe a run (plans, methods, samplers, clipping rules)
+do not import it. Where they compute with tensors they write
 
     from assay._util.lazy import torch
 
-and use `torch` as ever. Modules that do nothing but compute with tensors import it in the ordinary way.
+and use `torch` as usual. Modules that only compute with tensors import it in the ordinary way.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A `__getattr__` for a package.
 
     Args:
-        package: Its name.
-        homes: The module of each name, within the package.
+        package: its name.
+        homes: the module of each name, within the package.
 
     Returns:
-        What finds a name, or raises AttributeError.
+        A function that returns the object of a name, or raises AttributeError.
     """
 
     def find(name: str) -> Any:

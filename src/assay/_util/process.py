@@ -64,13 +64,18 @@ class Unique:
         made._process = here()
         return made
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process is a fork of the one that made the object."""
+        return self._process is not here()
+
     def check_process(self) -> None:
         """Refuse to work in a forked process.
 
         Raises:
             AssayError: this process only inherited the object.
         """
-        if self._process is not here():
+        if self.is_inherited:
             raise AssayError(
                 f"this {type(self).__name__} belongs to the process that made it ({self._process.pid}), of which this "
                 f"one ({os.getpid()}) is a fork: both would use the same random numbers, or charge the same ledger "

@@ -1,14 +1,16 @@
 """Things that are chosen by name: methods, samplers, clipping rules, accountants, data sets, attacks, report sections.
 
-Each kind has a home: a package whose files define one such thing each (`METHOD = ...`, `SAMPLER = ...`). A new file there is found by
-itself. A thing that has the name of its file (`fashion-mnist` in `fashion_mnist.py`) is found without importing the other files. A thing from outside comes in by `register`, or by an entry point of an installed package in the group `assay.<kind>`:
+Each kind has a home: a package whose files define one such thing each (`METHOD = ...`, `SAMPLER = ...`). A registry
+imports every file there. If a thing has the name of its file (`fashion-mnist` in `fashion_mnist.py`), no other file is
+imported for it. You add a thing from outside by `register`, or by an entry point of your package in the group
+`assay.<kind>`:
 
     registry.register("clip", MyRule)
 
     [project.entry-points."assay.clip"]
     mine = "my_package.rules:MyRule"
 
-A name that is taken is refused: what a name stands for decides ε, and no package may change it for another.
+A name that is taken is refused: names decide ε, and no package may change the meaning of one.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ HOMES: Mapping[str, tuple[str, str]] = {
     "report_section": ("assay.report.sections", "SECTIONS"),
     "sampler": ("assay.data.samplers", "SAMPLERS"),
 }
-"""The kinds, and the module and the name of the registry of each."""
+"""Each kind, with the module and the name of its registry."""
 
 
 def register(kind: str, thing: T) -> T:
@@ -48,10 +50,10 @@ def register(kind: str, thing: T) -> T:
 
     Args:
         kind: one of `HOMES`.
-        thing: what a file of that kind's package would define. Its `name` is what it is chosen by.
+        thing: what a file of that kind's package would define. It is chosen by its `name`.
 
     Returns:
-        `thing`, so that the call may be a decorator: `@functools.partial(register, "clip")`.
+        `thing`, so that the call can be a decorator: `@functools.partial(register, "clip")`.
 
     Raises:
         ConfigError: the kind is not known, the name is taken, or the thing is not of the kind.
@@ -74,17 +76,17 @@ def kept(kind: str) -> Registry[Any]:
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """The things of one kind by name: those of a package's files, of entry points, and those that were registered.
+    """The things of one kind by name: from a package's files, from entry points, and from `register`.
 
     Args:
         kind: one of `HOMES`.
-        of: the type of the things; with `classes`, what they derive from. A text is a member that they have.
-        wanted: what that asks for, in words.
+        of: the type of the things, or with `classes` their base class. A text is the name of a member that they have.
+        wanted: what that means, in words.
         classes: whether the things are classes, and not objects.
-        distinct: a field that holds a class, another one for each thing.
-        package: where the files are; None where there are none.
-        attribute: what a file calls its thing, or a tuple of things.
-        known: things that need no looking for.
+        distinct: a field that holds a class, which no two things may share.
+        package: where the files are; None if there are none.
+        attribute: the name of the thing in a file, or of a tuple of things.
+        known: things that need no search.
     """
 
     def __init__(
@@ -107,7 +109,11 @@ class Registry(Mapping[str, T], Generic[T]):
         self._known = [self._add(thing) for thing in known]
 
     def register(self, thing: T) -> None:
-        """Add a thing; a name that is taken is refused."""
+        """Add a thing.
+
+        Raises:
+            ConfigError: the name is taken, or the thing is not of the kind.
+        """
         self._search()
         self._add(thing)
 
@@ -115,7 +121,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """The thing of this name.
 
         Raises:
-            ConfigError: there is none; `field` is what the error calls the setting.
+            ConfigError: there is none. `field` is the error's name for the setting.
         """
         found = self.get(name)
         if found is None:
@@ -179,7 +185,7 @@ class Registry(Mapping[str, T], Generic[T]):
             names += [self._add(point.load()) for point in _entry_points().select(group=f"assay.{self._kind}")]
             self._things = {name: self._things[name] for name in names}  # in one order, whatever was asked for first
         except BaseException:
-            # a file that cannot be imported is an error each time, and not an empty list the second
+            # A file that cannot be imported must be an error each time, not an empty registry the second time.
             self._searched = False
             raise
 
@@ -195,12 +201,12 @@ def _modules(package: str) -> list[str]:
 
 
 @functools.cache
-def _entry_points() -> Any:  # of another type in each version of Python, with `select` in all of them
+def _entry_points() -> Any:  # its type differs between versions of Python; all have `select`
     return metadata.entry_points()
 
 
 def chosen(known: Registry[T], name: str, options: Mapping[str, Any]) -> T:
-    """The method of this name, with its options set; texts are read as the numbers that an option asks for."""
+    """The method of this name with these options. Texts are read as numbers where an option is a number."""
     method = known.choose("method", name)
     settable = options_of(method)
     if options.get("variant", "sound") != "sound" and "variant" not in settable:
@@ -213,12 +219,12 @@ def chosen(known: Registry[T], name: str, options: Mapping[str, Any]) -> T:
 
 
 def changed(known: Registry[T], method: T, name: str) -> dict[str, Any]:
-    """The options in which the method differs from the one of this name as it stands."""
+    """The options in which the method differs from the registered one of this name."""
     plain = known[name]
     return {o: getattr(method, o) for o in options_of(method) if getattr(method, o) != getattr(plain, o)}
 
 
 def options_of(method: object) -> tuple[str, ...]:
-    """Which of its fields a user may set."""
+    """The fields of a method that a user may set."""
     found: tuple[str, ...] = type(method).OPTIONS  # type: ignore[attr-defined]
     return found

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from assay._util.lazy import torch
 from assay.errors import AssayError
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 FIELD = "digest"
 _BYTES = 16
@@ -91,3 +95,23 @@ def begins_with_line(data: bytes, before: str) -> bool:
 
 def _chain(body: bytes, before: str) -> str:
     return hashlib.blake2b(before.encode() + body, digest_size=_BYTES).hexdigest()
+
+
+def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
+    """A digest that changes with every name, shape, type and bit of a value, but not with the device.
+
+    >>> of_tensors([("w", torch.zeros(2))]) == of_tensors([("w", torch.ones(2))])
+    False
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in named:
+        plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
+        digest.update(f"{name} {tuple(plain.shape)} {plain.dtype}\n".encode())
+        digest.update(plain.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def of_model(model: nn.Module) -> str:
+    """The digest of a model's parameters, of which of them are trainable, and of its buffers."""
+    trained = "".join("01"[p.requires_grad] for p in model.parameters())
+    return of_tensors([*model.named_parameters(), *model.named_buffers(), (trained, torch.empty(0))])

@@ -1,1 +1,1 @@
-"""What a release costs: events, ε of events, calibration, schedules and the ledger."""
+"""The cost of releases: events, ε of events, calibration, schedules, the ledger and budgets."""

@@ -6,7 +6,11 @@ from enum import StrEnum
 
 
 class Adjacency(StrEnum):
-    """Which data sets are neighbours, i.e. what one record's presence means."""
+    """Which data sets are neighbours: one record is added or removed, or one record is replaced.
+
+    >>> Adjacency("replace-one") is Adjacency.REPLACE_ONE
+    True
+    """
 
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
     REPLACE_ONE = "replace-one"

@@ -4,21 +4,22 @@
     assay.fit(model, train, plan=plan, budget=budget, out="runs/one")
     print(budget.spent(), budget.state().accounts)
 
-**How it holds.** Before a run begins it reserves the Rényi divergences of all that it may release. The reservation is written
-only if everything charged and reserved so far, with it, satisfies the rule of `assay.accounting.filters`. The run's ledger
-refuses to charge more than the reservation (`Ledger.covers`), so at every moment the releases of all runs satisfy the rule,
-and by the theorem there they are (ε, δ)-differentially private together, although each run was chosen after seeing others.
-When a run ends, its reservation becomes what its ledger says. A run that was killed keeps its whole reservation until it is
-resumed and ends, or until it is settled by its ledger, which was written before anything was released: from then on it may
-not charge more than that, unless it reserves again.
+**How it holds.** Before a run begins it reserves the Rényi divergences of all that it may release. The reservation is
+written only if everything charged and reserved so far, with it, satisfies the rule of `assay.accounting.filters`. The
+run's ledger refuses to charge more than the reservation (`Ledger.covers`), so at every moment the releases of all runs
+satisfy the rule, and by the theorem there they are (ε, δ)-differentially private together, although each run was chosen
+after seeing others. When a run ends, its reservation becomes what its ledger says. A run that was killed keeps its
+whole reservation until it is resumed and ends, or until it is settled by its ledger, which was written before anything
+was released: from then on it may not charge more than that, unless it reserves again.
 
 **The folder** `NAME.budget` holds two files. `budget.jsonl` is append-only, and each line carries the digest of the one
-before and, with a key, a signature (`assay._util.journal`). `records.bin` says which records are meant, and is as private as
-they are (`assay.accounting.recognition`). A process has `budget.jsonl` to itself from reading it to writing its entry, so that
-of several that reserve at once each sees the others. A full disk or a kill leaves the entries as they were.
+before and, with a key, a signature (`assay._util.journal`). `records.bin` says which records are meant, and is as
+private as they are (`assay.accounting.recognition`). A process has `budget.jsonl` to itself from reading it to writing
+its entry, so that of several that reserve at once each sees the others. A full disk or a kill leaves the entries as
+they were.
 
-**What cannot be seen here**: an earlier copy of the whole folder in place of the present one, if no run's record that names a
-later entry can be found; runs that never named the budget; an earlier copy of a *run's* folder, resumed again.
+**What cannot be seen here**: an earlier copy of the whole folder in place of the present one, if no run's record that
+names a later entry can be found; runs that never named the budget; an earlier copy of a *run's* folder, resumed again.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import DpEvent, GaussianDpEvent
 
 from assay._util import journal
 from assay._util.figures import at_most
@@ -42,6 +43,7 @@ from assay._util.journal import Journal, JournalError
 from assay._util.signatures import PublicKey, read_private
 from assay.accounting import events
 from assay.accounting.adjacency import Adjacency
+from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
 from assay.errors import BudgetSpentError, ConfigError, DataError
@@ -151,6 +153,28 @@ class State:
         counted = [np.array(one.costs) for one in self.accounts if with_open or not one.open]
         return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
 
+    def left(self) -> float:
+        """The ε of one more release with Gaussian noise that would fit, at the budget's δ: how much is left, in round terms.
+
+        Runs of many steps cost a little more than that for the same ε.
+        """
+        adjacency, delta = Adjacency(self.header["adjacency"]), self.header["delta"]
+        if not self.fits(self.filter.costs(GaussianDpEvent(_MOST_NOISE), adjacency)):
+            return 0.0
+        low, high = 1e-2, _MOST_NOISE
+        while high / low > 1 + 1e-4:
+            middle = math.sqrt(low * high)
+            fits = self.fits(self.filter.costs(GaussianDpEvent(middle), adjacency))
+            low, high = (low, middle) if fits else (middle, high)
+        return epsilon(GaussianDpEvent(high), delta, adjacency)
+
+    def so_far(self) -> list[float]:
+        """The ε of all runs up to each one, in the order in which they reserved."""
+        if not self.accounts:
+            return []
+        costs = np.cumsum([one.costs for one in self.accounts], axis=0)
+        return [self.filter.epsilon(each, self.header["delta"]) for each in costs]
+
     def fits(self, costs: Costs) -> bool:
         """Whether something that costs this may be released, beside all that is charged or reserved."""
         return self.filter.allows(self.costs + costs, self.header["epsilon"], self.header["delta"])
@@ -230,8 +254,8 @@ class Budget:
                 raise ConfigError(
                     "data",
                     f"{other['records']} records",
-                    f"records without a budget; all of these are in the budget {other['name']} already, which counts for"
-                    " them under any name and in any order",
+                    f"records without a budget; all of these are in the budget {other['name']} already, which counts "
+                    "for them under any name and in any order",
                 )
         where.mkdir(mode=0o700, parents=True, exist_ok=True)
         with journal.alone(where / _JOURNAL, create=True) as file:
@@ -295,8 +319,9 @@ class Budget:
             overlap = "none of these" if not found.known else f"the two overlap: {found.known} of these"
             noun = "records" if self.unit in (RECORD, CLIENT) else "persons"
             raise DataError(
-                f"the budget {self.name} is for other records: {overlap} {found.records} {noun} are in it. Make a budget for"
-                f" these records (assay budget new), or have this one cover them too: assay budget add {self.name}"
+                f"the budget {self.name} is for other records: {overlap} {found.records} {noun} are in it. Make a "
+                "budget for these records (assay budget new), or have this one cover them too: assay budget add "
+                f"{self.name}"
             )
         return found
 
@@ -358,16 +383,23 @@ class Budget:
     def _refusal(self, state: State, costs: Costs, noisier: Callable[[float], tuple[DpEvent, float]] | None) -> str:
         if np.isinf(costs).all():
             return (
-                f"the budget {self.name} cannot cover this run: something in it has no Rényi bound, so that no number of such"
-                " runs has a total. It leaves without noise, or is sampled in a way that is accounted for by other means only"
+                f"the budget {self.name} cannot cover this run: something in it has no Rényi bound, so that no number "
+                "of such runs has a total. It leaves without noise, or is sampled in a way that is accounted for by "
+                "other means only"
             )
         spent, whole = state.spent(), self.filter.epsilon(state.costs + costs, self.delta)
-        still = sum(one.open for one in state.accounts)
-        waiting = f", {still} of them not ended yet" if still else ""
+        still, runs = sum(one.open for one in state.accounts), len(state.accounts)
+        so_far = (
+            "; there is no other run"
+            if not runs
+            else f"; {runs} so far, {still} of them not ended,"
+            if still
+            else f"; {runs} so far"
+        )
         said = (
             f"the budget {self.name} does not allow this run: all runs together would spend ε = {_shown(whole)} of"
-            f" {self.epsilon:g} at δ = {self.delta:g}; {len(state.accounts)} so far{waiting} have spent or reserved"
-            f" ε = {_shown(spent)}"
+            f" {self.epsilon:g} at δ = {self.delta:g}{so_far}"
+            + (f" spent or reserved ε = {_shown(spent)}" if runs else "")
         )
         fitting = None if noisier is None else self._fitting(state, noisier)
         if fitting is None:
@@ -407,10 +439,10 @@ class Budget:
         delta: float | None = None,
         by: str | None = None,
     ) -> Reservation:
-        """Reserve all that a run may release; durable when this returns. A run that has reserved before goes on with that.
+        """Reserve all that a run may release; it is on disk when this returns. An earlier reservation is used again.
 
-        A run that was settled and is resumed gets its reservation back if it still fits, and otherwise what it was settled
-        with: enough for what it has released, and for nothing more.
+        A run that was settled and is resumed gets its reservation back if it still fits, and otherwise what it was
+        settled with: enough for what it has released, and for nothing more.
 
         Args:
             event: All that the run may release, under the budget's adjacency.
@@ -487,8 +519,8 @@ class Budget:
         known = KnownRecords.read(self.path / _RECORDS)
         if known.digest != state.known:
             raise BudgetError(
-                f"{self.path / _RECORDS} is not the file that {self._journal} names: which records are covered is not known."
-                " If assay budget add was interrupted, repeat it"
+                f"{self.path / _RECORDS} is not the file that {self._journal} names: which records are covered is not "
+                "known. If assay budget add was interrupted, repeat it"
             )
         return known
 
@@ -624,7 +656,8 @@ def _state(file: Journal) -> State:
     key = _public(header)
     if key is not None and (wrong := journal.unsigned(file, key)):
         raise BudgetError(
-            f"{file.path} is damaged: entry {wrong[0]} is not signed with the budget's key. Somebody without it wrote there"
+            f"{file.path} is damaged: entry {wrong[0]} is not signed with the budget's key. Somebody without it wrote "
+            "there"
         )
     accounts: dict[str, Account] = {}
     records, known, overlaps = header["records"], header["known"], list(header["overlaps"])

@@ -1,7 +1,7 @@
 """Calibration: the least noise, or the most steps or records, that a privacy budget allows.
 
-The functions know nothing of accounting: they take the cost as a function of what is sought. Each call of it
-is a verified ε and takes tens of milliseconds, so they call it rarely.
+The functions know nothing about accounting: they take the cost as a function of what is sought. Each call of it
+computes a verified ε and takes tens of milliseconds, so they call it rarely.
 """
 
 from __future__ import annotations
@@ -19,10 +19,17 @@ _SAME = 1 + 1e-12
 
 
 def smallest_noise(cost: Callable[[float], float], target: float, *, tolerance: float = 0.01) -> float:
-    """Return a noise multiplier σ with cost(σ) in [(1 - tolerance) target, target].
+    """A noise multiplier σ with cost(σ) in [(1 - tolerance) target, target].
 
-    `cost` is an ε that falls as σ grows; it may be infinite or zero at the ends. Where it jumps over the
-    interval (δ suddenly covers everything), σ is the least that costs no more than the target.
+    Where the cost jumps over this interval (δ suddenly covers everything), it is the least σ within the target.
+
+    Args:
+        cost: an ε that falls as σ grows; it may be infinite or zero at the ends.
+        target: the largest ε.
+        tolerance: how far below the target ε may be.
+
+    Raises:
+        ConfigError: the target is not a finite number above 0, or no σ from 0.01 to 10^6 reaches it.
     """
     _check(target)
     over = under = _Tried(1.0, cost(1.0))
@@ -36,9 +43,7 @@ def smallest_noise(cost: Callable[[float], float], target: float, *, tolerance: 
     while under.cost > target:
         if under.at >= MOST_NOISE:
             raise ConfigError(
-                "epsilon",
-                target,
-                f"at least {under.cost:.4g}, which a noise multiplier of {under.at:g} costs",
+                "epsilon", target, f"at least {under.cost:.4g}, which a noise multiplier of {under.at:g} costs"
             )
         at = min(under.at * _GROWTH, MOST_NOISE)
         over, under = under, _Tried(at, cost(at))
@@ -55,9 +60,18 @@ def smallest_noise(cost: Callable[[float], float], target: float, *, tolerance: 
 
 
 def most_steps(cost: Callable[[int], float], target: float, *, limit: int = 10**8) -> int:
-    """Return the largest whole number n ≤ limit with cost(n) ≤ target, 0 if there is none.
+    """The largest whole number n ≤ limit with cost(n) ≤ target; 0 if there is none.
 
-    `cost` is an ε that grows with n: the number of steps, or the size of a batch.
+    Args:
+        cost: an ε that grows with n, such as the number of steps or the size of a batch.
+        target: the largest ε.
+        limit: the largest n.
+
+    Raises:
+        ConfigError: the target is not a finite number above 0.
+
+    >>> most_steps(lambda n: 0.5 * n, 3.2)
+    6
     """
     _check(target)
     if limit < 1:
@@ -70,7 +84,7 @@ def most_steps(cost: Callable[[int], float], target: float, *, limit: int = 10**
         return int(over.at)
     if under.at == 0:
         return 0
-    found = _narrowed(
+    most = _narrowed(
         lambda n: cost(int(n)),
         target,
         over,
@@ -79,7 +93,7 @@ def most_steps(cost: Callable[[int], float], target: float, *, limit: int = 10**
         choose=lambda over, under, guess: min(max(round(guess), under.at + 1), over.at - 1),
         done=lambda over, under: over.at - under.at <= 1,
     )
-    return int(found)
+    return int(most)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +102,7 @@ class _Tried:
     cost: float
 
     def height(self, aim: float) -> float:
-        """How far the cost lies above the aim, in logarithms."""
+        """How far the logarithm of the cost lies above that of the aim."""
         return math.log(self.cost / aim) if 0 < self.cost < math.inf else math.copysign(math.inf, self.cost - aim)
 
 
@@ -102,11 +116,11 @@ def _narrowed(
     choose: Callable[[_Tried, _Tried, float], float],
     done: Callable[[_Tried, _Tried], bool],
 ) -> float:
-    """Move `over` (costs more than the target) and `under` (does not) together until done; return `under.at`.
+    """Move `over` (above the target) and `under` (within it) together until done; return `under.at`.
 
-    Regula falsi on log cost against log argument, which is close to a line; an end that stays has its height
-    halved (the Illinois rule), so that both move, and every third step is a bisection, so that costs that
-    are nothing like a line do no harm.
+    This is regula falsi on log cost against log argument, which is close to a line. The height of an end that stays is
+    halved (the Illinois rule), so that both ends move. Every third step is a bisection, in case the cost is not close
+    to a line.
     """
     above, below = over.height(aim), under.height(aim)
     for step in itertools.count(1):

@@ -1,11 +1,20 @@
-"""The ε that a run really spends: verified by privacy loss distributions, cross-checked by Rényi
-divergences.
+"""The ε that a run really spends, by privacy loss distributions, with Rényi divergences as a second opinion.
 
-Every function takes a dp_accounting event. Noise multipliers in it are relative to the most that *one*
-record can contribute (C); where neighbours replace a record, the sum moves by up to 2C, and that is
-accounted for here.
+Every function takes a dp_accounting event. Its noise multipliers are relative to the most that *one* record can
+contribute (C). Where neighbours replace a record, the sum moves by up to 2C, and these functions account for that.
 
-All results are upper bounds. Events that cannot be bounded are refused with the reason, never skipped.
+All results are upper bounds. An event without a known bound is refused with the reason, never skipped.
+
+References, cited by author and year:
+- Abadi et al.: "Deep Learning with Differential Privacy", ACM CCS 2016, arXiv:1607.00133.
+- Balle and Wang: "Improving the Gaussian Mechanism for Differential Privacy: Analytical Calibration and Optimal
+  Denoising", ICML 2018, arXiv:1805.06530.
+- Bun and Steinke: "Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds", TCC 2016,
+  arXiv:1605.02065.
+- Canonne, Kamath and Steinke: "The Discrete Gaussian for Differential Privacy", NeurIPS 2020, arXiv:2004.00010.
+- Dong, Roth and Su: "Gaussian Differential Privacy", Journal of the Royal Statistical Society B, 2022,
+  arXiv:1905.02383.
+- Mironov: "Rényi Differential Privacy", IEEE CSF 2017, arXiv:1702.07476.
 """
 
 from __future__ import annotations
@@ -47,52 +56,67 @@ __all__ = [
 
 
 class Bound(StrEnum):
-    """Where an ε comes from, and with it how close it is to the exact ε of the event; an upper bound in any case."""
+    """How an ε was computed, which says how close it is to the exact one. It is an upper bound in any case."""
 
     EXACT = "exact"
     """A closed form."""
     PLD = "PLD"
-    """Privacy loss distributions: within 1 % of the exact ε."""
+    """Privacy loss distributions, within 1 % of the exact ε."""
     LOOSE_PLD = "loose PLD"
-    """The same, where a step itself is only bounded, or the grid or rounding end before 1 %."""
+    """Privacy loss distributions, where a step is only bounded, or grid or rounding do not allow 1 %."""
     RENYI = "Rényi"
     """Rényi divergences."""
     SUM = "sum"
-    """The ε at δ = 0 of all releases, added up."""
+    """The sum of the ε of all releases at δ = 0."""
     NONE = "none"
-    """No finite one: something leaves without noise, or all of the above are infinite."""
+    """There is no finite ε: something is released without noise, or all of the above are infinite."""
 
 
-# Rounding in the Fourier transforms that compose T steps: masses were seen to be wrong by at most 4e-16 T
-# in all (T up to 200,000). Five times that is taken off δ, so that rounding cannot lower ε.
+# Rounding in the Fourier transforms that compose T steps: we measured a total error of the masses of at most 4e-16 T
+# (for T up to 200,000). We subtract five times that from δ, so that rounding cannot lower ε.
 _ROUNDING = 2e-15
-_ROUNDING_SHARE = 0.01  # of δ: with more taken off, ε may be more than 1 % too large
+_ROUNDING_SHARE = 0.01  # of δ: if more is subtracted, ε may be more than 1 % too large
 _CUT = 1e-4  # share of δ given up to losses beyond the grid
-_CUT_OF_DELTA = 1e-12  # the same where δ is the answer
+_CUT_OF_DELTA = 1e-12  # the same, where δ is the answer
 _SEARCHED = 1e-12  # how closely dp_accounting's root finder places the ε of a Gaussian
 _RDP_ROUNDING = 1e-12  # dp_accounting ends its series for fractional orders e^-30 short of their sum
 
 
 def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
-    """Return the verified ε of the event at δ: never below the true one, and within 1 % of it as a rule (`bound` says where).
+    """The verified ε of the event at δ: never below the true one, and usually within 1 % of it (`bound` says which).
 
-    `math.inf` where something leaves without noise; 0 where δ alone covers the whole event. Gaussians
-    without sampling are exact (Balle and Wang 2018). All else is composed from privacy loss distributions
-    on a grid that is refined until the result has settled (`losses.refined`). Where floating point or
-    memory end before that (δ below 1e-14 a step, ε far below 1e-4), the result is the least of the bounds
-    by privacy loss, Rényi divergence and plain addition, still an upper bound.
+    Gaussians without sampling are exact (Balle and Wang 2018). Everything else is composed from privacy loss
+    distributions on a grid that is refined until the result settles (`losses.refined`). Where floating point or memory
+    do not allow that (δ below 1e-14 per step, ε far below 1e-4), the result is the least of the bounds by privacy loss,
+    Rényi divergence and plain addition, which is still an upper bound.
+
+    Args:
+        event: what is released.
+        delta: δ, from 0 to below 1.
+        adjacency: which data sets are neighbours.
+
+    Returns:
+        ε; `math.inf` where something is released without noise, and 0 where δ alone covers the whole event.
+
+    Raises:
+        ConfigError: δ is out of range.
+        UnaccountableError: no bound is known for the event under this adjacency.
+
+    >>> from dp_accounting.dp_event import GaussianDpEvent
+    >>> round(epsilon(GaussianDpEvent(4.0), 1e-5, Adjacency.ADD_OR_REMOVE_ONE), 4)
+    0.9263
     """
     return epsilon_curve(event, [delta], adjacency)[0][1]
 
 
 def bound(event: DpEvent, delta: float, adjacency: Adjacency) -> Bound:
-    """Return which bound the ε of `epsilon` is."""
+    """Which bound `epsilon` returns for these arguments."""
     _check_delta(delta)
     return _epsilons(_terms(event, adjacency), (delta,), (1,))[0][0][1]
 
 
 def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency) -> list[tuple[float, float]]:
-    """Return (δ, ε) for each δ; ε as of `epsilon`, from one and the same privacy loss distribution."""
+    """(δ, ε) for each δ, as of `epsilon`, from a single privacy loss distribution."""
     for delta in deltas:
         _check_delta(delta)
     terms = _terms(event, adjacency)
@@ -102,7 +126,7 @@ def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency)
 
 
 def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Sequence[int]) -> list[float]:
-    """Return the verified ε after each number of steps, as of `epsilon`; much faster than one by one."""
+    """The verified ε after each number of steps, as of `epsilon`, but much faster than one by one."""
     _check_delta(delta)
     terms = _terms(step, adjacency)
     spent = dict.fromkeys(counts, 0.0)
@@ -112,13 +136,18 @@ def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Seq
     taken = tuple(sorted(count for count in spent if count))
     if taken:
         bounds = [row[0][0] for row in _epsilons(terms, (delta,), taken)]
-        # More steps cost no less, so a bound for more steps is one for fewer: the curve cannot dip.
+        # More steps cost no less, so a bound for more steps holds for fewer too: the curve cannot dip.
         spent |= zip(taken, np.minimum.accumulate(bounds[::-1])[::-1].tolist(), strict=True)
     return [spent[count] for count in counts]
 
 
 def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
-    """Return a δ at which the event is (ε, δ)-private: never below the least such δ."""
+    """A δ at which the event is (ε, δ)-private: never below the least such δ.
+
+    Raises:
+        ConfigError: ε is out of range.
+        UnaccountableError: the event has no bound, or only its Rényi divergences are known.
+    """
     if not 0 <= epsilon < math.inf:
         raise ConfigError("epsilon", epsilon, "a finite number ≥ 0")
     terms = _terms(event, adjacency)
@@ -141,10 +170,10 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
 
 
 def rdp_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
-    """Return the ε by Rényi divergences (Mironov 2017; Canonne et al. 2020), a second opinion on `epsilon`.
+    """The ε by Rényi divergences (Mironov 2017; Canonne, Kamath and Steinke 2020), a second opinion on `epsilon`.
 
-    An upper bound as well, and usually the looser one. `math.inf` where no Rényi bound is at hand: Poisson
-    sampling of Laplace noise, and Poisson sampling where neighbours replace a record.
+    It is an upper bound too, and usually looser. It is `math.inf` where no Rényi bound is known here: for Poisson
+    sampling of Laplace noise, and for Poisson sampling where neighbours replace a record.
     """
     _check_delta(delta)
     terms = _terms(event, adjacency)
@@ -152,10 +181,10 @@ def rdp_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
 
 
 def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
-    """Return the ε of the moments accountant as papers up to 2020 used it (Abadi et al. 2016, Theorem 2; Mironov 2017,
-    Proposition 3): min over α of the divergence plus log(1/δ)/(α - 1).
+    """The ε of the moments accountant, as papers up to 2020 used it, for what such a paper claims.
 
-    The same divergences as `rdp_epsilon`, converted more loosely; for what such a paper claims.
+    It is the minimum over α of the divergence plus log(1/δ)/(α - 1) (Abadi et al. 2016, Theorem 2; Mironov 2017,
+    Proposition 3): the divergences of `rdp_epsilon`, converted more loosely.
     """
     _check_delta(delta)
     terms = _terms(event, adjacency)
@@ -166,21 +195,22 @@ def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float
 
 
 def divergences(event: DpEvent, orders: tuple[int, ...], adjacency: Adjacency) -> NDArray[np.float64]:
-    """Return upper bounds on the Rényi divergences of the event, in both directions (Mironov 2017).
+    """Upper bounds on the Rényi divergences of the event, in both directions (Mironov 2017).
 
-    A release that is known by its largest loss ε only is ε²/2-concentrated (Bun and Steinke 2016, proposition 1.4):
+    A release of which only the largest loss ε is known is ε²/2-concentrated (Bun and Steinke 2016, Proposition 1.4):
     its divergence of order α is at most the lesser of ε and αε²/2.
 
     Args:
-        event: What is released.
-        orders: Whole numbers of at least 2.
-        adjacency: Which data sets are neighbours.
+        event: what is released.
+        orders: whole numbers of at least 2.
+        adjacency: which data sets are neighbours.
 
     Returns:
-        One number for each order; `math.inf` where no bound is at hand, and where something leaves without noise.
+        One number for each order; `math.inf` where no bound is known, and where something is released without noise.
 
     Raises:
-        UnaccountableError: The event has no bound under this adjacency.
+        ConfigError: an order is below 2.
+        UnaccountableError: the event has no bound under this adjacency.
     """
     if not orders or min(orders) < 2:
         raise ConfigError("orders", orders, "whole numbers of at least 2")
@@ -195,7 +225,7 @@ def divergences(event: DpEvent, orders: tuple[int, ...], adjacency: Adjacency) -
 
 @functools.lru_cache(maxsize=1024)
 def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
-    """The divergences of one release, raised by what rounding may have lowered them."""
+    """The divergences of one release, raised by as much as rounding may have lowered them."""
     wanted = np.array(orders, dtype=np.float64)
     pure = np.minimum(term.pure, wanted * term.pure**2 / 2)
     own = term.divergences(orders)
@@ -204,7 +234,7 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
     event = term.renyi()
     if event is None:
         return pure
-    # repeat-and-select converts between orders inside: more of them make its bound better, and none makes it wrong
+    # Repeat-and-select converts between orders: more orders improve its bound, and none makes it wrong.
     every = sorted({*orders, *range(2, 64)})
     relation = NeighboringRelation.REPLACE_ONE if term.replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = rdp.RdpAccountant(orders=every, neighboring_relation=relation)
@@ -213,12 +243,12 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
             accountant.compose(event)
     except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
         return pure
-    found = accountant.rdp[np.searchsorted(every, orders)]
+    found: NDArray[np.float64] = accountant.rdp[np.searchsorted(every, orders)]
     return np.minimum(np.maximum(found, 0.0) + _RDP_ROUNDING / (wanted - 1), pure)
 
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
-    """Return the exact ε of one Gaussian release, rounded up in the twelfth digit (Balle and Wang 2018)."""
+    """The exact ε of one Gaussian release, rounded up in the twelfth digit (Balle and Wang 2018)."""
     _check_delta(delta)
     if not multiplier >= 0:
         raise ConfigError("multiplier", multiplier, "a number ≥ 0")
@@ -227,9 +257,9 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
 
 
 def gdp_mu(epsilon: float, delta: float) -> float:
-    """Return the μ for which μ-Gaussian differential privacy has this ε at this δ (Dong, Roth and Su 2022).
+    """The μ for which μ-Gaussian differential privacy has this ε at this δ (Dong, Roth and Su 2022).
 
-    It restates one point (ε, δ) in other words: the run is not μ-GDP at every δ.
+    It restates one point (ε, δ): the run is not μ-GDP at every δ.
     """
     _check_delta(delta)
     if not epsilon >= 0:
@@ -249,7 +279,7 @@ _Found = tuple[float, Bound]
 
 @functools.lru_cache(maxsize=1024)
 def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, ...]) -> tuple[tuple[_Found, ...], ...]:
-    """ε at each δ (columns) of the terms repeated so many times (rows), and which bound it is."""
+    """ε at each δ (columns) of the terms repeated each of `times` (rows), and which bound it is."""
     if not terms:
         return (((0.0, Bound.EXACT) if terms == () else (math.inf, Bound.NONE),) * len(deltas),) * len(times)
     only = terms[0][0]
@@ -290,7 +320,7 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
 
 
 def _least(bounds: Mapping[Bound, float]) -> _Found:
-    """The least of these, the first of equals."""
+    """The least of these bounds; the first of equal ones."""
     kind = min(bounds, key=bounds.__getitem__)
     return bounds[kind], kind if bounds[kind] < math.inf else Bound.NONE
 
@@ -304,10 +334,9 @@ def _rdp_epsilon(terms: Terms, delta: float) -> float:
 
 
 def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rényi orders and the divergences at them, ∞ where there is no bound."""
-    # An accountant for each relation: dp_accounting allows some events under one only. The terms'
-    # multipliers are relative to the actual shift already, which its Rényi accountant takes for granted
-    # under either.
+    """Rényi orders and the divergences at them; ∞ where there is no bound."""
+    # One accountant for each relation, because dp_accounting allows some events under one only. Multipliers of terms
+    # are already relative to the actual shift, which its Rényi accountant assumes under either.
     added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     own = np.zeros_like(added.orders)
@@ -326,14 +355,14 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
         except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
             return added.orders, np.full_like(added.orders, math.inf)
     orders = added.orders
-    # dp_accounting takes a divergence that rounding made negative for ε = 0; none is let through unraised.
+    # dp_accounting would read a divergence that rounding made negative as ε = 0, so we raise all of them.
     rounding = _RDP_ROUNDING * sum(count for _, count in terms) / (orders - 1)
     return orders, np.maximum(added.rdp + replaced.rdp, 0.0) + own + rounding
 
 
 @contextlib.contextmanager
 def _quietly() -> Iterator[None]:
-    """Without dp_accounting's warnings about Rényi orders that it leaves out, which only raises ε."""
+    """Silence dp_accounting's warnings about Rényi orders that it leaves out, which only raises ε."""
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)

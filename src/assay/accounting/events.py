@@ -1,7 +1,7 @@
 """Privacy events: the cost of a release as data, joined on one batch and written to disk.
 
-The classes are dp_accounting's. Only events that have an accountant (`assay.accounting.accountants`) are known: an event of another
-class, or with a field out of its range, is refused by name, because an event that is misread is an ε that is wrong.
+The classes are dp_accounting's. Only events that have an accountant (`assay.accounting.accountants`) are known. An
+event of another class, or with a field out of its range, is refused by name: an event that is misread gives a wrong ε.
 """
 
 from __future__ import annotations
@@ -17,15 +17,21 @@ from assay.errors import ConfigError
 
 
 def joint(events: Sequence[DpEvent]) -> DpEvent:
-    """Return the one event that equals these releases made together on the same records.
+    """The one event that equals these releases made together on the same records.
 
-    Exact for Gaussians: releasing f_i with noise multipliers σ_i is, after rescaling each release by its
-    own noise, one Gaussian release of sensitivity (Σ σ_i⁻²)^½ in units of its noise, hence of multiplier (Σ
-    σ_i⁻²)^-½. Use it before sampling: amplification holds for the whole of what is released from a batch,
-    and the parts of it are not sampled independently.
+    It is exact for Gaussians. Releasing f_i with noise multipliers σ_i is, after rescaling each release by its noise,
+    one Gaussian release of sensitivity (Σ σ_i⁻²)^½ in units of its noise, hence of multiplier (Σ σ_i⁻²)^-½. Use it
+    before sampling: amplification holds for everything released from a batch together, because the releases are not
+    sampled independently.
 
-    `NoOpDpEvent` costs nothing and is dropped; one `NonPrivateDpEvent` makes the whole non-private. What
-    cannot be merged is kept side by side in a `ComposedDpEvent`.
+    `NoOpDpEvent` costs nothing and is dropped. One `NonPrivateDpEvent` makes the whole non-private. Events that cannot
+    be merged stay side by side in a `ComposedDpEvent`.
+
+    Raises:
+        ConfigError: an event is unknown, or a number is out of range.
+
+    >>> joint([dp_event.GaussianDpEvent(3.0), dp_event.GaussianDpEvent(4.0)])
+    GaussianDpEvent(noise_multiplier=2.4)
     """
     precision = 0.0  # Σ σ_i⁻²
     others: list[DpEvent] = []
@@ -34,8 +40,7 @@ def joint(events: Sequence[DpEvent]) -> DpEvent:
         if isinstance(event, dp_event.NonPrivateDpEvent):
             return event
         if isinstance(event, dp_event.GaussianDpEvent):
-            # noise beyond any that is accounted for is taken for less, whose square is still a number; noise whose square is no
-            # number above 0, for none
+            # Huge noise counts as less noise, so that its square is finite. Noise whose square is 0 counts as none.
             square = min(event.noise_multiplier, 1e150) ** 2
             precision += count / square if square else math.inf
         else:
@@ -48,13 +53,13 @@ def joint(events: Sequence[DpEvent]) -> DpEvent:
 
 
 def flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
-    """Yield the events that make up a composition, each with how often it happens; no-ops are left out.
+    """Yield the events of a composition, each with the number of times it happens, without no-ops.
 
-    Sampled events are leaves: what they hold happens on the sample, not on the records.
+    Sampled events are leaves: what they contain happens on the sample, not on the records.
     """
     if isinstance(event, dp_event.ComposedDpEvent):
-        for part in event.events:
-            yield from flatten(part, count)
+        for inner in event.events:
+            yield from flatten(inner, count)
     elif isinstance(event, dp_event.SelfComposedDpEvent):
         check(event)
         yield from flatten(event.event, count * event.count)
@@ -63,17 +68,32 @@ def flatten(event: DpEvent, count: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 
 def check(event: DpEvent) -> None:
-    """Refuse an event of an unknown kind or with a number out of range, here or anywhere inside it."""
+    """Refuse an event of an unknown kind or with a number out of range, also inside it.
+
+    Raises:
+        ConfigError: names the field.
+    """
     to_json(event)
 
 
 def to_json(event: DpEvent) -> dict[str, object]:
-    """Return the event as plain JSON data; `from_json` gives back an equal event."""
+    """The event as plain JSON data, from which `from_json` reads an equal event.
+
+    Raises:
+        ConfigError: an event is unknown, or a number is out of range.
+
+    >>> to_json(dp_event.GaussianDpEvent(1.5))
+    {'kind': 'gaussian', 'noise_multiplier': 1.5}
+    """
     return _dump(event, "event")
 
 
 def from_json(data: object) -> DpEvent:
-    """Read an event written by `to_json`, refusing anything that `to_json` would not have written."""
+    """The event that `to_json` wrote.
+
+    Raises:
+        ConfigError: `to_json` would not have written this.
+    """
     return _load(data, "event")
 
 
@@ -88,8 +108,8 @@ def _dump(event: object, path: str) -> dict[str, object]:
     if known.inner == "event":
         data["event"] = _dump(getattr(event, "event"), f"{path}.event")  # noqa: B009
     elif known.inner == "events":
-        parts = getattr(event, "events")  # noqa: B009
-        data["events"] = [_dump(part, f"{path}.events[{i}]") for i, part in enumerate(parts)]
+        inner = getattr(event, "events")  # noqa: B009
+        data["events"] = [_dump(one, f"{path}.events[{i}]") for i, one in enumerate(inner)]
     known.check(data, path)
     return data
 
@@ -112,6 +132,6 @@ def _load(data: object, path: str) -> DpEvent:
     elif known.inner == "events":
         if not isinstance(data["events"], list):
             raise ConfigError(f"{path}.events", data["events"], "a list of events")
-        values["events"] = [_load(part, f"{path}.events[{i}]") for i, part in enumerate(data["events"])]
+        values["events"] = [_load(one, f"{path}.events[{i}]") for i, one in enumerate(data["events"])]
     known.check(data, path)
     return known.event(**values, **known.fixed)

@@ -5,8 +5,8 @@ runs whose settings depend on earlier results. Release t may depend on everythin
 decision to stop. What is known of release t before it is made is ρₜ(α), a bound on its Rényi divergence of order α
 between neighbouring data sets, in both directions. Write S(α) for the sum of ρₜ(α) over all releases made.
 
-**Rule.** A few orders α and weights w(α) > 0 that add up to 1 are fixed before the first release. With a ceiling (ε, δ),
-a release is made only if afterwards, for every x in (0, 1],
+**Rule.** A few orders α and weights w(α) > 0 that add up to 1 are fixed before the first release. With a ceiling (ε,
+δ), a release is made only if afterwards, for every x in (0, 1],
 
     1 - x  ≤  δ · Σ_α w(α) · exp((α - 1)(ε - S(α))) · x^-(α - 1).                                                (1)
 
@@ -22,22 +22,24 @@ by (1) the bracket 1 - x is at most δ Σ_α w(α) exp((α - 1)(L_T - S_T(α))) 
 δ E_P[Φ_T] ≤ δ. The other direction is the same with P and Q exchanged. ∎
 
 For a single order, (1) is the conversion of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential
-Privacy", 2020, arXiv:2004.00010, and the theorem is the Rényi filter of Feldman and Zrnic, "Individual Privacy Accounting
-via a Rényi Filter", 2021, arXiv:2008.11193; see also Lécuyer, "Practical Privacy Filters and Odometers with
-Rényi Differential Privacy", 2021, arXiv:2103.01379. Taking the best order afterwards would not be covered by either: which
-order is best may depend on what was released. The weights pay for that choice.
+Privacy", 2020, arXiv:2004.00010, and the theorem is the Rényi filter of Feldman and Zrnic, "Individual Privacy
+Accounting via a Rényi Filter", 2021, arXiv:2008.11193; see also Lécuyer, "Practical Privacy Filters and Odometers with
+Rényi Differential Privacy", 2021, arXiv:2103.01379. Taking the best order afterwards would not be covered by either:
+which order is best may depend on what was released. The weights pay for that choice.
 
 **What has been spent so far.** In the proof ε may be a function of the outcome, as long as (1) holds for it: then
-E_P[(1 - exp(ε - L_T))₊] ≤ δ, that is P(E) ≤ e^e Q(E) + δ for every set E of outcomes whose ε is at most e. So the least ε
-that satisfies (1) for the S of what was released is a valid statement about it, without any ceiling (`RenyiFilter.epsilon`;
-Rogers, Roth, Ullman and Vadhan, "Privacy Odometers and Filters", 2016, arXiv:1605.08294, call such a number an odometer).
+E_P[(1 - exp(ε - L_T))₊] ≤ δ, that is P(E) ≤ e^e Q(E) + δ for every set E of outcomes whose ε is at most e. So the least
+ε that satisfies (1) for the S of what was released is a valid statement about it, without any ceiling
+(`RenyiFilter.epsilon`; Rogers, Roth, Ullman and Vadhan, "Privacy Odometers and Filters", 2016, arXiv:1605.08294, call
+such a number an odometer).
 
-**Giving back.** A run may be given up after part of its releases: S counts what was released, and the decision to stop is
-one of those that the theorem allows. It must be made by what was released, and not by a look at the records.
+**Giving back.** A run may be given up after part of its releases: S counts what was released, and the decision to stop
+is one of those that the theorem allows. It must be made by what was released, and not by a look at the records.
 
 Runs may go on at the same time: each single release is chosen after all those that were made before it, by whichever run.
-The theorem speaks of releases with noise of their own. Noise that several steps have in common (`banded`) is not covered:
-such a run is one release that other runs would see from within, and is refused.
+The theorem speaks of releases that are bounded one by one. Noise that several steps have in common (`banded`) is not covered:
+such a run is one release that other runs would see from within, and is refused. Amplification by random allocation (`shuffle`)
+is known of whole epochs, and is not counted here.
 """
 
 from __future__ import annotations
@@ -48,10 +50,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from dp_accounting.dp_event import DpEvent
+from dp_accounting.dp_event import ComposedDpEvent, DpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
+from assay.accounting import events
+from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import divergences
 from assay.errors import ConfigError, check_above_zero
@@ -118,7 +122,7 @@ class RenyiFilter:
 
     def costs(self, event: DpEvent, adjacency: Adjacency) -> Costs:
         """The Rényi divergences of an event at the orders; ∞ where there is no bound."""
-        return divergences(event, self.orders, adjacency)
+        return divergences(_step_by_step(event), self.orders, adjacency)
 
     def allows(self, costs: Sequence[float] | Costs, epsilon: float, delta: float) -> bool:
         """Whether releases of these costs, added up, satisfy (1) for (ε, δ).
@@ -155,6 +159,18 @@ class RenyiFilter:
         return np.array(self.orders, dtype=np.float64), np.log(self.weights)
 
 
+def _step_by_step(event: DpEvent) -> DpEvent:
+    """The event without amplification by random allocation, which is known of whole epochs only.
+
+    Other runs may see an epoch from within. Even to those who know every allocation, a record is in one release of an epoch.
+    """
+    parts = [
+        SelfComposedDpEvent(leaf.event if isinstance(leaf, RandomAllocationDpEvent) else leaf, count)
+        for leaf, count in events.flatten(event)
+    ]
+    return ComposedDpEvent(parts)
+
+
 _SHARES = {2: 1, 3: 2, 4: 3, 6: 4, 8: 4, 11: 4, 16: 4, 23: 4, 32: 3, 48: 2, 64: 2, 128: 1, 256: 1, 512: 1}
 ANY = RenyiFilter(tuple(_SHARES), tuple(share / sum(_SHARES.values()) for share in _SHARES.values()))
-"""For runs without a common ceiling. A constant: orders that were chosen for the runs at hand would void the theorem."""
+"""For runs without a common ceiling. Orders must be constant: choosing them for given runs would void the theorem."""

@@ -1,30 +1,31 @@
 """The ledger: what has been spent, written down before it is spent.
 
-An entry is appended and flushed to disk before the step it pays for moves a parameter, so a run killed at any moment
-never shows less than it spent. Steps are charged ahead in blocks (the flush costs more than a small step); a run that
-ends or pauses in an orderly way settles the last block to what was really taken, and a killed one keeps it.
+An entry is appended and flushed to disk before the step that it pays for moves a parameter. So a run that is killed at
+any moment never shows less than it spent. Steps are charged ahead in blocks, because a flush costs more than a small
+step. A run that ends or pauses in order settles the last block to the steps that were taken; a killed run keeps it.
 
-A release made once, before the steps, is a segment of its own, marked `once`; making it again costs another one.
+A release made once, before the steps, is a separate segment, marked `once`. Making it again costs another one.
 
-A *segment* is a stretch of steps drawn from one source of randomness. A process that resumes with fresh randomness
-begins a new segment: the steps of the old one that were lost stay charged. A resumed run with a fixed seed repeats the
-very same steps with the very same noise and goes on in its segment: repeating an answer releases nothing new. That it is the same
-is not taken for granted: the segment has the fingerprint of its random numbers, and must cost what the run says it costs. It also has a digest of
-the model that its first step saw: two models under the same noise would show their gradients' difference without any. Steps that are others under
-the same seed are a new segment, with random numbers of its own (`Segment.own`).
+A *segment* is a sequence of steps with one source of randomness. A process that resumes with fresh randomness begins a
+new segment, and the lost steps of the old one stay charged. A resumed run with a fixed seed repeats the same steps with
+the same noise and continues its segment, because repeating an answer releases nothing new. The ledger checks that they
+are the same: a segment has the fingerprint of its random numbers, and must cost what the run says. It also has a digest
+of the model before its first step, because two models under the same noise would reveal the difference of their
+gradients. Other steps under the same seed form a new segment, with other random numbers (`Segment.own`).
 
-The file is JSON lines: a header, then entries {"segment": …, "steps": …, "event": …} (with "once": true where that is so, and "draws",
-the fingerprint of numbers that can be drawn again, and "start", the digest of where their first step began, if it is known, "again" where an earlier
-segment has the same draws, "origin", the step of the plan that the segment begins with, if that is not the first); the last entry of a segment counts.
-Every line ends with a digest of itself and of all lines before it (`assay._util.seals`). The header of a run's ledger names the digest of its `run.json`.
-A torn last line was never paid for (its step did not happen) and is ignored; any other damage is an error, never a smaller ε.
-Ledgers of schema 1, from before there were digests, are read and charged as they are.
+The file has JSON lines: a header, then entries {"segment": …, "steps": …, "event": …}. The last entry of a segment
+counts. An entry may also have "once": true; "draws", the fingerprint of numbers that can be drawn again; "start", the
+digest of the model before the first step; "again", the number of earlier segments with the same draws; and "origin",
+the plan's step that the segment begins with, if that is not the first. Every line ends with a digest of itself and all
+lines before it (`assay._util.seals`). The header of a run's ledger names the digest of its `run.json`. A torn last line
+is ignored, because its step did not happen. Any other damage is an error, never a smaller ε. Ledgers of schema 1, from
+before there were digests, are read and charged as they are.
 
-Every charge first looks whether the open file still is the one at its path, with the size that it was left with: a file that was deleted, replaced
-or changed would show less than was spent.
+Before every charge the ledger checks that the open file is still the one at its path, with the size that it had. A file
+that was deleted, replaced or changed would show less than was spent.
 
-Who charges has the file to itself from its first charge until `close`: two that did not know of each other would each leave the other's
-steps out. Reading takes no claim and changes nothing.
+Whoever charges locks the file from the first charge until `close`. Otherwise two processes would each leave out the
+other's steps. Reading takes no lock and changes nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
 from assay._util import seals
 from assay._util.files import has_name, lock, sync_folder, unlock, writing
-from assay._util.process import Unique, here
+from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.calibrate import most_steps
 from assay.accounting.epsilon import Adjacency, epsilon
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "assay.ledger/2"
 UNSEALED = "assay.ledger/1"
-"""The schema of ledgers whose lines have no digest: those of earlier versions."""
+"""The schema of earlier versions, without digests."""
 
 
 class LedgerError(AssayError):
@@ -67,51 +68,55 @@ class _Entry:
     draws: str | None = None
     start: str | None = None
     again: int = 0
-    origin: int | None = 0  # None where an earlier version did not write it down
+    origin: int | None = 0  # None where an earlier version did not store it
 
 
 Fits = Callable[[int, int | None, DpEvent, bool], bool]
-"""Whether so many steps from this step of the plan on (None: not known) cost this event, or (True) it is a release made once."""
+"""Whether an entry fits the plan: its steps, their origin (None if unknown), its event, whether it is `once`."""
 _NOTHING = ComposedDpEvent([])
 
 
 class Segment(Unique):
-    """Steps of one source of randomness, paid for one after the other (`Ledger.begin`).
+    """Steps with one source of randomness, paid for one after the other (`Ledger.begin`).
 
-    Several segments of a ledger may be open at a time: each has its own steps and its own cost, and all of them together stay within
-    the ceiling.
+    Several segments of a ledger may be open at a time. Together they stay within the ceiling.
     """
 
     def __init__(self, ledger: Ledger, index: int, cost: Callable[[int], DpEvent], wanted: int) -> None:
         self._ledger, self._index, self._cost = ledger, index, cost
-        self._claimed = ledger._file
+        self._file = ledger._file
         self._wanted = max(0, wanted)
         self.charged = ledger._entries[index].steps
-        """Steps that are paid for."""
-        self._floor = self.charged  # a killed process may have taken every step that it had paid for
+        """The number of steps that are paid for."""
+        self._floor = self.charged  # a killed process may have taken all steps that it had paid for
         self._clear()
 
     def own(self, randomness: Randomness) -> Randomness:
-        """Random numbers for these steps: none that other steps of the ledger have had, for ε counts on noise that is drawn anew."""
+        """Fresh random numbers: reusing another segment's noise would void ε."""
         from assay.randomness.streams import Within
 
         again = self._ledger._entries[self._index].again
         return Within(randomness, f"again {again}") if again else randomness
 
     def _clear(self) -> None:
-        """How many of the steps that are wanted the ceiling allows, beside all that others are charged."""
+        """Compute how many of the wanted steps the ceiling allows beside all other segments."""
         ceiling, others = self._ledger.ceiling, self._others()
         allowed = self._wanted
         if allowed and ceiling is not None and self._with(self._cost(allowed)) > ceiling:
             allowed = most_steps(lambda n: self._with(self._cost(n)), ceiling, limit=self._wanted)
         if allowed and not self._covered(allowed):
             allowed = most_steps(lambda n: 0.5 if self._covered(n) else 2.0, 1.0, limit=allowed)
-        # in this order, and not before: an exception must not leave more steps allowed than the ceiling permits
+        # Last, because an exception must not leave more steps allowed than the ceiling permits.
         self.allowed = allowed
         self._beside = others
 
     def charge(self, steps: int) -> None:
-        """Pay for all steps up to `steps`; durable when this returns. Refuses to pass the ceiling."""
+        """Pay for all steps up to `steps`. The charge is on disk when this returns.
+
+        Raises:
+            BudgetSpentError: this would exceed the ceiling.
+            LedgerError: the file was changed, replaced or closed.
+        """
         if self._others() != self._beside:
             self._clear()
         if steps > self.allowed:
@@ -121,17 +126,23 @@ class Segment(Unique):
         self._write(steps)
 
     def settle(self, steps: int) -> None:
-        """Take back what was charged ahead: only `steps` steps of this segment happened, and no other will before the next charge."""
+        """Take back what was charged ahead: only `steps` steps of this segment happened.
+
+        No other step may be taken before the next charge.
+
+        Raises:
+            LedgerError: more steps were taken than charged.
+        """
         if steps > self.charged:
             raise LedgerError(f"{steps} steps were taken but only {self.charged} charged")
         if max(steps, self._floor) < self.charged:
             self._write(max(steps, self._floor))
 
     def epsilon_after(self, steps: int) -> float:
-        """The verified ε of all segments when this one had so many steps: for the history of a run, where steps paid for ahead do not count.
+        """The verified ε of all segments if this one had `steps` steps, for a run's history.
 
-        Fewer steps never cost more, but two bounds computed apart may differ by half a percent either way: the bound of all that is
-        allowed holds for every shorter stretch too.
+        Fewer steps never cost more, but two bounds computed separately may differ by half a percent. The bound of all
+        allowed steps holds for fewer steps too.
         """
         spent = self._with(self._event(steps))
         return min(spent, self._with(self._cost(self.allowed))) if 0 < steps <= self.allowed else spent
@@ -150,9 +161,9 @@ class Segment(Unique):
         return epsilon(ComposedDpEvent([*self._others(), event]), self._ledger.delta, self._ledger.adjacency)
 
     def _write(self, steps: int) -> None:
-        if self._ledger._file is not self._claimed:
+        if self._ledger._file is not self._file:
             raise LedgerError(
-                f"{self._ledger.path} was closed since this began: others may have charged it, begin anew"
+                f"{self._ledger.path} was closed since this segment began: others may have charged it, begin another"
             )
         known = self._ledger._entries[self._index]
         self._ledger._write(self._index, replace(known, steps=steps, event=self._event(steps)))
@@ -160,17 +171,17 @@ class Segment(Unique):
 
 
 class Ledger(Unique):
-    """Charges steps against a ceiling. `path=None` keeps it in memory only (then nothing survives the process).
+    """Charges steps against a ceiling.
 
     Args:
-        path: The file, made with the first charge.
-        delta: The δ that ε is stated for.
-        adjacency: What neighbouring data sets are.
-        ceiling: The largest ε that may be charged; None for no ceiling.
-        run: The digest of the `run.json` that the ledger belongs to; None for one of no run, or of whichever it names.
+        path: the file, created by the first charge. None keeps the ledger in memory only.
+        delta: the δ that ε is stated for.
+        adjacency: which data sets are neighbours.
+        ceiling: the largest ε that may be charged; None for no ceiling.
+        run: the digest of the `run.json` that the ledger belongs to. None accepts any run that the file names, or none.
 
     Raises:
-        LedgerError: The file is damaged, or belongs to another run.
+        LedgerError: the file is damaged, or belongs to another run.
     """
 
     def __init__(
@@ -184,14 +195,14 @@ class Ledger(Unique):
     ) -> None:
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
         self.run = run
-        """The digest of the run that the ledger belongs to, if it belongs to one."""
+        """The digest of the run that the ledger belongs to, if any."""
         self.covers: Callable[[DpEvent], bool] | None = None
-        """Whether a budget that the run is under allows a ledger that holds this; None without one."""
+        """Whether the run's budget allows this event in total; None without a budget."""
         self._entries: list[_Entry] = []
         self._written = 0  # entries that have a line; a segment has none before its first charge
         self._last: Segment | None = None
         self._file: IO[bytes] | None = None
-        self._size = 0  # of the file when it was claimed or written last
+        self._size = 0  # of the file when it was locked or last written
         self._chain: str | None = ""  # the digest of the last line; None for a file of schema 1
         if path is not None and path.exists():
             self._read(path.read_bytes())
@@ -201,48 +212,53 @@ class Ledger(Unique):
         return [replace(entry) for entry in self._entries]
 
     def reading(self, charges: list[_Entry]) -> Ledger:
-        """A ledger of these charges in memory only, for a process that must know what is spent while another one keeps the file."""
+        """A ledger of these charges in memory, for a process that must know ε while another one holds the file."""
         copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling, run=self.run)
         copy._entries, copy.covers = charges, self.covers
         return copy
 
-    def claim(self) -> None:
-        """Have the file to oneself, as it is now, until `close`; what charges does so by itself. `LedgerError` if somebody else has it."""
+    def lock(self) -> None:
+        """Read the file again and lock it until `close`. Charging does so by itself.
+
+        Raises:
+            LedgerError: somebody else has locked it, or it is damaged.
+        """
         self.check_process()
         if self.path is None or self._file is not None:
             return
         known = self._entries, self._last, self._written, self._chain, self.run
         new = not self.path.exists()
-        file = self.path.open("ab+", buffering=0)  # a failed write must not be tried again by whoever closes the file
+        file = self.path.open("ab+", buffering=0)  # closing the file must not repeat a failed write
         try:
             if not lock(file):
                 raise LedgerError(
-                    f"{self.path} is in use: another run, or a PrivateStep that was not closed, is charging it. Stop or close that one first."
+                    f"{self.path} is in use: another run, or a PrivateStep that was not closed, is charging it. "
+                    "Stop or close that one first."
                 )
             file.seek(0)
             raw = file.read()
             self._entries, self._last = [], None
             whole = self._read(raw)
-            if whole < len(raw):  # the torn line's step never happened; the next entry must start a line of its own
+            if whole < len(raw):  # the torn line's step never happened; the next entry must begin a new line
                 file.truncate(whole)
                 os.fsync(file.fileno())
             self._file, self._size = file, whole
             if not whole:
                 self._append(self._header())
-            elif raw[whole - 1 : whole] != b"\n":  # a whole line, of which only the end was lost
+            elif raw[whole - 1 : whole] != b"\n":  # a whole line that only lacks its end
                 self._put(b"\n")
             if new:
                 sync_folder(self.path.parent)
         except BaseException:
             self._file = None
-            self._entries, self._last, self._written, self._chain, self.run = known  # not a part of what the file says
+            self._entries, self._last, self._written, self._chain, self.run = known  # all or nothing of the file
             file.close()
             raise
 
     def close(self) -> None:
-        """Let others charge the file. What was charged can still be asked for."""
+        """Let others charge the file. What was charged can still be read."""
         if self._file is not None:
-            if self._process is here():  # the lock is the parent's
+            if not self.is_inherited:  # otherwise the lock is the parent's
                 unlock(self._file)
             self._file.close()
             self._file = None
@@ -256,14 +272,19 @@ class Ledger(Unique):
         start: str | None = None,
         origin: int = 0,
     ) -> Segment:
-        """Open a segment whose first n steps cost `cost(n)`, for the first `wanted` steps or as many as the ceiling allows.
+        """Open a segment, or continue the last one if it has the same draws, cost and start: its steps are repeated.
 
-        `draws` is the fingerprint of random numbers that can be drawn again, `start` a digest of the model that the first of them goes
-        with (None for a run that is taken up later, and does not know it). A last segment with the same draws, with what its steps cost
-        here, and with the same start where both are known, is gone on with: the very same steps are repeated there. `origin` is the step
-        of a plan that the first of them is.
+        Args:
+            cost: the cost of the first n steps of the segment.
+            wanted: the number of steps; the ceiling may allow fewer.
+            draws: the fingerprint of random numbers that can be drawn again.
+            start: a digest of the model before the first step; None for a resumed run, which does not know it.
+            origin: the plan's step that the segment begins with.
+
+        Raises:
+            LedgerError: somebody else has locked the file, or it is damaged.
         """
-        self.claim()
+        self.lock()
         index = len(self._entries) - 1
         if not (self._entries and _repeats(self._entries[index], cost, draws, start)):
             index += 1
@@ -273,17 +294,22 @@ class Ledger(Unique):
         return self._last
 
     def pay(self, event: DpEvent, *, draws: str | None = None) -> None:
-        """Charge a release that is made once, before any step; durable when this returns. Refuses to pass the ceiling.
+        """Charge a release made once, before any step. The charge is on disk when this returns.
 
-        A release with the very same `draws` as one that was charged is not charged again.
+        A release with the same `draws` as one that was charged is not charged again.
+
+        Raises:
+            BudgetSpentError: this would exceed the ceiling.
+            LedgerError: somebody else has locked the file, or it is damaged.
         """
-        self.claim()
+        self.lock()
         if draws is not None and any(e.once and e.draws == draws and e.event == event for e in self._entries):
             return
         spent = epsilon(ComposedDpEvent([self.event(), event]), self.delta, self.adjacency)
         if self.ceiling is not None and spent > self.ceiling:
             raise BudgetSpentError(
-                f"the budget is spent: a release before training would make it ε = {spent:.4g} of {self.ceiling} (δ = {self.delta:g})"
+                f"the budget is spent: a release before training would make it ε = {spent:.4g} of {self.ceiling} "
+                f"(δ = {self.delta:g})"
             )
         if self.covers is not None and not self.covers(ComposedDpEvent([self.event(), event])):
             raise BudgetSpentError(
@@ -306,30 +332,43 @@ class Ledger(Unique):
         return any(entry.once and entry.event == event for entry in self._entries)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether nothing that costs anything was charged."""
+        return not list(events.flatten(self.event()))
+
+    @property
     def total_steps(self) -> int:
-        """Steps charged in all segments: those that were lost with a killed process included."""
+        """The number of steps charged in all segments, including those that a killed process lost."""
         return sum(entry.steps for entry in self._entries)
 
     def check_covers(self, steps: int) -> None:
-        """`LedgerError` where a checkpoint has so many steps behind it and fewer were charged: entries are missing, and ε with them."""
+        """Refuse a ledger with fewer steps than its run's checkpoint: entries are missing.
+
+        Raises:
+            LedgerError: fewer steps were charged.
+        """
         if self.total_steps < steps:
             raise LedgerError(
-                f"{self.path} is damaged: {self.total_steps} steps are charged, but the checkpoint beside it was written after {steps}. "
-                "Without the missing entries the ε of this run is not known"
+                f"{self.path} is damaged: {self.total_steps} steps are charged, but the checkpoint beside it was "
+                f"written after {steps}. Without the missing entries the ε of this run is not known"
             )
 
     def check_fits(self, fits: Fits) -> None:
-        """`LedgerError` where an entry does not cost what the plan of its run says that so many steps cost."""
+        """Refuse a ledger whose entries do not cost what the plan of its run says.
+
+        Raises:
+            LedgerError: names the segment.
+        """
         for index, entry in enumerate(self._entries):
             if not fits(entry.steps, entry.origin, entry.event, entry.once):
                 what = "a release made once" if entry.once else f"{entry.steps} steps"
                 raise LedgerError(
-                    f"{self.path} is damaged: segment {index} charges {what} with {entry.event}, which is not what the plan of the run gives; "
-                    "without it the ε of this run is not known"
+                    f"{self.path} is damaged: segment {index} charges {what} with {entry.event}, which is not what the "
+                    "plan of the run gives; without it the ε of this run is not known"
                 )
 
     def event(self) -> DpEvent:
-        """Everything charged so far."""
+        """The cost of everything charged so far."""
         return ComposedDpEvent([entry.event for entry in self._entries])
 
     def epsilon(self) -> float:
@@ -373,28 +412,29 @@ class Ledger(Unique):
                     rest = rest[self._file.write(rest) :]
                 os.fsync(self._file.fileno())
         except BaseException:
-            with contextlib.suppress(OSError):  # half a line in the middle would be damage
+            with contextlib.suppress(OSError):  # half a line followed by others would be damage
                 self._file.truncate(self._size)
             raise
         self._size = os.fstat(self._file.fileno()).st_size
 
     def _check_in_place(self) -> None:
-        """`LedgerError` where the file that is charged is not the one that others find at its path, or has changed meanwhile."""
+        """Refuse to charge a file that is no longer at its path, or that somebody else changed."""
         assert self._file is not None
         assert self.path is not None
         if not has_name(self._file, self.path):
             raise LedgerError(
-                f"{self.path} was deleted or replaced while it was being charged: what is spent would not be found there. No further step is taken"
+                f"{self.path} was deleted or replaced while it was being charged: what is spent would not be found "
+                "there. No further step is taken"
             )
         size = os.fstat(self._file.fileno()).st_size
         if size != self._size:
             raise LedgerError(
-                f"{self.path} was changed by somebody else while it was being charged ({size} bytes, {self._size} were written). "
-                "No further step is taken"
+                f"{self.path} was changed by somebody else while it was being charged ({size} bytes, {self._size} were "
+                "written). No further step is taken"
             )
 
     def _read(self, raw: bytes) -> int:
-        """Take up the entries of a file; how many of its bytes are whole lines."""
+        """Read the entries of a file, and return how many of its bytes are whole lines."""
         lines = raw.split(b"\n")
         torn = lines.pop()
         self._chain, self._entries = "", []
@@ -404,7 +444,7 @@ class Ledger(Unique):
         bodies = self._unsealed(lines)
         if torn and self._chain is not None:
             last = seals.unchained(torn, self._chain)
-            if last is not None:  # all of it but the end of the line: counting it is the safe side
+            if last is not None:  # only the end of the line is missing; counting it is safe
                 bodies.append(last[0])
                 self._chain, whole = last[1], len(raw)
             elif seals.begins_with_line(torn, self._chain):
@@ -418,7 +458,7 @@ class Ledger(Unique):
         return whole
 
     def _unsealed(self, lines: list[bytes]) -> list[bytes]:
-        """The lines as JSON without their digests, each of which must follow from the one before."""
+        """The lines as JSON without their digests, after checking the chain of digests."""
         if self._chain is None:
             return lines
         bodies, chain = [], self._chain
@@ -426,7 +466,8 @@ class Ledger(Unique):
             found = seals.unchained(line, chain)
             if found is None:
                 raise LedgerError(
-                    f"{self.path} is damaged: line {number} is not what its digest was made of; without it the ε of this run is not known"
+                    f"{self.path} is damaged: line {number} is not what its digest was made of; without it the ε of "
+                    "this run is not known"
                 )
             bodies.append(found[0])
             chain = found[1]
@@ -440,11 +481,12 @@ class Ledger(Unique):
         expected = self._header() if self._chain is not None else self._terms(UNSEALED)
         if found != expected or run != self.run:
             raise LedgerError(
-                f"{self.path} belongs to another run: it says {found}, expected {self._header() if self.run else expected}"
+                f"{self.path} belongs to another run: it says {found}, expected "
+                f"{self._header() if self.run else expected}"
             )
 
     def _take(self, bodies: list[bytes]) -> None:
-        """The entries of these lines. Lines with a digest are what was written, so that only the last of a segment need be understood."""
+        """Read the entries of these lines. Digests prove the lines, so only the last line of a segment is parsed."""
         last: dict[int, tuple[int, dict[str, Any]]] = {}
         for number, body in enumerate(bodies, start=2):
             line = _parsed(self.path, body, number)
@@ -503,22 +545,45 @@ def _parsed(path: Path | None, line: bytes, number: int) -> dict[str, Any]:
     return found
 
 
-def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
-    """Steps, ε and δ by the ledger in a file, of the run with this digest or of whichever; δ is None where nothing was charged yet.
+def read_ledger(path: Path, run: str | None = None) -> Ledger | None:
+    """A ledger by its file alone: δ, adjacency and ceiling are those of its first line.
+
+    Args:
+        path: The file.
+        run: The digest of the run that it must belong to; None for whichever it names.
+
+    Returns:
+        The ledger, to be read; None where nothing was charged yet.
 
     Raises:
-        LedgerError: The ledger is damaged.
+        LedgerError: The ledger is damaged, or belongs to another run.
     """
     whole = path.read_bytes() if path.exists() else b""
     if b"\n" not in whole:
-        return 0, 0.0, None
+        return None
     try:
         header = json.loads(whole.split(b"\n", 1)[0])
         delta, adjacency, ceiling = header["delta"], Adjacency(header["adjacency"]), header["ceiling"]
     except (ValueError, KeyError, TypeError) as error:
         raise LedgerError(f"{path} is damaged: {error!r}; without it the ε of its run is not known") from error
-    ledger = Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
-    return ledger.total_steps, ledger.epsilon(), float(delta)
+    return Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
+
+
+def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
+    """Steps, ε and δ by the ledger in a file.
+
+    Args:
+        path: The file.
+        run: The digest of the run that it must belong to; None for whichever it names.
+
+    Returns:
+        δ is None where nothing was charged yet.
+
+    Raises:
+        LedgerError: The ledger is damaged.
+    """
+    ledger = read_ledger(path, run)
+    return (0, 0.0, None) if ledger is None else (ledger.total_steps, ledger.epsilon(), float(ledger.delta))
 
 
 def _line(index: int, entry: _Entry) -> dict[str, Any]:
@@ -534,7 +599,7 @@ def _line(index: int, entry: _Entry) -> dict[str, Any]:
 
 
 def _repeats(entry: _Entry, cost: Callable[[int], DpEvent], draws: str | None, start: str | None) -> bool:
-    """Whether steps with these draws, this cost and this start are those of the entry once more."""
+    """Whether steps with these draws, this cost and this start repeat those of the entry."""
     if draws is None or entry.once or entry.draws != draws:
         return False
     if start is not None and entry.start is not None and start != entry.start:

@@ -1,14 +1,33 @@
-"""Privacy losses of single releases, and their composition on a grid that is fitted to the run.
+"""Privacy losses of single releases, and their composition on a grid that fits the run.
 
-A `Term` is one release described by its privacy profile: δ(ε) = sup_S P(S) - e^ε Q(S) for the two output
-distributions P, Q that neighbouring data sets can give. `forward` is the profile of (P, Q), `backward` that
-of (Q, P), both for ε ≥ 0; together they determine everything, since for ε < 0
+A `Term` is one release described by its privacy profile: δ(ε) = sup_S P(S) - e^ε Q(S) for the two output distributions
+P, Q that neighbouring data sets can give. `forward` is the profile of (P, Q), `backward` that of (Q, P), both for ε ≥
+0. Together they determine everything, since for ε < 0
 
     δ_PQ(ε) = 1 - e^ε + e^ε δ_QP(-ε).
 
-Composition is dp_accounting's, on its pessimistic connect-the-dots discretisation (Doroshenko et al. 2022,
-arXiv:2207.04380, algorithm 1): the discretised pair dominates the true one, so every ε that comes out is an
-upper bound whatever the grid. The grid only decides how close it is.
+Composition is dp_accounting's, on its pessimistic connect-the-dots discretisation (Doroshenko et al. 2022, Algorithm
+1). The discretised pair dominates the true one, so every resulting ε is an upper bound whatever the grid. The grid only
+decides how close it is.
+
+References, cited by author and year:
+- Balle, Barthe and Gaboardi: "Privacy Amplification by Subsampling: Tight Analyses via Couplings and Divergences",
+  NeurIPS 2018, arXiv:1807.01647.
+- Balle and Wang: "Improving the Gaussian Mechanism for Differential Privacy: Analytical Calibration and Optimal
+  Denoising", ICML 2018, arXiv:1805.06530.
+- Bun and Steinke: "Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds", TCC 2016,
+  arXiv:1605.02065.
+- Doroshenko, Ghazi, Kamath, Kumar and Manurangsi: "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
+  Distributions", PoPETs 2022, arXiv:2207.04380.
+- Lebeda, Regehr, Kamath and Steinke: "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under
+  Composition", 2024, arXiv:2405.20769.
+- Mironov: "Rényi Differential Privacy", IEEE CSF 2017, arXiv:1702.07476.
+- Mironov, Talwar and Zhang: "Rényi Differential Privacy of the Sampled Gaussian Mechanism", 2019, arXiv:1908.10530.
+- Papernot and Steinke: "Hyperparameter Tuning with Rényi Differential Privacy", ICLR 2022, arXiv:2110.03620.
+- Wang, Balle and Kasiviswanathan: "Subsampled Rényi Differential Privacy and Analytical Moments Accountant", AISTATS
+  2019, arXiv:1808.00087.
+- Zhu, Dong and Wang: "Optimal Accounting of Differential Privacy via Characteristic Function", AISTATS 2022,
+  arXiv:2106.08567.
 """
 
 from __future__ import annotations
@@ -37,27 +56,27 @@ class Term(ABC):
     __slots__ = ()
 
     profiled: ClassVar[bool] = True
-    """Whether it has a profile; else it is known by its Rényi divergences only."""
+    """Whether it has a profile; otherwise only its Rényi divergences are known."""
     tight: ClassVar[bool] = False
-    """Whether its profile is exact, and not only a bound from above."""
+    """Whether its profile is exact, and not only an upper bound."""
     replaces: ClassVar[bool] = False
-    """Whether `renyi` gives an event that dp_accounting knows under replace-one adjacency only."""
+    """Whether dp_accounting knows the event of `renyi` under replace-one adjacency only."""
 
     @property
     @abstractmethod
     def pure(self) -> float:
-        """The largest loss that can occur: the ε at δ = 0."""
+        """The largest possible loss: the ε at δ = 0."""
 
     @abstractmethod
     def forward(self, eps: Array) -> Array:
-        """Profile of (P, Q) at ε ≥ 0."""
+        """The profile of (P, Q) at ε ≥ 0."""
 
     @abstractmethod
     def backward(self, eps: Array) -> Array:
-        """Profile of (Q, P) at ε ≥ 0."""
+        """The profile of (Q, P) at ε ≥ 0."""
 
     def renyi(self) -> DpEvent | None:
-        """The event whose Rényi divergences are the term's; None where dp_accounting knows none."""
+        """The event with the Rényi divergences of the term; None where dp_accounting knows none."""
         return None
 
     def divergences(self, orders: Sequence[float]) -> Array | None:  # noqa: ARG002
@@ -75,7 +94,7 @@ class Gaussian(Term):
     pure = math.inf
 
     def forward(self, eps: Array) -> Array:
-        """Balle and Wang 2018, theorem 8."""
+        """Balle and Wang 2018, Theorem 8."""
         sigma = self.multiplier
         profile: Array = ndtr(0.5 / sigma - eps * sigma) - np.exp(eps + log_ndtr(-eps * sigma - 0.5 / sigma))
         return np.maximum(profile, 0.0)
@@ -113,10 +132,10 @@ class Laplace(Term):
 
 @dataclass(frozen=True, slots=True)
 class Concentrated(Term):
-    """A release of which only ρ is known: Rényi divergences of at most ρα (Bun and Steinke 2016, definition 1.1).
+    """A release of which only ρ is known: Rényi divergences of at most ρα (Bun and Steinke 2016, Definition 1.1).
 
-    It has no profile: what follows from ρ is an infimum over α, which is not the profile of any pair, so it must not be put
-    on a grid. Divergences add up, and ε is taken from their sum.
+    It has no profile. What follows from ρ is an infimum over α, which is not the profile of any pair, so it must not be
+    put on a grid. Divergences add up, and ε follows from their sum.
     """
 
     profiled: ClassVar[bool] = False
@@ -137,9 +156,9 @@ class Concentrated(Term):
 
 @dataclass(frozen=True, slots=True)
 class Selected(Term):
-    """The best of a Poisson number of repetitions, of which only the mean is public (Papernot and Steinke 2022, theorem 6).
+    """The best of a Poisson number of repetitions, whose mean alone is public (Papernot and Steinke 2022, Theorem 6).
 
-    Known by its Rényi divergences only, like `Concentrated`.
+    Only its Rényi divergences are known, as for `Concentrated`.
     """
 
     profiled: ClassVar[bool] = False
@@ -156,16 +175,16 @@ class Selected(Term):
 
     def renyi(self) -> DpEvent | None:
         """Theorem 6."""
-        parts = [(part.renyi(), count) for part, count in self.inner]
-        if any(part is None for part, _ in parts):
+        inner = [(term.renyi(), count) for term, count in self.inner]
+        if any(event is None for event, _ in inner):
             return None
-        whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(part, count) for part, count in parts])
+        whole = dp_event.ComposedDpEvent([dp_event.SelfComposedDpEvent(event, count) for event, count in inner])
         return dp_event.RepeatAndSelectDpEvent(whole, self.mean, math.inf)
 
 
 @dataclass(frozen=True, slots=True)
 class RandomizedResponse(Term):
-    """With probability `noise` a uniform choice among `buckets` ≥ 2, else the truth."""
+    """A uniform choice among `buckets` ≥ 2 answers with probability `noise`, otherwise the truth."""
 
     tight: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
@@ -175,7 +194,7 @@ class RandomizedResponse(Term):
 
     @property
     def pure(self) -> float:
-        """Log of how much likelier the truth is than another answer."""
+        """The logarithm of how much likelier the truth is than another answer."""
         return math.log1p(self.buckets * (1 - self.noise) / self.noise)
 
     def forward(self, eps: Array) -> Array:
@@ -186,13 +205,13 @@ class RandomizedResponse(Term):
     backward = forward
 
     def renyi(self) -> DpEvent:
-        """That of the answers."""
+        """The same answers."""
         return dp_event.RandomizedResponseDpEvent(self.noise, self.buckets)
 
 
 @dataclass(frozen=True, slots=True)
 class Poisson(Term):
-    """`base` on a Poisson sample, when a record is added or removed (Zhu, Dong and Wang 2022)."""
+    """The noise `base` on a Poisson sample, where a record is added or removed (Zhu, Dong and Wang 2022)."""
 
     tight: ClassVar[bool] = True
 
@@ -201,7 +220,7 @@ class Poisson(Term):
 
     @property
     def pure(self) -> float:
-        """As of `forward`; `backward` has the smaller losses."""
+        """The largest loss of `forward`; those of `backward` are smaller."""
         pure = self.base.pure
         return math.log1p(self.rate * math.expm1(pure)) if pure < 700 else pure
 
@@ -227,11 +246,10 @@ class Poisson(Term):
 
 @dataclass(frozen=True, slots=True)
 class PoissonReplaced(Term):
-    """Gaussian noise on a Poisson sample, when a record is replaced.
+    """Gaussian noise on a Poisson sample, where a record is replaced.
 
-    qN(1, σ²) + (1-q)N(0, σ²) against qN(-1, σ²) + (1-q)N(0, σ²), the pair of dp_accounting's `REPLACE_ONE`.
-    Here σ = `multiplier` is relative to what one record contributes: the old and the new one lie on either
-    side of 0.
+    The pair is qN(1, σ²) + (1-q)N(0, σ²) against qN(-1, σ²) + (1-q)N(0, σ²), as for dp_accounting's `REPLACE_ONE`. Here
+    σ = `multiplier` is relative to what one record contributes: the old and the new one lie on either side of 0.
     """
 
     tight: ClassVar[bool] = True
@@ -241,7 +259,7 @@ class PoissonReplaced(Term):
     pure = math.inf
 
     def forward(self, eps: Array) -> Array:
-        """The likelihood ratio grows with x: it is e^ε where q sinh(x/σ² - ε/2) = (1-q) e^(1/2σ²) sinh(ε/2)."""
+        """The likelihood ratio grows with x. It is e^ε where q sinh(x/σ² - ε/2) = (1-q) e^(1/2σ²) sinh(ε/2)."""
         q, sigma = self.rate, self.multiplier
         with np.errstate(divide="ignore"):
             log_sinh = eps / 2 + np.log(-np.expm1(-eps)) - math.log(2)
@@ -257,13 +275,12 @@ class PoissonReplaced(Term):
 
 @dataclass(frozen=True, slots=True)
 class WithoutReplacement(Term):
-    """`base` on `size` of `source` records drawn without replacement, when a record is replaced.
+    """The noise `base` on `size` of `source` records drawn without replacement, where a record is replaced.
 
-    `base` is the release when a record of the sample is replaced, so its shift is 2C. Replacement is
-    symmetric: `forward` bounds both directions, which by the identity above fixes the bound for ε < 0 as
-    well. It is convex in e^ε, hence the profile of a pair that dominates, and such pairs compose (Zhu, Dong
-    and Wang 2022). Composing ((1-q)Q + qP, Q) would not do: that is one direction only (Lebeda et al. 2024,
-    arXiv:2405.20769).
+    `base` is the release where a record of the sample is replaced, so its shift is 2C. Replacement is symmetric, so
+    `forward` bounds both directions, which by the identity above gives the bound for ε < 0 too. It is convex in e^ε,
+    hence the profile of a dominating pair, and such pairs compose (Zhu, Dong and Wang 2022). Composing ((1-q)Q + qP, Q)
+    would be wrong: that is one direction only (Lebeda et al. 2024).
     """
 
     replaces: ClassVar[bool] = True
@@ -274,7 +291,7 @@ class WithoutReplacement(Term):
     pure = math.inf
 
     def forward(self, eps: Array) -> Array:
-        """At most q δ_base(ε') with e^ε' = 1 + (e^ε - 1)/q (Balle, Barthe and Gaboardi 2018, theorem 9)."""
+        """At most q δ_base(ε') with e^ε' = 1 + (e^ε - 1)/q (Balle, Barthe and Gaboardi 2018, Theorem 9)."""
         rate = self.size / self.source
         return rate * self.base.forward(_amplified(eps, rate))
 
@@ -287,7 +304,7 @@ class WithoutReplacement(Term):
 
 
 def _amplified(eps: Array, rate: float) -> Array:
-    """log(1 + (e^ε - 1)/q) without overflow at large ε or cancellation at small."""
+    """log(1 + (e^ε - 1)/q), without overflow at large ε or cancellation at small ε."""
     amplified: Array = eps + np.log1p(-(1 / rate - 1) * np.expm1(-eps))
     return amplified
 
@@ -295,30 +312,34 @@ def _amplified(eps: Array, rate: float) -> Array:
 Terms = tuple[tuple[Term, int], ...]  # each term with the number of times it happens
 Query = Callable[[DensePLDPmf, int], Sequence[float]]  # asked of the losses of one direction after so many steps
 
-_COARSEST = 4_000  # points that the widest single step takes on the first grid
-_LARGEST = 2**21  # points of a composed distribution; its Fourier transform then takes some 100 MB
-_MOST_STEPS = 10**7  # beyond, even the coarsest grid gets too large
-_WIDEST = 500.0  # interval; the discretisation takes e^h
+_COARSEST = 4_000  # points of the widest single step on the first grid
+_LARGEST = 2**21  # points of a composed distribution; its Fourier transform takes some 100 MB
+_MOST_STEPS = 10**7  # for more steps even the coarsest grid is too large
+_WIDEST = 500.0  # interval h; the discretisation computes e^h
 _FINER = 4  # how much finer each grid is than the one before
 _AGREE = 1.006
-_EXACT = 600.0  # the largest ε that dp_accounting finds without loss: e^-745 is zero in floating point
+_EXACT = 600.0  # the largest ε that dp_accounting computes without loss: e^-745 is zero in floating point
 
 
 def refined(terms: Terms, times: Sequence[int], tail: float, query: Query) -> tuple[Array, bool]:
-    """Ask `query` of the terms repeated each of `times`, on ever finer grids until the answers settle.
+    """Ask `query` about the terms repeated each of `times`, on finer and finer grids until the answers settle.
 
-    Returns one row of answers for each of `times`, and whether all settled. `tail` is the probability that
-    may be moved to an infinite loss by cutting the grid off. Answers must grow with the losses: then they
-    are upper bounds on every grid, and the smallest seen is returned.
+    When to stop: let e(h) be the answer on a grid of interval h, and s the standard deviation of the loss of one step.
+    Connecting the dots keeps the profile of a step exact on the grid and splits each loss between its two neighbours.
+    With h below s this adds a variance of the order of h², and e(h) - e(0) falls like h². With h far above s a step has
+    the losses -h, 0, h and a variance of about h δ(0), and e(h) falls like h^½. So the order rises from ½ to 2 as the
+    grid gets finer. For an order of at least ½ the error e(h) - e(0) is at most (e(4h) - e(h)) / (4^½ - 1), that is,
+    what the last refinement by four still changed. Stopping when that is 0.6 % of e(h) leaves an error of at most
+    0.6 %, and of 0.04 % at order 2, where it usually ends.
 
-    When to stop: let e(h) be the answer on a grid of interval h, and s the standard deviation of the loss
-    of one step. Connecting the dots keeps the profile of a step exact on the grid and splits each loss
-    between its two neighbours. With h below s this adds a variance of the order of h², and e(h) - e(0)
-    falls like h²; with h far above s a step is left with the losses -h, 0, h and a variance of about h
-    δ(0), and e(h) falls like h^½. So the order rises from ½ to 2 as the grid gets finer, and for an order
-    of at least ½ the error e(h) - e(0) is at most (e(4h) - e(h)) / (4^½ - 1), i.e. what the last refinement
-    by four still changed. Stopping when that is 0.6 % of e(h) leaves 0.6 % at the worst, and 0.04 % at
-    order 2, where it ends as a rule.
+    Args:
+        terms: the releases.
+        times: how often the whole is repeated.
+        tail: the probability that may be moved to an infinite loss by cutting the grid off.
+        query: its answers must grow with the losses. Then they are upper bounds on every grid, and the smallest counts.
+
+    Returns:
+        One row of answers for each of `times`, and whether all of them settled.
     """
     total = sum(count for _, count in terms)
     if total * max(times) > _MOST_STEPS:
@@ -342,13 +363,12 @@ def refined(terms: Terms, times: Sequence[int], tail: float, query: Query) -> tu
 
 
 def epsilon_at(losses: DensePLDPmf, delta: float) -> float:
-    """The least ε at which the profile of the losses is at most δ; above 600 rounded up in the sixth digit."""
+    """The least ε at which the profile of the losses is at most δ. Above 600 it is rounded up in the sixth digit."""
     with np.errstate(over="ignore"):
         eps = float(losses.get_epsilon_for_delta(delta))
     if eps <= _EXACT:
         return eps
-    # dp_accounting adds up e^-loss, of which little or nothing is left here; the profile itself is still
-    # exact.
+    # dp_accounting sums e^-loss, of which little or nothing is left here. The profile itself is still exact.
     low, high = 0.0, _EXACT
     while losses.get_delta_for_epsilon(high) > delta:
         low, high = high, 2 * high
@@ -375,7 +395,7 @@ class EpsilonAt:
 def _answers(
     terms: Terms, times: Sequence[int], h: float, step_tail: float, tail: float, query: Query
 ) -> tuple[int, Array]:
-    """The size of the largest composed distribution; for each of `times` the worst answer of all directions."""
+    """The size of the largest composed distribution, and for each of `times` the worst answer of all directions."""
     total = sum(count for _, count in terms)
     size, worst = 0, []
     for direction in _directions(terms):
@@ -390,7 +410,7 @@ def _answers(
 
 
 def _directions(terms: Terms) -> list[list[tuple[Curve, Curve, int]]]:
-    """P against Q and, unless that is the same, Q against P: neighbours differ one way in all steps."""
+    """P against Q and, unless that is the same, Q against P. Neighbours differ in the same direction in all steps."""
     one_way: list[tuple[Curve, Curve, int]] = [(term.forward, term.backward, n) for term, n in terms]
     if all(type(term).forward is type(term).backward for term, _ in terms):
         return [one_way]
@@ -398,7 +418,7 @@ def _directions(terms: Terms) -> list[list[tuple[Curve, Curve, int]]]:
 
 
 def _first_interval(terms: Terms, tail: float) -> tuple[float, float]:
-    """The root mean square of the steps' standard deviations, or what the widest step allows; their variance."""
+    """The root mean square of the steps' standard deviations, or what the widest step allows, and their variance."""
     reaches = [_reach(curve, tail) for term, _ in terms for curve in (term.forward, term.backward)]
     coarsest = min(max(reaches) / _COARSEST, _WIDEST)
     variance = 0.0
@@ -418,13 +438,11 @@ def _reach(curve: Curve, tail: float) -> float:
 
 
 def _masses(up: Curve, down: Curve, h: float, tail: float) -> tuple[int, Array, float]:
-    """Discretise one step: index of the lowest loss, masses from there on at multiples of h, mass at
-    infinity.
+    """Discretise one step: the index of the lowest loss, the masses from there on at multiples of h, and that at ∞.
 
-    Algorithm 1 of arXiv:2207.04380 for the profile δ(ε) = (1 - e^ε)₊ + v(ε). The first part is the profile
-    of a release that tells nothing, that is of mass 1 at loss 0; working on v alone keeps the digits that 1
-    - e^ε would drown when sampling makes v tiny. Where rounding leaves a mass below zero, raising it only
-    raises the profile.
+    This is Algorithm 1 of Doroshenko et al. 2022 for the profile δ(ε) = (1 - e^ε)₊ + v(ε). The first summand is the
+    profile of a release that says nothing, of mass 1 at loss 0. Working on v alone keeps the digits that 1 - e^ε would
+    drown where sampling makes v tiny. Where rounding leaves a mass below zero, raising it only raises the profile.
     """
     below, above = (max(1, math.ceil(_reach(curve, tail) / h)) for curve in (down, up))
     eps = h * np.arange(below, 0, -1, dtype=np.float64)
@@ -444,8 +462,8 @@ def _discretised(up: Curve, down: Curve, h: float, tail: float) -> DensePLDPmf:
 
 
 def _composed(steps: Sequence[tuple[DensePLDPmf, int]], tail: float) -> DensePLDPmf:
-    """Compose each step with itself and then all with each other, cutting off at most `tail` on the way."""
+    """Compose each step with itself and then all with each other, cutting off at most `tail`."""
     tail /= 2 * len(steps)
-    with np.errstate(over="ignore"):  # moments of high order, which dp_accounting then leaves out
+    with np.errstate(over="ignore"):  # in moments of high order, which dp_accounting then leaves out
         whole = [step if count == 1 else step.self_compose(count, tail) for step, count in steps]
     return functools.reduce(lambda one, other: one.compose(other, tail), whole)

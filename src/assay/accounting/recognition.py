@@ -1,8 +1,9 @@
 """Which records a budget covers: a keyed hash of each, in a file that only the holder of the data may read.
 
-The key is random and stands in the same file. Whoever has the file can therefore test whether a record that they can guess
-is among those of the budget. The file is as private as the records themselves, and stays with them: mode 0600, never part of
-a run, never published. What leaves is a digest over the key and all hashes, which tells nothing without the key.
+The key is random and stands in the same file. Whoever has the file can therefore test whether a record that they can
+guess is among those of the budget. The file is as private as the records themselves, and stays with them: mode 0600,
+never part of a run, never published. What leaves is a digest over the key and all hashes, which tells nothing without
+the key.
 """
 
 from __future__ import annotations

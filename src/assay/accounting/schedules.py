@@ -1,8 +1,8 @@
-"""How the noise of a run goes from step to step: equal and independent, falling in levels, or correlated.
+"""How the noise changes from step to step: equal and independent, falling in levels, or correlated.
 
-A schedule divides the steps of a run into stretches and states, for each, the factor on the run's noise multiplier; each stretch is
-charged for what it is. It also states how the noise of a step takes back some of the noise before it. All of it is fixed before the
-run: nothing in it depends on the records.
+A schedule divides the steps of a run into stretches and states the factor on the noise multiplier for each. Each
+stretch is charged for its own noise. A schedule also states how the noise of a step cancels some of the noise before
+it. All of it is fixed before the run and does not depend on the records.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ class NoiseSchedule(ABC):
     """How the noise multiplier changes over a run. A frozen dataclass whose fields are its settings."""
 
     name: ClassVar[str]
-    """What it is chosen by, in `--noise-schedule` and in records."""
+    """Its name in `--noise-schedule` and in records."""
 
     @abstractmethod
     def stretches(self, steps: int) -> list[tuple[int, float]]:
-        """(steps, factor) in the order of the run; the steps add up to `steps`, the first factor is 1 and none is above it."""
+        """(steps, factor) in the order of the run. Steps add up to `steps`; the first factor is 1 and the largest."""
 
     @property
     def strategy(self) -> tuple[float, ...]:
-        """c_0 ... c_(b-1) of unit norm: the noise w of the steps solves Σ_j c_j w_(t-j) = z_t for independent z. Just 1 where the
-        steps' noise is independent.
+        """c_0 ... c_(b-1) of unit norm: the noise w of the steps solves Σ_j c_j w_(t-j) = z_t for independent z.
+
+        It is just 1 where the noise of the steps is independent.
         """
         return _INDEPENDENT
 
@@ -52,7 +53,18 @@ class Constant(NoiseSchedule):
 
 @dataclass(frozen=True, kw_only=True)
 class Decay(NoiseSchedule):
-    """Equal stretches, as many as there are levels, from factor 1 down to `last` in equal ratios."""
+    """Equal stretches, one for each level, from factor 1 down to `last` in equal ratios.
+
+    Attributes:
+        levels: the number of stretches.
+        last: the factor of the last stretch.
+
+    Raises:
+        ConfigError: a setting is out of range.
+
+    >>> Decay(levels=2, last=0.5).stretches(10)
+    [(5, 1.0), (5, 0.5)]
+    """
 
     name: ClassVar[str] = "decay"
 
@@ -66,21 +78,32 @@ class Decay(NoiseSchedule):
             raise ConfigError("noise_schedule last", self.last, "a number above 0 and at most 1")
 
     def stretches(self, steps: int) -> list[tuple[int, float]]:
-        """Stretches without a step (a run shorter than its levels) are left out."""
+        """The stretches. A run with fewer steps than levels has fewer stretches."""
         ends = [round(steps * (i + 1) / self.levels) for i in range(self.levels)]
         counts = [end - start for start, end in zip([0, *ends], ends, strict=False)]
-        found = [(n, self.last ** (i / (self.levels - 1))) for i, n in enumerate(counts) if n]
-        return [(n, factor / found[0][1]) for n, factor in found]
+        levels = [(n, self.last ** (i / (self.levels - 1))) for i, n in enumerate(counts) if n]
+        return [(n, factor / levels[0][1]) for n, factor in levels]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Banded(NoiseSchedule):
-    """Noise that a later step takes back in part, by a banded strategy matrix (Choquette-Choo et al. 2023, "(Amplified) banded
-    matrix factorization"): what the optimizer adds up over the run has less noise in it than independent steps would have left.
+    """Noise that later steps partly cancel, by a banded strategy matrix.
 
-    The strategy is the banded square root (Kalinin and Lampert 2024, "Banded square root matrix factorization"): the first b
-    coefficients of (1-x)^-½ (1-βx)^-½, whose square is what SGD with momentum β does to its gradients, scaled to unit norm. Every
-    column of the matrix then has norm at most 1, and columns b or more apart have no row in common.
+    The sum that the optimizer forms over the run then has less noise than with independent steps (Choquette-Choo et
+    al.: "(Amplified) Banded Matrix Factorization: A Unified Approach to Private Training", NeurIPS 2023,
+    arXiv:2306.08153).
+
+    The strategy is the banded square root (Kalinin and Lampert: "Banded Square Root Matrix Factorization for
+    Differentially Private Model Training", 2024, arXiv:2405.13763). It has the first b coefficients of
+    (1-x)^-½ (1-βx)^-½, whose square is what SGD with momentum β does to its gradients, scaled to unit norm. So every
+    column of the matrix has norm at most 1, and columns b or more apart have no row in common.
+
+    Attributes:
+        bands: b.
+        momentum: β, the optimizer's.
+
+    Raises:
+        ConfigError: a setting is out of range.
     """
 
     name: ClassVar[str] = "banded"
@@ -109,10 +132,10 @@ def _square_root(bands: int, momentum: float) -> tuple[float, ...]:
     roots = [1.0]  # of (1-x)^-½: binomial(2k, k) / 4^k
     for k in range(1, bands):
         roots.append(roots[-1] * (2 * k - 1) / (2 * k))
-    found = [sum(roots[i] * momentum ** (k - i) * roots[k - i] for i in range(k + 1)) for k in range(bands)]
-    # a few ulps above 1, so that the norm is not above 1 by rounding
-    norm = math.hypot(*found) * (1 + 1e-12)
-    return tuple(c / norm for c in found)
+    coefficients = [sum(roots[i] * momentum ** (k - i) * roots[k - i] for i in range(k + 1)) for k in range(bands)]
+    # Slightly larger than the norm, so that rounding does not leave a norm above 1.
+    norm = math.hypot(*coefficients) * (1 + 1e-12)
+    return tuple(c / norm for c in coefficients)
 
 
 KINDS: Registry[type[NoiseSchedule]] = Registry(
@@ -125,20 +148,27 @@ KINDS: Registry[type[NoiseSchedule]] = Registry(
 
 
 def parse(text: str) -> NoiseSchedule:
-    """`constant`, `decay:levels=4,last=0.5`, `banded:bands=4,momentum=0.9`."""
+    """The schedule that `text` names.
+
+    Raises:
+        ConfigError: there is no such schedule, or it does not take these settings.
+
+    >>> parse("decay:levels=2")
+    Decay(levels=2, last=0.5)
+    """
     return spec.parse("noise_schedule", text, KINDS)
 
 
 def describe(schedule: NoiseSchedule) -> str:
-    """The text that `parse` turns into this schedule, its settings in full."""
+    """The text that `parse` turns into this schedule, with all its settings."""
     return spec.written(schedule, KINDS)
 
 
 def within(stretches: list[tuple[int, float]], start: int, steps: int) -> list[tuple[int, float]]:
-    """The part of a schedule that lies in `steps` steps from step `start` on."""
+    """The stretches of `steps` steps from step `start` on."""
     ends = list(accumulate(n for n, _ in stretches))
-    found = [
+    counts = [
         (min(end, start + steps) - max(end - n, start), factor)
         for end, (n, factor) in zip(ends, stretches, strict=True)
     ]
-    return [(n, factor) for n, factor in found if n > 0]
+    return [(n, factor) for n, factor in counts if n > 0]

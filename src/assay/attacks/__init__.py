@@ -3,8 +3,8 @@
     setting = attacks.Setting(target=model, members=seen, nonmembers=unseen, train=train, pool=others)
     attacks.run("lira-offline", setting).to_json()
 
-An attack shows what leaks at least; that it fails shows nothing. One file an attack: a file that defines `ATTACKS` is
-found by itself; nothing else needs an edit. `assay._util.registry` tells how an attack from outside is added.
+An attack shows what leaks at least. An attack that fails shows nothing. The registry finds every file that defines
+`ATTACKS`. `assay._util.registry` explains how to add an attack from another package.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Attack(Protocol):
 
     @property
     def name(self) -> str:
-        """As it is called."""
+        """Its name."""
         ...
 
     @property
@@ -53,11 +53,11 @@ class Attack(Protocol):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What of a setting it cannot do without: "train", "pool", "checkpoints" (two or more of the target)."""
+        """What it requires of a setting: "train", "pool", "checkpoints" (two or more of the target)."""
         ...
 
     def score(self, setting: Setting) -> Scores:
-        """One score a record, at 0 and above "member". Learns nothing from the membership of the records it scores."""
+        """A score for each record; 0 or more means "member". Never learns from the membership of these records."""
         ...
 
 
@@ -76,12 +76,16 @@ def available() -> dict[str, Attack]:
 
 
 def get(name: str) -> Attack:
-    """The attack of this name."""
+    """The attack of this name.
+
+    Raises:
+        ConfigError: There is no such attack.
+    """
     return ATTACKS.choose("attack", name)
 
 
 def lacking(name: str, setting: Setting) -> tuple[str, ...]:
-    """What this attack needs and the setting does not have."""
+    """What the attack of this name needs and the setting does not have."""
     has = {
         "train": setting.train is not None,
         "pool": setting.pool is not None,
@@ -91,12 +95,21 @@ def lacking(name: str, setting: Setting) -> tuple[str, ...]:
 
 
 def run(name: str, setting: Setting, *, confidence: float = 0.95) -> AttackResult:
-    """Attack, and say how well it went, with confidence intervals."""
+    """Attack, and measure how well it went.
+
+    Args:
+        name: The attack.
+        setting: What the attacker has.
+        confidence: The confidence of the intervals.
+
+    Returns:
+        What the attack achieved.
+
+    Raises:
+        ConfigError: There is no such attack, or the setting lacks what it needs.
+    """
     missing = lacking(name, setting)
     if missing:
-        raise ConfigError(
-            missing[0],
-            None,
-            f"needed by the attack {name}, together with what else it needs: {', '.join(get(name).needs)}",
-        )
+        accepted = f"needed by the attack {name}, together with what else it needs: {', '.join(get(name).needs)}"
+        raise ConfigError(missing[0], None, accepted)
     return evaluate(name, get(name).score(setting), confidence)

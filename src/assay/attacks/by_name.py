@@ -1,4 +1,4 @@
-"""Attacks on the model of a finished run: what `assay attack` does, as a call."""
+"""Attacks on the model of a finished run, as `assay attack` makes them."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def of_run(
         for result in assay.attacks.of_run("runs/mnist"):
             print(result.attack, result.auc.value)
 
-    Half of the records are known to the attacker, the others count. Attacks with shadow models train them as the run was trained, on
-    test records that are not decided on.
+    The attacker knows the membership of half of the records, and is measured on the others. Attacks with shadow models
+    train them as the run was trained, on test records that are not decided on.
 
     Args:
         run: The run's directory.
         names: The attacks; None for all that need the model only.
         records: Members to decide on, and as many non-members.
         confidence: The confidence of the intervals.
-        seed: Which records are drawn, and which of them the attacker knows.
-        save: Keep the results beside the run, for the report. No ε covers them.
-        data_dir: Where data sets are, if not where the run found them.
+        seed: Decides which records are drawn, and which of them the attacker knows.
+        save: Write the results to `attacks.json` beside the run, for the report. No ε covers them.
+        data_dir: Where data sets are, if they have moved since.
 
     Returns:
-        One result for each attack.
+        A result for each attack.
 
     Raises:
         ConfigError: There is no such attack, or the run was not started by names.
@@ -85,7 +85,7 @@ def of_run(
 def _models(
     directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, seed: int
 ) -> tuple[DataBundle, list[nn.Module]]:
-    """The data and what training released: the models after some rounds, if they were kept, and the last one."""
+    """The data, and the models that training released: those after some rounds, if they were kept, and the last."""
     bundle, model = rebuilt(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
     before = kind_of(spec).plan(spec["plan"]).stage
     if before is not None:
@@ -101,7 +101,7 @@ def _models(
 def _with_shadows(
     spec: dict[str, Any], bundle: DataBundle, setting: attacks.Setting, others: list[int]
 ) -> attacks.Setting:
-    """The setting with half of the test records, or what it leaves of them, to train shadow models on."""
+    """The setting with at least half of the test records to train shadow models on."""
     decided = min(len(others) // 2, len(Records(setting.nonmembers)))
     make = shadows.MAKERS[kind_of(spec).name]
     return replace(

@@ -1,13 +1,16 @@
 """How well an attack tells members from non-members, with confidence intervals.
 
-Every attack gives one score a record, larger for likelier members, and decides "member" at 0 and above. What is
-reported here is computed from those scores alone:
+Every attack scores each record, higher for likelier members, and decides "member" at 0 and above. The figures here
+follow from those scores alone:
 
-- the area under the ROC curve, P(member scores higher) + P(tie)/2, with DeLong's interval (1988), made to hold for small groups as Agresti
-  and Coull (1998) do it for proportions;
-- the balanced accuracy of the decision at 0, (TPR + TNR)/2, with an interval that combines the Clopper-Pearson limits of
-  its two halves (MOVER; Zou and Donner 2008);
-- the true positive rate at a small false positive rate, with its Clopper-Pearson interval. The threshold comes from the
+- The area under the ROC curve, P(member scores higher) + P(tie)/2. Its interval is that of DeLong, DeLong and
+  Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating characteristic curves", 1988
+  (doi:10.2307/2531595). Additional records make it hold for small groups, as in Agresti and Coull, "Approximate is
+  better than 'exact' for interval estimation of binomial proportions", 1998 (doi:10.1080/00031305.1998.10480550).
+- The balanced accuracy of the decision at 0, (TPR + TNR)/2. Its interval combines the Clopper-Pearson limits of its two
+  halves (Zou and Donner, "Construction of confidence limits about effect measures: a general approach", 2008,
+  doi:10.1002/sim.3095).
+- The true positive rate at a small false positive rate, with its Clopper-Pearson interval. The threshold comes from the
   non-members; given it, the count of members above it is binomial, so the interval is exact.
 """
 
@@ -31,9 +34,12 @@ NOT_PRIVATE = "measured on the members' records without noise; no ε covers thes
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Scores:
-    """One score for each evaluated record; at 0 and above the attack says "member".
+    """A score for each evaluated record; at 0 and above the attack says "member".
 
-    `calibration` says in words what the attack learned its decision from; never from the records scored here.
+    Attributes:
+        members: The scores of members.
+        nonmembers: The scores of non-members.
+        calibration: What the attack learned its decision from, in words; never from the records scored here.
     """
 
     members: Array
@@ -43,7 +49,8 @@ class Scores:
     def __post_init__(self) -> None:
         for field, values in (("members", self.members), ("nonmembers", self.nonmembers)):
             if values.ndim != 1 or len(values) < 2:
-                raise ConfigError(field, f"scores of shape {values.shape}", "one score a record, at least two records")
+                accepted = "a score for each record, at least two records"
+                raise ConfigError(field, f"scores of shape {values.shape}", accepted)
             if not np.isfinite(values).all():
                 bad = int((~np.isfinite(values)).sum())
                 raise ConfigError(field, f"{bad} of {len(values)} scores are not finite", "finite scores")
@@ -62,8 +69,9 @@ class Estimate:
 class RateAt:
     """The true positive rate at a false positive rate of at most `fpr` among the non-members at hand.
 
-    `fpr_low` to `fpr_high` is where the false positive rate of that threshold lies for fresh non-members (exact for scores
-    without ties). With fewer than 1/fpr non-members it reaches far above `fpr`: read it before quoting the rate.
+    `fpr_low` to `fpr_high` is a confidence interval of that threshold's false positive rate for new non-members (exact
+    for scores without ties). With fewer than 1/fpr non-members it reaches far above `fpr`: read it before quoting the
+    rate.
     """
 
     fpr: float
@@ -74,7 +82,7 @@ class RateAt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttackResult:
-    """What an attack achieved. Computed from members' records without noise: publishing it is a release no ε covers."""
+    """What an attack achieved. It comes from members' records without noise: no ε covers its publication."""
 
     attack: str
     members: int
@@ -86,12 +94,24 @@ class AttackResult:
     tpr_at_fpr: tuple[RateAt, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """The result as plain values, for JSON."""
         return {**asdict(self), "tpr_at_fpr": [asdict(rate) for rate in self.tpr_at_fpr], "note": NOT_PRIVATE}
 
 
 def evaluate(attack: str, scores: Scores, confidence: float = 0.95) -> AttackResult:
-    """All figures of an attack from its scores."""
+    """All figures of an attack from its scores.
+
+    Args:
+        attack: Its name.
+        scores: Its scores.
+        confidence: The confidence of the intervals.
+
+    Returns:
+        The figures.
+
+    Raises:
+        ConfigError: `confidence` is not between 0 and 1.
+    """
     if not 0 < confidence < 1:
         raise ConfigError("confidence", confidence, "a number between 0 and 1, both excluded")
     return AttackResult(
@@ -109,9 +129,10 @@ def evaluate(attack: str, scores: Scores, confidence: float = 0.95) -> AttackRes
 def auc(members: Array, nonmembers: Array, confidence: float = 0.95) -> Estimate:
     """The area under the ROC curve; DeLong's interval with Agresti and Coull's additional records.
 
-    DeLong's variance comes from how each record's score is placed among the other group's, and is too small, or zero, where few records
-    happened to be unlike the others. The worst that placements can be is 0 or 1, as if a proportion were sought. So each group has z²/2 more
-    records placed at 0 and as many at 1, which for such placements is Agresti and Coull's interval, and in large groups is DeLong's.
+    DeLong's variance comes from the rank of each record's score in the other group. It is too small, or zero, where
+    only a few records happen to differ from the others. The worst ranks are 0 and 1, as for a proportion. So each group
+    gets z²/2 more records with rank 0 and as many with rank 1. For such ranks that is Agresti and Coull's interval, and
+    in large groups it is DeLong's.
     """
     m, n = len(members), len(nonmembers)
     ranks = rankdata(np.concatenate([members, nonmembers]))
@@ -126,7 +147,7 @@ def auc(members: Array, nonmembers: Array, confidence: float = 0.95) -> Estimate
 
 
 def _variance_of_mean(placements: Array, more: float) -> float:
-    """Of the mean of these and of `more` others, half of them 0 and half 1."""
+    """The variance of the mean of these and of `more` others, half of them 0 and half 1."""
     size = len(placements) + more
     mean = (placements.sum() + more / 2) / size
     squares = ((placements - mean) ** 2).sum() + more / 2 * (mean**2 + (1 - mean) ** 2)
@@ -153,12 +174,12 @@ def tpr_at(members: Array, nonmembers: Array, fpr: float, confidence: float = 0.
     tail = (1 - confidence) / 2
     # The probability of exceeding the (k+1)-th largest of n draws is Beta(k+1, n-k), whatever their distribution.
     low, high = beta.ppf([tail, 1 - tail], allowed + 1, n - allowed)
-    found = clopper_pearson(int((members > threshold).sum()), len(members), confidence)
-    return RateAt(fpr=fpr, tpr=found, fpr_low=float(low), fpr_high=float(high))
+    tpr = clopper_pearson(int((members > threshold).sum()), len(members), confidence)
+    return RateAt(fpr=fpr, tpr=tpr, fpr_low=float(low), fpr_high=float(high))
 
 
 def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Estimate:
-    """A proportion with its exact two-sided interval: it covers at least as often as `confidence` says."""
+    """A proportion with its exact two-sided interval, which covers with a probability of at least `confidence`."""
     tail = (1 - confidence) / 2
     low, high = 1 - rate_below(trials - successes, trials, tail), rate_below(successes, trials, tail)
     return Estimate(successes / trials, low, high)
@@ -167,7 +188,7 @@ def clopper_pearson(successes: int, trials: int, confidence: float = 0.95) -> Es
 def best_threshold(members: Array, nonmembers: Array) -> float:
     """The threshold with the largest balanced accuracy, half-way between two scores. For calibration records only."""
     values = np.unique(np.concatenate([members, nonmembers]))
-    found = 1 - np.searchsorted(np.sort(members), values) / len(members)
+    hits = 1 - np.searchsorted(np.sort(members), values) / len(members)
     alarms = 1 - np.searchsorted(np.sort(nonmembers), values) / len(nonmembers)
-    best = int(np.argmax(found - alarms))
+    best = int(np.argmax(hits - alarms))
     return float(values[max(best - 1, 0)] / 2 + values[best] / 2)

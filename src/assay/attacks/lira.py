@@ -1,15 +1,16 @@
-"""LiRA, the likelihood ratio attack (Carlini et al. 2022): every record is compared with itself.
+"""LiRA, the likelihood ratio attack: every record is compared with itself.
 
-φ = ln(p_y / (1 - p_y)) of a record is close to Gaussian over random trainings. Shadow models give its mean and deviation when
-the record is in the training set and when it is not.
+Carlini et al., "Membership inference attacks from first principles", 2022 (arXiv:2112.03570). φ = ln(p_y / (1 - p_y))
+of a record is close to Gaussian over random trainings. Shadow models give its mean and deviation when the record is in
+the training set and when it is not.
 
-Online: every shadow trains on a random half of the evaluated records, each record is in exactly half of the shadows, and the
-score is ln N(φ; in) - ln N(φ; out). Which records are in which shadow is drawn without regard to their membership in the
-target. Offline: shadows train on halves of the pool, no evaluated record is in any, and the score is how many deviations φ
-lies above the mean of the shadows.
+Online: every shadow trains on a random half of the evaluated records, and each record is in exactly half of the
+shadows. Their membership in the target plays no role in that draw. The score is ln N(φ; in) - ln N(φ; out). Offline:
+shadows train on halves of the pool, which contains no evaluated record. The score is how many deviations φ is above the
+mean of the shadows.
 
-The threshold of the decision comes from a rehearsal: one shadow, whose members the attacker chose, plays the target against
-the others.
+The threshold of the decision comes from a rehearsal: one shadow, whose members the attacker chose, takes the target's
+place against the others.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from torch.utils.data import TensorDataset
 
 from assay.attacks.evaluation import Scores, best_threshold
 from assay.attacks.outputs import Array, log_odds, log_posteriors
-from assay.attacks.setting import Setting, Trained, rounds_of, stacked, taken
+from assay.attacks.setting import Setting, Trained, rounds_of, stacked, subset
 
 Mask = NDArray[np.bool_]
 
-_OWN_DEVIATION = 64  # shadows from which on a record's own deviation is better than all records' (Carlini et al., VI.A)
+_MANY_SHADOWS = 64  # from here on each record's deviation is better than the common one (Carlini et al., VI.A)
 _LEAST_DEVIATION = 1e-6  # shadows that agree to the last digit must not make a score infinite
 
 
@@ -47,12 +48,12 @@ def halves(shadows: int, records: int, generator: np.random.Generator) -> Mask:
 def gaussian(phi: Array, chosen: Mask) -> tuple[Array, Array]:
     """Mean of each record's φ over the chosen shadows, and its standard deviation.
 
-    With few shadows a record's own deviation is mostly noise; the root mean square within records stands for all.
+    With few shadows a single record's deviation is mostly noise, so the root mean square over all records replaces it.
     """
     count = chosen.sum(0)
     mean = np.where(chosen, phi, 0.0).sum(0) / count
     squares = np.where(chosen, (phi - mean) ** 2, 0.0).sum(0)
-    if len(phi) >= _OWN_DEVIATION:
+    if len(phi) >= _MANY_SHADOWS:
         deviation: Array = np.sqrt(squares / (count - 1))
     else:
         deviation = np.full(len(mean), np.sqrt(squares.sum() / (count - 1).sum()))
@@ -68,7 +69,7 @@ def likelihood_ratio(observed: Array, phi: Array, inside: Mask) -> Array:
 
 
 def above_outsiders(observed: Array, phi: Array, inside: Mask) -> Array:
-    """How many deviations `observed` lies above what shadows without the record give."""
+    """How many deviations `observed` is above the mean of shadows without the record."""
     mean, deviation = gaussian(phi, ~inside)
     result: Array = (observed - mean) / deviation
     return result
@@ -84,28 +85,25 @@ class Lira:
 
     @property
     def name(self) -> str:
-        """As it is called."""
+        """Its name."""
         return f"lira-{self.mode}"
 
     def score(self, setting: Setting) -> Scores:
-        """The ratio, less the rehearsal's threshold."""
+        """The ratio, minus the rehearsal's threshold."""
         members, nonmembers = stacked(setting.members), stacked(setting.nonmembers)
-        observed = np.concatenate([_phi(setting.target, part) for part in (members, nonmembers)])
+        observed = np.concatenate([_phi(setting.target, records) for records in (members, nonmembers)])
         if self.mode == "online":
             scores, threshold = self._online(setting, observed, members, nonmembers)
         else:
             scores, threshold = self._offline(setting, observed, members, nonmembers)
         scores = scores - threshold
-        return Scores(
-            members=scores[: len(members)],
-            nonmembers=scores[len(members) :],
-            calibration=f"{setting.shadows} shadow models, {self.mode}; threshold from one of them played against the others",
-        )
+        learned = f"{setting.shadows} shadow models, {self.mode}; threshold from one of them played against the others"
+        return Scores(members=scores[: len(members)], nonmembers=scores[len(members) :], calibration=learned)
 
     def _online(
         self, setting: Setting, observed: Array, members: TensorDataset, nonmembers: TensorDataset
     ) -> tuple[Array, float]:
-        records = _joined(members, nonmembers)
+        records = _join(members, nonmembers)
         inside = halves(setting.shadows, len(records), setting.generator("online"))
         phi = np.stack([_phi(model, records) for model in _shadows(setting, records, inside)])
         rehearsed = likelihood_ratio(phi[0], phi[1:], inside[1:])
@@ -116,7 +114,7 @@ class Lira:
         self, setting: Setting, observed: Array, members: TensorDataset, nonmembers: TensorDataset
     ) -> tuple[Array, float]:
         assert setting.pool is not None
-        pool, records = stacked(setting.pool), _joined(members, nonmembers)
+        pool, records = stacked(setting.pool), _join(members, nonmembers)
         inside = halves(setting.shadows, len(pool), setting.generator("offline"))
         on_pool, on_records = [], []
         for model in _shadows(setting, pool, inside):
@@ -131,14 +129,14 @@ class Lira:
 
 def _shadows(setting: Setting, records: TensorDataset, inside: Mask) -> list[Trained]:
     assert setting.train is not None
-    return [setting.train(taken(records, np.flatnonzero(row))) for row in inside]
+    return [setting.train(subset(records, np.flatnonzero(row))) for row in inside]
 
 
 def _phi(trained: Trained, records: TensorDataset) -> Array:
     return log_odds(*log_posteriors(rounds_of(trained)[-1], records))
 
 
-def _joined(first: TensorDataset, second: TensorDataset) -> TensorDataset:
+def _join(first: TensorDataset, second: TensorDataset) -> TensorDataset:
     return TensorDataset(*(torch.cat(pair) for pair in zip(first.tensors, second.tensors, strict=True)))
 
 

@@ -1,4 +1,8 @@
-"""ML-Leaks (Salem et al. 2019, adversary 1): one shadow model, sorted posteriors, a small network."""
+"""ML-Leaks: one shadow model, sorted posteriors, a small network.
+
+Adversary 1 of Salem et al., "ML-Leaks: model and data independent membership inference attacks and defenses on machine
+learning models", 2019 (arXiv:1806.01246).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay.attacks.evaluation import Scores
-from assay.attacks.network import learned
+from assay.attacks.network import learn_and_score
 from assay.attacks.outputs import Array, log_posteriors
 from assay.attacks.setting import Setting
 
@@ -17,9 +21,10 @@ _LARGEST = 3
 
 
 def top_posteriors(rounds: tuple[nn.Module, ...], records: TensorDataset) -> Array:
-    """The three largest posteriors in falling order, as logarithms: labels are not used.
+    """The logarithms of the three largest posteriors in falling order, without labels.
 
-    The paper feeds the posteriors themselves; their logarithms carry the same, and keep apart what rounds to 0 and 1.
+    The paper uses the posteriors themselves. Their logarithms carry the same information, and distinguish values that
+    round to 0 or 1.
     """
     log_p, _ = log_posteriors(rounds[-1], records)
     return np.sort(log_p, axis=1)[:, : -_LARGEST - 1 : -1]
@@ -35,7 +40,7 @@ class MLLeaks:
 
     def score(self, setting: Setting) -> Scores:
         """The network's log-odds."""
-        return learned(setting, top_posteriors)
+        return learn_and_score(setting, top_posteriors)
 
 
 ATTACKS = (MLLeaks(),)

@@ -1,4 +1,4 @@
-"""Attacks that learn: features of calibration examples train a small network, which then scores the evaluated records."""
+"""Attacks that learn: features of calibration examples train a small network, which scores the evaluated records."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from assay.attacks.setting import Setting
 from assay.errors import ConfigError
 
 Features = Callable[[tuple[nn.Module, ...], TensorDataset], Array]
-"""From the checkpoints of a model and records to one row of features a record."""
+"""From the checkpoints of a model and records to a row of features for each record."""
 
 _HIDDEN = 64  # as in ML-Leaks
 _STEPS, _HALF_BATCH = 400, 128
 
 
-def learned(setting: Setting, features: Features) -> Scores:
-    """Learn from the setting's calibration examples, score its evaluated records."""
+def learn_and_score(setting: Setting, features: Features) -> Scores:
+    """Learn from the setting's calibration examples, and score its evaluated records."""
     known, asked = setting.calibration, setting.evaluated
     if len(known.rounds) != len(asked.rounds):
         raise ConfigError(
             "train", f"{len(known.rounds)} checkpoints", f"as many as of the target, which are {len(asked.rounds)}"
         )
-    score = trained(features(known.rounds, known.members), features(known.rounds, known.nonmembers), setting.seed)
+    score = train(features(known.rounds, known.members), features(known.rounds, known.nonmembers), setting.seed)
     return Scores(
         members=score(features(asked.rounds, asked.members)),
         nonmembers=score(features(asked.rounds, asked.nonmembers)),
@@ -37,11 +37,11 @@ def learned(setting: Setting, features: Features) -> Scores:
     )
 
 
-def trained(members: Array, nonmembers: Array, seed: int) -> Callable[[Array], Array]:
-    """A perceptron that gives the log-odds of membership.
+def train(members: Array, nonmembers: Array, seed: int) -> Callable[[Array], Array]:
+    """Train a perceptron that gives the log-odds of membership.
 
-    Batches hold as many members as non-members, so that log-odds of 0 are even odds whatever the sizes of the two groups.
-    The process's random state is left alone.
+    Batches hold as many members as non-members, so log-odds of 0 are even odds whatever the sizes of the two groups.
+    The process's random state does not change.
     """
     both = np.concatenate([members, nonmembers])
     centre, scale = both.mean(0), both.std(0)
@@ -58,7 +58,7 @@ def trained(members: Array, nonmembers: Array, seed: int) -> Callable[[Array], A
         optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.01, fused=True)
         schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, _STEPS)
         for _ in range(_STEPS):
-            batch = torch.cat([part[torch.randint(len(part), (_HALF_BATCH,))] for part in (inside, outside)])
+            batch = torch.cat([group[torch.randint(len(group), (_HALF_BATCH,))] for group in (inside, outside)])
             optimizer.zero_grad()
             F.binary_cross_entropy_with_logits(net(batch).squeeze(1), truth).backward()
             optimizer.step()

@@ -1,7 +1,7 @@
 """What the attacker reads off a model: the logarithms of its posteriors, in double precision.
 
-A model that has memorised a record gives it a posterior that rounds to 1, and the difference between members and non-members
-is then in the digits behind: everything is computed from the logits, and nothing as 1 - p.
+A model that has memorised a record gives it a posterior that rounds to 1. Members and non-members then differ only in
+later digits. So everything is computed from the logits, and nothing as 1 - p.
 """
 
 from __future__ import annotations
@@ -23,12 +23,10 @@ BATCH = 512
 
 
 def log_posteriors(model: nn.Module, records: TensorDataset) -> tuple[Array, Labels]:
-    """ln p of every class for every record, [N, C], and the labels. The model runs in eval mode, and is left as it was."""
-    found = []
+    """ln p of every class for every record, [N, C], and the labels. The model runs in eval mode and is not changed."""
     with evaluating(model), torch.no_grad():
-        for x, y in batches(model, records):
-            found.append(logits(model, x, y).log_softmax(1).cpu())
-    return torch.cat(found).numpy(), records.tensors[1].cpu().numpy().astype(np.int64)
+        log_p = [logits(model, x, y).log_softmax(1).cpu() for x, y in batches(model, records)]
+    return torch.cat(log_p).numpy(), records.tensors[1].cpu().numpy().astype(np.int64)
 
 
 def log_odds(log_p: Array, labels: Labels) -> Array:
@@ -63,7 +61,7 @@ def batches(model: nn.Module, records: TensorDataset) -> Iterator[tuple[Tensor, 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode, module by module as before afterwards."""
+    """Put the model into eval mode, and every module back into its mode afterwards."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -1,9 +1,11 @@
-"""Threshold attacks: one number a record, and a threshold for each class.
+"""Threshold attacks: a number for each record, and a threshold for each class.
 
-Song, Shokri and Mittal (2019) and Song and Mittal (2021): a record is called a member if its confidence p_y is at least
-τ_y, or its entropy or modified entropy at most τ_y, where y is its true label and τ_y maximises the balanced accuracy on
-the calibration records of that class. The loss attack (Yeom et al. 2018) is confidence on the logarithmic scale: it decides
-alike, and ranks records of different classes differently.
+A record is called a member if its confidence p_y is at least τ_y, or its entropy or modified entropy at most τ_y. Here
+y is its true label, and τ_y maximises the balanced accuracy on the calibration records of that class (Song, Shokri and
+Mittal, "Privacy risks of securing machine learning models against adversarial examples", 2019, arXiv:1905.10291; Song
+and Mittal, "Systematic evaluation of privacy risks of machine learning models", 2021, arXiv:2003.10595). The loss
+attack is confidence on the logarithmic scale: it decides alike, and ranks records of different classes differently
+(Yeom et al., "Privacy risk in machine learning: analyzing the connection to overfitting", 2018, arXiv:1709.01604).
 
 The reported score is the distance to the threshold.
 """
@@ -20,7 +22,7 @@ from assay.attacks.outputs import Array, Labels, log_odds, log_posteriors
 from assay.attacks.setting import Setting
 
 Evidence = Callable[[Array, Labels], Array]
-"""From the logarithms of posteriors and the true labels to one value a record."""
+"""From the logarithms of posteriors and the true labels to a value for each record."""
 
 
 def confidence(log_p: Array, labels: Labels) -> Array:
@@ -40,9 +42,10 @@ def entropy(log_p: Array, labels: Labels) -> Array:  # noqa: ARG001 - the one sc
 
 
 def modified_entropy(log_p: Array, labels: Labels) -> Array:
-    """-(1 - p_y) ln p_y - Σ_{i≠y} p_i ln(1 - p_i) (Song and Mittal 2021, equation 8).
+    """-(1 - p_y) ln p_y - Σ_{i≠y} p_i ln(1 - p_i) (Song and Mittal, equation 8).
 
-    Zero for certainty of the true label, and unbounded for certainty of a wrong one, which plain entropy takes for the same.
+    It is zero for certainty of the true label and unbounded for certainty of a wrong one. Plain entropy does not
+    distinguish the two.
     """
     rows = np.arange(len(labels))
     log_rest = _log_complement(log_p)
@@ -87,20 +90,20 @@ class ThresholdAttack:
     needs: tuple[str, ...] = ()
 
     def score(self, setting: Setting) -> Scores:
-        """Distance to the class's threshold, which the calibration records gave."""
+        """The distance to the class's threshold, which follows from the calibration records."""
         known, asked = setting.calibration, setting.evaluated
-        inside, outside = (log_posteriors(known.model, part) for part in (known.members, known.nonmembers))
+        inside, outside = (log_posteriors(known.model, records) for records in (known.members, known.nonmembers))
         classes = inside[0].shape[1]
         thresholds = class_thresholds(self.evidence(*inside), inside[1], self.evidence(*outside), outside[1], classes)
-        found = []
-        for part in (asked.members, asked.nonmembers):
-            log_p, labels = log_posteriors(asked.model, part)
-            found.append(self.evidence(log_p, labels) - thresholds[labels])
-        return Scores(members=found[0], nonmembers=found[1], calibration=setting.calibrated_on)
+        scores = []
+        for records in (asked.members, asked.nonmembers):
+            log_p, labels = log_posteriors(asked.model, records)
+            scores.append(self.evidence(log_p, labels) - thresholds[labels])
+        return Scores(members=scores[0], nonmembers=scores[1], calibration=setting.calibrated_on)
 
 
 def _negative(value: Evidence) -> Evidence:
-    """Evidence from a value that members have less of."""
+    """Evidence from a value that is smaller for members."""
     return lambda log_p, labels: -value(log_p, labels)
 
 

@@ -1,7 +1,8 @@
-"""CS-MIA (Gu, Bai and Xu 2022): how the confidence in a record moves over the rounds of its training.
+"""CS-MIA: how the confidence in a record moves over the rounds of training.
 
-A member's confidence rises when it is trained on and stays high; a non-member's follows what generalises. This is the "basic
-MIA" of DP-FedAGS, table II.
+Gu, Bai and Xu, "CS-MIA: membership inference attack based on prediction confidence series in federated learning", 2022
+(doi:10.1016/j.jisa.2022.103201). A member's confidence rises when it is trained on and stays high; a non-member's
+follows what generalises. This is the "basic MIA" in table II of the DP-FedAGS paper.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay.attacks.evaluation import Scores
-from assay.attacks.network import learned
+from assay.attacks.network import learn_and_score
 from assay.attacks.outputs import Array, log_odds, log_posteriors
 from assay.attacks.setting import Setting, rounds_of
 from assay.errors import ConfigError
@@ -36,7 +37,7 @@ class ConfidenceSeries:
         """The network's log-odds."""
         if len(rounds_of(setting.target)) < 2:
             raise ConfigError("target", "one model", "two checkpoints or more, in the order of training")
-        return learned(setting, confidence_series)
+        return learn_and_score(setting, confidence_series)
 
 
 ATTACKS = (ConfidenceSeries(),)

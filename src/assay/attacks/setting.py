@@ -1,11 +1,11 @@
-"""What an attacker has: the trained model, records to decide on, and something else to learn the decision from.
+"""What an attacker has: the trained model, records to decide on, and other records to learn the decision from.
 
-The membership of an evaluated record is used for nothing but counting how often the attack was right. What an attack
-learns, it learns from *calibration* examples, which are other records:
+The membership of an evaluated record serves only to count how often the attack was right. An attack learns from
+*calibration* examples, which are other records:
 
-- with `train` and `pool`: the attacker trains a shadow model on one half of the pool, by the very procedure that trained
-  the target, and knows therefore what members (that half) and non-members (the other) look like;
-- without: the attacker knows the membership of a part of the records (`known`), and is evaluated on the rest.
+- With `train` and `pool`, the attacker trains a shadow model on one half of the pool, as the target was trained. So the
+  attacker knows what members (that half) and non-members (the other) look like.
+- Without, the attacker knows the membership of a share of the records (`known`), and is evaluated on the rest.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Trained = nn.Module | Sequence[nn.Module]
 """A classifier, or its checkpoints in the order of training; the last is the classifier."""
 
 Train = Callable[[TensorDataset], Trained]
-"""Trains a model on these records as the target was trained (centralised, federated, private or not).
+"""Trains a model on these records as the target was trained (central, federated, private or not).
 
-How many records there are differs from call to call: a private training makes its plan for `len(records)`.
+The number of records differs from call to call: a private training makes its plan for `len(records)`.
 """
 
-_FEWEST = 4  # of members, and of non-members, that something can be learned from or measured on
+_FEWEST = 4  # members, and non-members, for learning or measuring anything
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,13 +52,21 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Setting:
-    """The model under attack, the records to decide on, and what the attacker has besides.
+    """The model under attack, the records to decide on, and what else the attacker has.
 
-    Records are pairs (features, label). `members` were in the target's training set, `nonmembers` come from the same
-    population and were not; `pool` holds records of that population that are neither. A shadow model sees half of the
-    pool: a pool of twice the target's training set makes shadows like the target. `train` may add records of its own.
-    `shadows` is how many models LiRA trains; one setting shares its shadow model among the other attacks. Data sets that are
-    `Subset`s of one data set are checked for overlap.
+    Records are pairs (features, label). `Subset`s of one data set must not overlap. All attacks but LiRA share one
+    shadow model.
+
+    Attributes:
+        target: The model, or its checkpoints.
+        members: Records of the target's training set.
+        nonmembers: Records of the same population that were not in it.
+        train: Trains a shadow model; it may add other records.
+        pool: Records of that population that are neither. A shadow model sees half of them, so a pool of twice the
+            target's training set makes shadows like the target.
+        shadows: How many models LiRA trains.
+        known: The share of the records whose membership the attacker knows.
+        seed: Fixes all draws.
     """
 
     target: Trained
@@ -92,24 +100,24 @@ class Setting:
     def calibration(self) -> Examples:
         """What the attack may learn from."""
         if self.pool is None:
-            return self._parts[0]
+            return self._known_and_rest[0]
         assert self.train is not None
         pool = stacked(self.pool)
         order = self.generator("pool").permutation(len(pool))
         half = len(pool) // 2
-        inside, outside = taken(pool, order[:half]), taken(pool, order[half:])
+        inside, outside = subset(pool, order[:half]), subset(pool, order[half:])
         return Examples(rounds=rounds_of(self.train(inside)), members=inside, nonmembers=outside)
 
     @functools.cached_property
     def evaluated(self) -> Examples:
-        """What the attack is measured on; no record of `calibration` is among it."""
-        return self._whole if self.pool is not None else self._parts[1]
+        """What the attack is measured on: no record of `calibration` is in it."""
+        return self._whole if self.pool is not None else self._known_and_rest[1]
 
     @property
     def calibrated_on(self) -> str:
         """Where the calibration comes from, in words."""
-        found = self.calibration
-        sizes = f"{len(found.members)} members and {len(found.nonmembers)} non-members"
+        examples = self.calibration
+        sizes = f"{len(examples.members)} members and {len(examples.nonmembers)} non-members"
         return f"shadow model, its {sizes}" if self.pool is not None else f"known part, {sizes}, not evaluated"
 
     @functools.cached_property
@@ -119,8 +127,7 @@ class Setting:
         )
 
     @functools.cached_property
-    def _parts(self) -> tuple[Examples, Examples]:
-        """The known part, and the rest."""
+    def _known_and_rest(self) -> tuple[Examples, Examples]:
         whole, generator = self._whole, self.generator("known")
         members = self._cut(whole.members, generator)
         nonmembers = self._cut(whole.nonmembers, generator)
@@ -132,7 +139,7 @@ class Setting:
     def _cut(self, records: TensorDataset, generator: np.random.Generator) -> tuple[TensorDataset, TensorDataset]:
         order = generator.permutation(len(records))
         known = min(max(round(self.known * len(records)), _FEWEST), len(records) - _FEWEST)
-        return taken(records, order[:known]), taken(records, order[known:])
+        return subset(records, order[:known]), subset(records, order[known:])
 
     def generator(self, purpose: str) -> np.random.Generator:
         """Random numbers for one purpose, the same in every run with this seed."""
@@ -145,27 +152,27 @@ def rounds_of(trained: Trained) -> tuple[nn.Module, ...]:
 
 
 def stacked(records: Dataset[Any]) -> TensorDataset:
-    """The records as tensors: every model of an attack reads them all."""
+    """The records as tensors, because every model of an attack reads them all."""
     if type(records) is TensorDataset and len(records.tensors) == 2:
         return records
     held = Records(records)
     batch = held.gather(torch.arange(len(held)))
-    if len(batch) != 2 or not all(isinstance(part, Tensor) for part in batch):
+    if len(batch) != 2 or not all(isinstance(values, Tensor) for values in batch):
         raise ConfigError("records", type(records).__name__, "pairs (features, label) of tensors or numbers")
     return TensorDataset(*batch)
 
 
-def taken(records: TensorDataset, index: NDArray[np.intp]) -> TensorDataset:
-    """Some of the records."""
+def subset(records: TensorDataset, index: NDArray[np.intp]) -> TensorDataset:
+    """The records with these indices."""
     chosen = torch.from_numpy(index)
     return TensorDataset(*(tensor[chosen] for tensor in records.tensors))
 
 
 def _refuse_overlap(given: dict[str, Dataset[Any]]) -> None:
-    parts = [(name, part) for name, part in given.items() if isinstance(part, Subset)]
-    for i, (name, part) in enumerate(parts):
-        for other, earlier in parts[:i]:
-            shared = set(part.indices) & set(earlier.indices) if part.dataset is earlier.dataset else set()
+    subsets = [(name, records) for name, records in given.items() if isinstance(records, Subset)]
+    for i, (name, records) in enumerate(subsets):
+        for other, earlier in subsets[:i]:
+            shared = set(records.indices) & set(earlier.indices) if records.dataset is earlier.dataset else set()
             if shared:
                 raise ConfigError(
                     name,

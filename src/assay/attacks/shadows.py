@@ -1,8 +1,8 @@
-"""Shadow models of a run of the command line: its own procedure, noise included, on other records.
+"""Shadow models of a run: trained as the run was, noise included, on other records.
 
-The attacker knows the run's description (`run.json`) and has records of the same population, usually fewer. So that a shadow is
-trained as long as the target was, a centralised one draws batches at the same rate for as many steps, and a client of a federated one takes as
-many steps in a turn as the run's clients take on average.
+The attacker knows the run's description (`run.json`) and has records of the same population, usually fewer. A shadow is
+trained as long as the target was. A central one draws batches at the same rate for as many steps. In a federated one,
+each client takes as many steps in a turn as the run's clients take on average.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from assay.federated.plan import FederatedPlan
 from assay.federated.server import federate
 from assay.federated.transport.serial import Serial
 from assay.methods.plan import Plan
+from assay.runs.schema import CENTRAL, FEDERATED
 from assay.training.loop import train_again
 from assay.training.settings import training_from_json
 
@@ -33,23 +34,23 @@ Build = Callable[[int], nn.Module]
 """A new model of the run's architecture, from a seed."""
 
 
-def centralised(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
-    """As `assay train` did."""
+def central(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
+    """Trains as `assay train` did."""
     plan, seeds = Plan.from_json(spec["plan"]), itertools.count(seed)
 
     def train(records: TensorDataset) -> nn.Module:
-        own = next(seeds)
+        next_seed = next(seeds)
         size = len(records) if plan.sampling.whole else max(1.0, plan.batch_size * len(records) / plan.records)
         smaller = replace(plan, records=len(records), batch_size=size, epsilon_limit=None, exact=False)
-        training = training_from_json({**spec["training"], "seed": own, "secure_rng": False})
-        used = training.at_batch(plan.batch_size)  # what the run itself used, at the smaller batch too
-        return train_again(build(own), records, plan=smaller, training=used)
+        training = training_from_json({**spec["training"], "seed": next_seed, "secure_rng": False})
+        used = training.at_batch(plan.batch_size)  # what the run itself used, also for the smaller batch
+        return train_again(build(next_seed), records, plan=smaller, training=used)
 
     return train
 
 
 def federated(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
-    """As `assay federate` did, its partition included; all clients in this process."""
+    """Trains as `assay federate` did, with its partition; all clients are in this process."""
     plan, names, seeds = FederatedPlan.from_json(spec["plan"]), spec["names"], itertools.count(seed)
     known = Training(**spec["training"])
     each = known.steps or max(1, round(known.epochs * names["records"] / plan.clients / known.batch_size))
@@ -63,9 +64,9 @@ def federated(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
         sizes = [len(part) for part in parts if len(part)]
         silo = None if plan.silo is None else replace(plan.silo, records=min(sizes))
         smaller = replace(plan, silo=silo, epsilon_limit=None)
-        own = next(seeds)
-        training = replace(known, steps=each, seed=own, secure_rng=False, keep_models=0)
-        model = build(own)
+        next_seed = next(seeds)
+        training = replace(known, steps=each, seed=next_seed, secure_rng=False, keep_models=0)
+        model = build(next_seed)
         site = Site(smaller, training, copy.deepcopy(model), held)
         return federate(model, Serial(site), plan=smaller, training=training, names={**names, "sizes": None}).model
 
@@ -73,7 +74,7 @@ def federated(spec: Mapping[str, Any], build: Build, seed: int) -> Train:
 
 
 MAKERS: Mapping[str, Callable[[Mapping[str, Any], Build, int], Train]] = {
-    "central": centralised,
-    "federated": federated,
+    CENTRAL: central,
+    FEDERATED: federated,
 }
-"""How shadow models are trained, by the kind of the run (`assay.federated.kinds`)."""
+"""How shadow models are trained, by the kind of the run."""

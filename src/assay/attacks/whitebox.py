@@ -1,8 +1,9 @@
-"""White-box attack after Nasr, Shokri and Houmansadr (2019): a record's gradient is small where it was trained on.
+"""White-box attack: a record that was trained on has a small gradient.
 
-Nasr et al. feed whole gradients of each layer to a deep network. Here each layer is summed up by the norm of the record's
-gradient in it, which needs no per-record gradients to be kept, and a network of few weights, which a few hundred records can
-train.
+After Nasr, Shokri and Houmansadr, "Comprehensive privacy analysis of deep learning: passive and active white-box
+inference attacks against centralized and federated learning", 2019 (arXiv:1812.00910). They feed whole gradients of
+each layer to a deep network. Here only the norm of the record's gradient in each layer goes to a small network. So no
+per-record gradients are stored, and a few hundred records suffice for training.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from assay.attacks.evaluation import Scores
-from assay.attacks.network import learned
+from assay.attacks.network import learn_and_score
 from assay.attacks.outputs import Array, batches, logits
 from assay.attacks.setting import Setting
 from assay.errors import AssayError
 from assay.gradients.engine import Engine
 
-_SMALLEST = 1e-20  # below the square root of the least float32 norm²; stands for what underflowed
+_SMALLEST = 1e-20  # below the square root of the least float32 norm²; replaces what underflowed
 
 
 def gradient_features(rounds: tuple[nn.Module, ...], records: TensorDataset) -> Array:
@@ -32,11 +33,11 @@ def gradient_features(rounds: tuple[nn.Module, ...], records: TensorDataset) -> 
 
 
 def _of_one(model: nn.Module, records: TensorDataset) -> Array:
-    # a copy: the engine takes the model's forward methods over, and the attacker may look at frozen layers as well
+    # a copy: the engine replaces the model's forward methods, and the attacker may also look at frozen layers
     model = copy.deepcopy(model).eval().requires_grad_(True)
     engine = Engine(model)
     each_layer = list(range(len(engine.layers)))
-    found = []
+    rows = []
     for x, y in batches(model, records):
         losses = F.cross_entropy(logits(model, x, y), y.long(), reduction="none")
         grads = engine.collect(losses)
@@ -45,8 +46,8 @@ def _of_one(model: nn.Module, records: TensorDataset) -> Array:
             raise AssayError(
                 f"{grads.nonfinite} records have gradients that are not finite: nothing can be read off them"
             )
-        found.append(torch.cat([losses.detach().unsqueeze(1), norms], dim=1).cpu())
-    return np.log(torch.cat(found).numpy() + _SMALLEST)
+        rows.append(torch.cat([losses.detach().unsqueeze(1), norms], dim=1).cpu())
+    return np.log(torch.cat(rows).numpy() + _SMALLEST)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class WhiteBox:
 
     def score(self, setting: Setting) -> Scores:
         """The network's log-odds."""
-        return learned(setting, gradient_features)
+        return learn_and_score(setting, gradient_features)
 
 
 ATTACKS = (WhiteBox(),)

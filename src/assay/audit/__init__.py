@@ -1,6 +1,7 @@
 """The auditor: lower bounds on ε from attacks on a run, on one of its steps, or on somebody's scores.
 
-An audited ε above the verified one is a bug (or suspect, where it rests on an assumption that may not hold); above the claimed one it refutes the claim.
+An audited ε above the verified one is a bug, or suspect where it rests on an assumption that may not hold. Above the
+claimed one it refutes the claim.
 
     assay.audit.of_run("runs/mnist")            # one step of a run, seconds
     assay.audit.of_method("gredp", variant="published")

@@ -1,9 +1,9 @@
 """Lower bounds on ε from error counts of a test between two worlds.
 
-A test looks at an output and says "included" or "excluded". Each trial is its own run of the mechanism, so that errors
-are binomial; `false_positives` counts "included" where it was excluded. Whoever chooses the test must not look at the
-outputs that are counted here: fix it beforehand, choose it on other outputs (a split), or divide the significance by
-the number of tests that were tried (Bonferroni).
+A test looks at an output and says "included" or "excluded". Each trial is a separate run of the mechanism, so errors
+are binomial; `false_positives` counts "included" where the record was excluded. Whoever chooses the test must not look
+at the outputs that are counted here. Fix it beforehand, choose it on other outputs (a split), or divide the
+significance by the number of tests that were tried (Bonferroni).
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from scipy import special
 from assay.accounting.epsilon import gaussian_epsilon
 from assay.errors import ConfigError
 
-LEAST_RELEASES = (
-    100  # one release has no spread, and few may lie close together: that would pass for a direction without noise
-)
+# One release has no spread, and a few may lie close together: that would look like a direction without noise.
+LEAST_RELEASES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +46,21 @@ class Errors:
 
 
 def rate_below(count: int, trials: int, significance: float) -> float:
-    """The upper end of the one-sided Clopper-Pearson interval (Clopper and Pearson 1934): exact, never too small."""
+    """The upper end of the one-sided Clopper-Pearson interval: exact, never too small.
+
+    Clopper and Pearson, "The use of confidence or fiducial limits illustrated in the case of the binomial", 1934
+    (doi:10.1093/biomet/26.4.404).
+    """
     check_significance(significance)
     return 1.0 if count >= trials else float(special.betaincinv(count + 1, trials - count, 1 - significance))
 
 
 def epsilon_lower(errors: Errors, *, delta: float, significance: float) -> float:
-    """ε that the mechanism exceeds with confidence 1 - significance, whatever it is (Nasr et al. 2021, eq. 3).
+    """The ε that any mechanism with these errors exceeds, with confidence 1 - significance.
 
-    An (ε, δ)-private mechanism has FPR·e^ε + δ ≥ 1 - FNR, and the same with the two exchanged (Kairouz et al. 2015).
+    Eq. 3 of Nasr et al., "Adversary instantiation: lower bounds for differentially private machine learning", 2021
+    (arXiv:2101.04535). An (ε, δ)-private mechanism has FPR·e^ε + δ ≥ 1 - FNR, and the same with the two exchanged
+    (Kairouz, Oh and Viswanath, "The composition theorem for differential privacy", 2015, arXiv:1311.0776).
     """
     check_delta(delta)
     positive, negative = errors.rates_below(significance)
@@ -63,11 +68,11 @@ def epsilon_lower(errors: Errors, *, delta: float, significance: float) -> float
 
 
 def mu_lower(errors: Errors, *, significance: float) -> float:
-    """μ that the mechanism exceeds with confidence 1 - significance, if its trade-off function is that of Gaussian noise.
+    """The μ that a mechanism with a Gaussian trade-off function exceeds, with confidence 1 - significance.
 
-    A μ-GDP mechanism has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) ≤ μ for every test (Dong, Roth and Su 2022). Sharper than the bound
-    without assumptions because counts in the middle of the distribution speak about its tails; false if the noise is of
-    another family.
+    A μ-GDP mechanism has Φ⁻¹(1 - FPR) - Φ⁻¹(FNR) ≤ μ for every test (Dong, Roth and Su, "Gaussian differential
+    privacy", 2022, arXiv:1905.02383). The bound is sharper than the one without assumptions, because counts in the
+    middle of the distribution inform about its tails. It is wrong if the noise is of another family.
     """
     positive, negative = errors.rates_below(significance)
     return max(0.0, -float(special.ndtri(positive)) - float(special.ndtri(negative)))
@@ -85,20 +90,20 @@ def epsilon_of_mu(mu: float, delta: float) -> float:
 
 
 def check_significance(significance: float) -> None:
-    """Refuse what is no error probability."""
+    """Refuse a significance that is not a probability."""
     if not 0 < significance < 1:
         raise ConfigError("confidence", 1 - significance, "a number between 0 and 1, both excluded")
 
 
 def check_releases(releases: int | None) -> None:
-    """Refuse so few releases that chance decides; None leaves their number to the audit."""
+    """Refuse too few releases; None leaves their number to the audit."""
     whole = isinstance(releases, int) and not isinstance(releases, bool)
     if releases is not None and not (whole and releases >= LEAST_RELEASES):
         raise ConfigError("releases", releases, f"a whole number, {LEAST_RELEASES} or above")
 
 
 def check_delta(delta: float) -> None:
-    """Refuse what is no δ."""
+    """Refuse a δ outside [0, 1)."""
     if not 0 <= delta < 1:
         raise ConfigError("delta", delta, "a number from 0 to below 1")
 

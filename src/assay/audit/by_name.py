@@ -1,12 +1,13 @@
-"""Audits by name: of a run, of a method, of every method. What `assay audit` does, as calls."""
+"""Audits by name, as `assay audit` makes them: of a run, of a method, of every method."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.accounting.epsilon import Adjacency
 from assay.audit import clients
@@ -29,11 +30,12 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.federated.server import site_settings
 from assay.gradients import clip_rules
-from assay.methods.by_name import given_once, method_of
+from assay.methods import given_once, method_of
 from assay.methods.plan import Plan, steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
+from assay.runs.schema import CENTRAL, FEDERATED
 from assay.training.inputs import check_not_chosen, planned
 from assay.training.inputs import of_run as rebuilt
 from assay.training.settings import training_from_json
@@ -41,7 +43,7 @@ from assay.training.settings import training_from_json
 _TRAINED_AGAIN = (
     "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"
 )
-_RECORDS_OF_A_CANARY = 20  # of a canary client that is seen by its loss
+_RECORDS_OF_A_CANARY = 20  # in a canary client that is seen by its loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +55,7 @@ class Audited:
     audit: Audit
     plan: Plan | FederatedPlan
     again: bool = False
-    """Whether it trained on the records again: then no ε covers it, and it is for the holder of the records."""
+    """Whether it trained on the records again. Then no ε covers it, and only the holder of the records may see it."""
 
     @property
     def epsilon(self) -> float:
@@ -86,31 +88,47 @@ def of_run(
 
         assay.audit.of_run("runs/mnist").facts["sentence"]
 
-    A finished run's record and statement take up the audit of a step. What training again shows is covered by no ε: it goes into
-    `audits.json`, for the holder of the records.
+    The audit of a step goes into the record and the statement of a finished run. No ε covers what training again
+    shows: that goes into `audits.json`, for the holder of the records.
 
     Args:
         run: The run's directory.
         canaries: Train the run again with this many canaries.
         worlds: Train the run this often with a mislabelled record (or client), and as often without.
-        black_box: With `canaries`: mislabelled records or clients, seen by the final model's loss only.
+        black_box: With `canaries`: use mislabelled records or clients, seen by the final model's loss only.
         releases: Releases of one step to count, with and without the canary each; None for enough.
         confidence: The confidence of the audited ε.
-        seed: Fixes the audit's own randomness.
-        data_dir: Where data sets are, if not where the run found them.
+        seed: Fixes the audit's randomness.
+        data_dir: Where data sets are, if they have moved since.
 
     Returns:
         The audited ε and what it says about the claimed and the verified one.
 
     Raises:
-        ConfigError: The run cannot be audited so.
+        ConfigError: The run does not allow this audit.
     """
     check_releases(releases)
     check_significance(1 - confidence)
     how = _again(canaries, worlds, black_box, seed, data_dir)
     directory = RunDirectory.open(Path(run))
-    audit_it = _AUDITS[kind_of(directory.read_spec()).name]
-    return audit_it(directory, how, releases, confidence, _randomness(seed))
+    spec = directory.read_spec()
+    record = directory.read_record() if directory.finished else None
+    under = _KINDS[kind_of(spec).name](spec, None if record is None else _taken(record))
+    plan, method = under.plan, under.plan.method
+    # a finished run's ledger says what was really spent, lost steps included
+    verified = plan.epsilon() if record is None else float(record["epsilon"]["verified"])
+    if how is None:
+        found = under.one_step(
+            confidence=confidence, releases=releases, randomness=_randomness(seed), verified=verified
+        )
+        audit, facts = found.audit, _facts_of(found, method.name, method.variant)
+    else:
+        claimed = under.claimed()
+        audit, said = _judge(under.whole(how, _each(confidence)), plan, verified, claimed)
+        facts = _facts(method.name, method.variant, claimed, verified, audit, said)
+    if record is not None:
+        _keep(directory, audit, facts, again=how is not None)
+    return Audited(facts=facts, audit=audit, plan=plan, again=how is not None)
 
 
 def of_method(
@@ -139,10 +157,11 @@ def of_method(
         assay.audit.of_method("gredp", variant="published").verdict
 
     Args:
-        method: A method of `assay train` or of `assay federate`. The latter has a federation of its own (`assay.audit.survey`).
+        method: A method of `assay train` or of `assay federate`. The latter is audited in the federation of
+            `assay.audit.survey`.
         variant: `sound` or `published`.
-        noise_form: Of methods in the Fourier domain.
-        groups: How many layers are clipped one by one.
+        noise_form: For methods in the Fourier domain.
+        groups: How many layers are clipped separately.
         option: Other options of the method, key=value.
         epsilon: The target ε; None means 1, unless the noise is given.
         noise_multiplier: The noise, in place of ε.
@@ -150,13 +169,13 @@ def of_method(
         batch_size: The expected batch size.
         epochs: Passes over the records.
         delta: δ.
-        clip: The clipping rule; None for the method's own.
+        clip: The clipping rule; None for the method's default.
         micro_batch: Records averaged before clipping.
         sampling: How batches are drawn.
         adjacency: Which data sets are neighbours.
         releases: Releases of one step to count; None for enough.
         confidence: The confidence of the audited ε.
-        seed: Fixes the audit's own randomness.
+        seed: Fixes the audit's randomness.
 
     Returns:
         As `of_run`.
@@ -219,10 +238,10 @@ def of_every_method(
         adjacency: Which data sets are neighbours.
         releases: Releases of one step to count; None for enough.
         confidence: The confidence of each audited ε.
-        seed: Fixes the audits' own randomness.
+        seed: Fixes the audits' randomness.
 
     Yields:
-        The facts of `Audited`, and the `form` of the method, one after another.
+        The facts of `Audited`, and the `form` of each method.
 
     Raises:
         ConfigError: A setting is not accepted.
@@ -255,7 +274,7 @@ def _randomness(seed: int | None) -> Randomness:
 
 @dataclass(frozen=True, kw_only=True)
 class _Again:
-    """How a run is trained again: with so many canaries, or so often in two worlds."""
+    """How a run is trained again: with canaries, or many times in two worlds."""
 
     canaries: int | None
     worlds: int | None
@@ -281,87 +300,51 @@ def _again(
     return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
 
 
-def _audit_central(
-    directory: RunDirectory,
-    how: _Again | None,
-    releases: int | None,
-    confidence: float,
-    randomness: Randomness,
-) -> Audited:
-    spec = directory.read_spec()
+class _UnderAudit(NamedTuple):
+    """What differs between kinds of runs."""
+
+    plan: Plan | FederatedPlan
+    claimed: Callable[[], float]
+    one_step: Callable[..., PlanAudit]
+    whole: Callable[[_Again, float], TrainingAudit]
+    """Trains again, so that each bound has this confidence."""
+
+
+def _central(spec: dict[str, Any], steps: int | None) -> _UnderAudit:
+    """A central run that took this many steps (None: all)."""
     check_not_chosen(spec)
     plan = Plan.from_json(spec["plan"])
-    steps = None
-    if directory.finished:  # what was really spent, lost steps included
-        record = directory.read_record()
-        verified, steps = float(record["epsilon"]["verified"]), _taken(record)
-    else:
-        verified = plan.epsilon()
-    if how is None:
-        found = audit_plan(
-            plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified, steps=steps
-        )
-        result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
-    else:
-        claimed = plan.claimed(steps)
-        result, said = _judged(_trained_again(spec, plan, how, _each(confidence), steps), plan, verified, claimed)
-        facts = _facts(plan.method.name, plan.method.variant, claimed, verified, result, said)
-    if directory.finished:
-        _keep(directory, result, facts, again=how is not None)
-    return Audited(facts=facts, audit=result, plan=plan, again=how is not None)
+    whole = partial(_train_again, spec, plan, steps)
+    return _UnderAudit(plan, partial(plan.claimed, steps), partial(audit_plan, plan, steps=steps), whole)
 
 
-def _audit_federated(
-    directory: RunDirectory,
-    how: _Again | None,
-    releases: int | None,
-    confidence: float,
-    randomness: Randomness,
-) -> Audited:
-    spec = directory.read_spec()
+def _federated(spec: dict[str, Any], rounds: int | None) -> _UnderAudit:
+    """A federated run that took this many rounds (None: all)."""
     plan = FederatedPlan.from_json(spec["plan"])
-    verified = None
-    if directory.finished:
-        record = directory.read_record()
-        verified, plan = float(record["epsilon"]["verified"]), replace(plan, rounds=_taken(record))
-    if how is None:
-        found = audit_rounds(plan, confidence=confidence, releases=releases, randomness=randomness, verified=verified)
-        result, facts = found.audit, _facts_of(found, plan.method.name, plan.method.variant)
-    else:
-        verified = plan.epsilon() if verified is None else verified
-        result, said = _judged(_played_again(spec, plan, how, _each(confidence)), plan, verified, plan.claimed())
-        facts = _facts(plan.method.name, plan.method.variant, plan.claimed(), verified, result, said)
-    if directory.finished:
-        _keep(directory, result, facts, again=how is not None)
-    return Audited(facts=facts, audit=result, plan=plan, again=how is not None)
+    plan = plan if rounds is None else replace(plan, rounds=rounds)
+    return _UnderAudit(plan, plan.claimed, partial(audit_rounds, plan), partial(_play_again, spec, plan))
 
 
-_AUDITS = {"central": _audit_central, "federated": _audit_federated}
-"""By the kind of the run."""
+_KINDS = {CENTRAL: _central, FEDERATED: _federated}
 
 
 def _taken(record: Mapping[str, Any]) -> int:
-    """The steps or rounds of a finished run. One whose ceiling allowed none has nothing in its model that an attack could look for."""
+    """The steps or rounds of a finished run. The model of a run without any holds nothing that an attack could find."""
     taken = int(record["steps"])
     if taken < 1:
-        raise ConfigError(
-            "run",
-            "a run of no steps",
-            "one that took a step: the ceiling ended this one before its first, so training released nothing and there is nothing to audit",
-        )
+        why = "the ceiling ended this one before its first, so training released nothing and there is nothing to audit"
+        raise ConfigError("run", "a run of no steps", f"one that took a step: {why}")
     return taken
 
 
 def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, again: bool) -> None:
-    """Into the record and the statement of a finished run; what trained on its records `again` is kept aside."""
+    """Write an audit to record and statement, or beside them if it trained on the records `again`."""
     write = write_aside if again else write_audit
     write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]})
 
 
-def _trained_again(
-    spec: dict[str, Any], plan: Plan, how: _Again, confidence: float, steps: int | None
-) -> TrainingAudit:
-    """The run of this description once more with canaries, or many times in two worlds: so many of its plan's steps."""
+def _train_again(spec: dict[str, Any], plan: Plan, steps: int | None, how: _Again, confidence: float) -> TrainingAudit:
+    """Train a run once more with canaries, or many times in two worlds."""
     bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
     settings: dict[str, Any] = {
         "training": training_from_json({**spec["training"], "seed": how.seed}),
@@ -378,8 +361,8 @@ def _trained_again(
     return black_box_audit(network, bundle.train, plan, canaries, seed=how.coins, **settings)
 
 
-def _played_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confidence: float) -> TrainingAudit:
-    """The same of a federated run, all its clients in this process whatever ran them before."""
+def _play_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confidence: float) -> TrainingAudit:
+    """Do the same for a federated run, with all its clients in this process."""
     bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.clients for others")
     if how.data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(how.data_dir)}
@@ -397,14 +380,15 @@ def _played_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confid
 
 
 def _each(confidence: float) -> float:
-    """The confidence of each of two bounds that hold together with this one: the chances of being wrong add up."""
+    """The confidence of each of two bounds that together have this one: error probabilities add up."""
     return (1 + confidence) / 2
 
 
-def _judged(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float, claimed: float) -> tuple[Audit, Verdict]:
+def _judge(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float, claimed: float) -> tuple[Audit, Verdict]:
     """The sharper of two bounds, with the confidence that both have together, and what it says.
 
-    Only a bound that assumes nothing is proof of a bug: sampled steps are not exactly Gaussian. What is above the verified ε by the other alone is suspect.
+    Only a bound without assumptions proves a bug: sampled steps are not exactly Gaussian. If only the other bound is
+    above the verified ε, the run is suspect.
     """
     both = round(2 * found.plain.confidence - 1, 12)
     how = f"the larger of two bounds with {100 * found.plain.confidence:g} % confidence each; {_TRAINED_AGAIN}"

@@ -1,10 +1,11 @@
-"""Canaries inside a real training run, put there from outside: the step, its sampler and its chain stay what they are.
+"""Canaries inside a real training run, inserted from outside: the step, its sampler and its chain do not change.
 
-A gradient canary is a record whose gradient is one coordinate, as large as clipping lets it be (Nasr et al. 2023). The
-run's own sampler decides when it takes part: it stands in the data set as a placeholder whose own gradient is dropped.
+A gradient canary is a record whose gradient is one coordinate, as large as clipping allows (Nasr et al., "Tight
+auditing of differentially private machine learning", 2023, arXiv:2302.07956). In the data set it is a placeholder whose
+gradient is dropped, so the run's sampler decides when it takes part.
 
-The score of a canary is what an adversary sees who knows every other record and every batch (differential privacy is
-promised against just that): the released coordinate less the others' part in it, step by step.
+Differential privacy is promised against an adversary who knows every other record and every batch. The score of a
+canary is what this adversary sees: in every step the released coordinate minus the other records' contribution.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LARGE = 1000.0  # a canary's gradient over the clipping bound
 
 
 class PlaceholderRecords(Records):
-    """A data set with this many placeholders after its records; remembers which of them are in the batch given last."""
+    """A data set with placeholders after its records; remembers which of them are in the latest batch."""
 
     def __init__(self, dataset: Dataset[Any], placeholders: int, device: torch.device | str = "cpu") -> None:
         super().__init__(dataset, device)
@@ -47,18 +48,18 @@ class PlaceholderRecords(Records):
 
     def gather(self, index: Tensor) -> Any:
         """The records of these indices; a placeholder looks like the first record."""
-        own = super().__len__()
-        self.places = torch.nonzero(index >= own).flatten()
-        self.drawn = index[self.places] - own
-        return super().gather(torch.where(index >= own, 0, index))
+        real = super().__len__()
+        self.places = torch.nonzero(index >= real).flatten()
+        self.drawn = index[self.places] - real
+        return super().gather(torch.where(index >= real, 0, index))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryChain(Chain):
     """The chain with canaries among the records; keeps what each step shows of every canary, included or not.
 
-    `seen[t][j]` is the released coordinate of canary j without the other records' part, in units of the noise, and
-    `size[t][j]` how far the canary would have moved it.
+    `seen[t][j]` is the released coordinate of canary j without the other records' contribution, in units of the noise,
+    and `size[t][j]` how far the canary would have moved it.
     """
 
     inner: Chain
@@ -75,12 +76,12 @@ class CanaryChain(Chain):
     def clipped_sum(
         self, grads: RecordGrads, groups: list[int], slots: Tensor | None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """As the chain itself, placeholders replaced by their canaries."""
-        if len(self.records.places):  # else every gradient takes the very way it takes in the run
+        """Like the chain, with placeholders replaced by their canaries."""
+        if len(self.records.places):  # otherwise gradients are handled exactly as in the run
             placeholder = torch.zeros(grads.records, dtype=torch.bool, device=grads_device(grads))
             placeholder[self.records.places] = True
             grads.uses = [
-                (names, Apart([part.without(placeholder) for part in use.apart()])) for names, use in grads.uses
+                (names, Apart([piece.without(placeholder) for piece in use.apart()])) for names, use in grads.uses
             ]
         total, norms = self.inner.clipped_sum(grads, groups, slots)
         for name, value in total.items():
@@ -88,12 +89,12 @@ class CanaryChain(Chain):
         taking_part = self.included[self.records.drawn]
         added = torch.zeros(sum(v.numel() for v in total.values()))
         added[self.where[taking_part]] = self._sizes()[taking_part]
-        for value, own in zip(total.values(), added.split([v.numel() for v in total.values()]), strict=True):
-            value += own.view(value.shape).to(value.device)
+        for value, extra in zip(total.values(), added.split([v.numel() for v in total.values()]), strict=True):
+            value += extra.view(value.shape).to(value.device)
         return total, norms
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """As the chain itself, with the noise of this step: where noise falls, a step puts another in its chain."""
+        """Like the chain, with the noise of this step: under a falling schedule each step has another."""
         private = replace(self.inner, noise=self.noise).release(grads, stream)
         if private.noise_std <= 0:
             raise ConfigError("noise_multiplier", 0.0, "noise above 0")
@@ -122,7 +123,21 @@ def grads_device(grads: RecordGrads) -> torch.device:
 
 
 def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, canaries: int, seed: int) -> CanaryChain:
-    """Put canaries on distinct coordinates, chosen at random, into the step; `included` are the numbers of those that take part."""
+    """Insert canaries on distinct random coordinates into the step.
+
+    Args:
+        step: The step, whose chain is replaced.
+        records: The data set with a placeholder for each included canary.
+        included: The numbers of the canaries that take part.
+        canaries: How many there are.
+        seed: Chooses the coordinates.
+
+    Returns:
+        The step's new chain, which keeps what is seen.
+
+    Raises:
+        ConfigError: The method does not clip the gradients of single records, or the model is too small.
+    """
     chain = step.chain
     by_gradient = not isinstance(chain.noise, AlreadyReleased | NoisyCoefficients)
     as_they_are = not (chain.each or chain.rules or chain.before) and chain.micro == 1
@@ -130,46 +145,35 @@ def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, can
         raise ConfigError(
             "method",
             step.plan.method.name,
-            "one that clips the gradients of single records as they are, for gradient canaries; audit one step instead, or "
-            "use input canaries",
+            "one that clips the gradients of single records as they are, for gradient canaries;"
+            " audit one step instead, or use input canaries",
         )
     sizes = {name: p.numel() for name, p in step.engine.parameters.items()}
     if canaries > sum(sizes.values()):
-        raise ConfigError("canaries", canaries, f"at most one a parameter: the model has {sum(sizes.values())}")
+        raise ConfigError("canaries", canaries, f"at most one per parameter: the model has {sum(sizes.values())}")
     groups, layer_of = chain.clip.groups(step.engine.layers), step.engine.empty().layer_of
     group = torch.cat([torch.full((n,), groups[layer_of[name]]) for name, n in sizes.items()])
     where = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed))[:canaries]
-    watched = turned_into(
-        CanaryChain,
-        chain,
-        inner=chain,
-        records=records,
-        included=included,
-        where=where,
-        group=group[where],
-    )
-    step.chain = watched
+    more = {"records": records, "included": included, "where": where, "group": group[where]}
+    step.chain = watched = turned_into(CanaryChain, chain, inner=chain, **more)
     return watched
 
 
 def likelihood_scores(seen: Sequence[Tensor], size: Sequence[Tensor], rate: float) -> NDArray[np.float64]:
-    """The log-likelihood ratio of "included" to "excluded" for each canary: the most powerful test there is.
+    """The log-likelihood ratio of "included" to "excluded" for each canary: the most powerful test.
 
-    `seen` and `size` are those of a `CanaryChain`: a step's coordinate is N(0, 1) without the canary and the mixture
-    (1 - q) N(0, 1) + q N(a, 1) with it.
+    A step's coordinate is N(0, 1) without the canary and the mixture (1 - q) N(0, 1) + q N(a, 1) with it.
+
+    Args:
+        seen: As in `CanaryChain`.
+        size: As in `CanaryChain`: a.
+        rate: The sampling rate q.
+
+    Returns:
+        A score for each canary.
     """
     x, a = torch.stack(list(seen)).double(), torch.stack(list(size)).double()
     terms = x * a - a.square() / 2
     if rate < 1:
         terms = torch.logaddexp(terms + math.log(rate), torch.tensor(math.log1p(-rate), dtype=torch.float64))
     return np.asarray(terms.sum(0).numpy(), dtype=np.float64)
-
-
-def periodic_scores(chain: CanaryChain, period: int) -> NDArray[np.float64]:
-    """The largest sum over steps `period` apart: it sees records that come back in the same batch of every epoch.
-
-    Batches that were drawn anew in each step make no such sum stand out; batches of one fixed order do.
-    """
-    seen = torch.stack(chain.seen).double()
-    whole = seen[: len(seen) // period * period].unflatten(0, (-1, period))
-    return np.asarray(whole.sum(0).amax(0).numpy(), dtype=np.float64)

@@ -1,17 +1,18 @@
-"""The audit of a whole federated run, played once more with canaries, each in by a fair coin of its own.
+"""The audit of a whole federated run, repeated once with canaries. A separate fair coin includes each of them.
 
-What a canary is, and how it is scored, follows from what the run protects.
+What a canary is, and how it is scored, depends on what the run protects.
 
-- Unit `client`, white box: a client whose update is one coordinate, as large as clipping lets it be. Canaries come on top of the
-  run's clients; so many more are asked a round that no client is asked more often than in the run. Where it is hidden who is asked
-  (`central` noise), a canary whose coin says no stays away, and the score is the likelihood ratio of what the released models show of its
-  coordinate, the other clients' part taken away (the adversary knows them). Else what is hidden is what a client holds: the update then
-  points the other way, and the score adds up the coordinate in the client's own messages (`local`) or in the sums (`distributed`).
-- Unit `client`, black box: a client with mislabelled records; the score is how much their loss falls by the end.
-- Unit `record`: records of the client that has the fewest, for which ε is stated; gradient canaries in its private steps (white box), or
-  mislabelled records (black box).
+- Unit `client`, white box: a client whose update is one coordinate, as large as clipping allows. Canaries are added to
+  the run's clients, and more are asked in each round, so that no client is asked more often than in the run. With
+  `central` noise it is hidden who is asked: an excluded canary stays away. Its score is the likelihood ratio of its
+  coordinate in the released models, without the other clients' contribution, which the adversary knows. With other
+  noise the hidden fact is what a client holds: the update of an excluded canary is reversed. Its score adds up the
+  coordinate in the client's messages (`local`) or in the sums (`distributed`).
+- Unit `client`, black box: a client with mislabelled records. The score is how much their loss falls by the end.
+- Unit `record`: records of the client with the fewest, for which ε is stated. They are gradient canaries in its private
+  steps (white box) or mislabelled records (black box).
 
-The model that comes out was trained with canaries: throw it away.
+The resulting model was trained with canaries: throw it away.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
-from assay.audit.training import TrainingAudit, audited, fair_coins, losses_of, mislabelled, with_more
-from assay.audit.worlds import two_worlds
+from assay.audit.training import TrainingAudit, bound_both, fair_coins, losses_of, mislabelled, with_more
+from assay.audit.worlds import seed_of_run, two_worlds
 from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.federated.client import Site
@@ -45,7 +46,7 @@ from assay.runs.result import cross_entropy
 from assay.training.step import PrivateStep
 
 _LARGE = 1000.0  # a canary's update over the bound: every method clips it
-_NO_LOSS = -100  # the label that torch's cross-entropy passes over: loss and gradient are 0
+_NO_LOSS = -100  # the label that torch's cross-entropy ignores: loss and gradient are 0
 _NAMES = {"model": "", "data": "", "unit": "", "records": 0, "notes": "", "partition": "", "partition_seed": 0}
 Held = tuple[Tensor, Tensor]
 """What one client holds: inputs and labels."""
@@ -61,17 +62,33 @@ def white_box(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> TrainingAudit:
-    """Play the run once with canaries that are updates or gradients of one coordinate each. `seed` chooses coordinates and coins, not the noise."""
+    """Repeat the run once with canaries that are updates or gradients of one coordinate each.
+
+    Args:
+        model: The model with its initial weights; it is trained in place.
+        clients: What each client holds.
+        plan: The run's plan.
+        canaries: How many; each is included by a fair coin.
+        training: The run's settings.
+        confidence: The probability that each of the two bounds holds.
+        seed: Chooses coordinates and coins, not the noise.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        ConfigError: The plan or the number of canaries does not allow this audit.
+    """
     training = training or Training()
     coins = fair_coins(canaries, seed)
     if plan.unit == "record":
         silo = _SiloWithGradients(plan, training, model, clients, coins, seed)
         _play(model, silo, plan, training)
-        return audited(likelihood_scores(silo.seen, silo.size, silo.rate), coins, plan, confidence)
+        return bound_both(likelihood_scores(silo.seen, silo.size, silo.rate), coins, plan, confidence)
     more = with_canaries(plan, canaries)
     site = _SiteWithUpdates(more, training, model, clients, coins, seed)
     _play(model, site, more, training, absent=site.absent, after_round=site.look)
-    return audited(site.scores(), coins, plan, confidence)
+    return bound_both(site.scores(), coins, plan, confidence)
 
 
 def black_box(
@@ -84,10 +101,23 @@ def black_box(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> TrainingAudit:
-    """Play the run once with these canaries (see `mislabelled_clients`): clients, or where records are protected, records of one client."""
+    """Repeat the run once with these canaries; the score is how much their loss fell.
+
+    Args:
+        model: The model with its initial weights; it is trained in place.
+        clients: What each client holds.
+        plan: The run's plan.
+        canaries: Clients, or records of one client where records are protected; see `mislabelled_clients`.
+        training: The run's settings.
+        confidence: The probability that each of the two bounds holds.
+        seed: Chooses the coins, not the noise.
+
+    Returns:
+        The bounds.
+    """
     training = training or Training()
     coins = fair_coins(len(canaries), seed)
-    return audited(_fall_of_loss(model, clients, plan, canaries, coins, training), coins, plan, confidence)
+    return bound_both(_fall_of_loss(model, clients, plan, canaries, coins, training), coins, plan, confidence)
 
 
 def played_in_two_worlds(
@@ -100,14 +130,30 @@ def played_in_two_worlds(
     training: Training | None = None,
     confidence: float = 0.95,
 ) -> TrainingAudit:
-    """Play the run `runs` times with one canary and as often without. A seed of `training` gives each run a seed of its own."""
+    """Repeat the run with one canary and without it; the score is how low the canary's loss ends.
+
+    Args:
+        model: The model with its initial weights, which it has again at the end.
+        clients: What each client holds.
+        plan: The run's plan.
+        canary: The client, or a record of one client where records are protected.
+        runs: How many in each world.
+        training: The run's settings. From a seed, each run gets a different one.
+        confidence: The probability that each of the two bounds holds.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        ConfigError: There are too few runs.
+    """
     training = training or Training()
     start = {name: value.clone() for name, value in model.state_dict().items()}
 
     def score(included: bool, i: int) -> float:
-        own = training if training.seed is None else replace(training, seed=(training.seed + 2 * i + included) % 2**64)
+        settings = replace(training, seed=seed_of_run(training.seed, included, i))
         model.load_state_dict(start)
-        return float(_fall_of_loss(model, clients, plan, [canary], torch.tensor([included]), own)[0])
+        return float(_fall_of_loss(model, clients, plan, [canary], torch.tensor([included]), settings)[0])
 
     try:
         return two_worlds(score, runs=runs, delta=plan.delta, confidence=confidence)
@@ -116,13 +162,13 @@ def played_in_two_worlds(
 
 
 def mislabelled_clients(data: TensorDataset, count: int, classes: int, each: int, seed: int = 0) -> list[Held]:
-    """Clients with so many mislabelled records each; use held-out `data`."""
+    """`count` clients with `each` mislabelled records; use held-out `data`."""
     x, y = mislabelled(data, count * each, classes, seed).tensors
     return list(zip(x.split(each), y.split(each), strict=True))
 
 
 def with_canaries(plan: FederatedPlan, canaries: int) -> FederatedPlan:
-    """The plan with so many more clients, none of whom is asked more often than in the plan: ε is no larger."""
+    """The plan with this many more clients, none asked more often than in the plan: ε is no larger."""
     clients = plan.clients + canaries
 
     def scaled(count: int) -> int:
@@ -145,7 +191,7 @@ class _Attending(Serial):
         self.absent = absent
 
     def exchange(self, tasks: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-        """As ever."""
+        """Ask only those who are present."""
         return super().exchange({client: task for client, task in tasks.items() if client not in self.absent})
 
 
@@ -158,7 +204,7 @@ def _play(
     absent: frozenset[int] = frozenset(),
     after_round: Callable[[nn.Module], None] = lambda _: None,
 ) -> None:
-    """The server's own loop. `site` has a model of its own: clients and server share no memory."""
+    """Run the server's loop. `site` has a separate model: clients and server share no memory."""
     federate(
         model,
         _Attending(site, absent),
@@ -181,10 +227,10 @@ class _SiteWithUpdates(Site):
         coins: Tensor,
         seed: int,
     ) -> None:
-        nothing = tuple(part[:0] for part in clients[0])
-        super().__init__(plan, training, copy.deepcopy(model), [*clients, *[(nothing[0], nothing[1])] * len(coins)])
+        x, y = clients[0]
+        super().__init__(plan, training, copy.deepcopy(model), [*clients, *[(x[:0], y[:0])] * len(coins)])
         if len(coins) > self.layout.size:
-            raise ConfigError("canaries", len(coins), f"at most one a coordinate: an update has {self.layout.size}")
+            raise ConfigError("canaries", len(coins), f"at most one per coordinate: an update has {self.layout.size}")
         if plan.noise_multiplier <= 0:
             raise ConfigError("noise_multiplier", plan.noise_multiplier, "noise above 0")
         self._own, self._coins = len(clients), coins
@@ -206,7 +252,7 @@ class _SiteWithUpdates(Site):
         seen = (added - self._others()[self._where]) / unit
         if self.plan.hidden:
             self._seen.append(seen)
-            # a coordinate that did not move at all is outside what the method sent in this round
+            # the method did not send a coordinate that did not move at all
             self._size.append((moved[self._where] != 0).double() / self.plan.noise_multiplier)
         elif self.plan.noise == "distributed":
             asked = [client - self._own for client in self._asked if client >= self._own]
@@ -240,37 +286,36 @@ class _SiteWithUpdates(Site):
             records=1,
             weight=1.0,
             lr=self.training.lr,
-            loss_at=lambda vector: float((vector - start).norm().clamp(max=1.0)),  # its update helps nothing
+            loss_at=lambda vector: float((vector - start).norm().clamp(max=1.0)),  # its update never helps
         )
 
     def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
         fields, arrays = super()._reply(client, work, instructions, number)
         if client >= self._own and self.plan.noise == "local":
-            self._heard[client - self._own] += self._read(Message(arrays, fields), instructions, number)[
-                client - self._own
-            ]
+            canary = client - self._own
+            self._heard[canary] += self._read(Message(arrays, fields), instructions, number)[canary]
         elif client < self._own and self._bare is not None:
-            stream = self._randomness.stream("canaries", 0)  # asked for nothing: there is no noise
+            stream = self._randomness.stream("canaries", 0)  # not used: there is no noise
             bare_fields, bare_arrays = self._bare.answer(work, instructions, number, stream)
             self._bare_answers.append(Message(bare_arrays, bare_fields))
             self._instructions = instructions
         return fields, arrays
 
     def _read(self, message: Message, instructions: Arrays, number: int) -> Tensor:
-        """One message as the server would read it if there were no other; all canaries' coordinates."""
+        """All canaries' coordinates in one message, as the server would read it if there were no other."""
         update = self.exchange.combine([message], instructions, number, self._randomness.stream("canaries", 0))
         assert update is not None
         return update[self._where]
 
     def _without_noise(self) -> Exchange | None:
-        """The method with a server that adds no noise; None if the method knows no such server."""
+        """The method with a server that adds no noise; None if its server never adds any."""
         if "central" not in self.plan.method.noises:
             return None
         quiet = replace(self.plan, noise="central", noise_multiplier=0.0, minimum=None)
         return self.plan.method.exchange(quiet, self.layout)
 
     def _others(self) -> Tensor:
-        """The sum that the run's own clients contributed in this round."""
+        """The sum that the run's clients contributed in this round."""
         if self._bare is None or not self._bare_answers:
             return torch.zeros(self.layout.size, dtype=torch.float64)
         stream = self._randomness.stream("canaries", 0)
@@ -280,7 +325,7 @@ class _SiteWithUpdates(Site):
 
 
 class _OneSilo(Site):
-    """DP-SGD at the clients; the one that has the fewest records has those that `more` makes of them."""
+    """DP-SGD at the clients. `more` changes the records of the client with the fewest."""
 
     def __init__(
         self,
@@ -299,13 +344,13 @@ class _OneSilo(Site):
     def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
         if client != self._place:
             return super()._private_step(client, model, taken, plan)
-        # as often in a batch as before: the same event, hence the same ε
+        # the same sampling rate as before: the same event, hence the same ε
         step, _ = super()._private_step(client, model, taken, with_more(plan, len(self._more)))
         return step, self._more
 
 
 class _SiloWithGradients(_OneSilo):
-    """The additional records are placeholders of gradient canaries; `seen` and `size` are as of `CanaryChain`, over all turns."""
+    """Gradient canaries at one client; `seen` and `size` are as in `CanaryChain`, over all turns."""
 
     def __init__(
         self,
@@ -340,20 +385,19 @@ def _fall_of_loss(
     coins: Tensor,
     training: Training,
 ) -> NDArray[np.float64]:
-    """How much the mean loss of each canary falls in a run with those whose coin says so."""
+    """How much the mean loss of each canary falls in a run with those that the coins include."""
     before = _mean_losses(model, canaries)
     if plan.unit == "record":
-        # A canary whose coin says no keeps its place, and its loss counts for nothing: the denominator is a constant, and one that
-        # followed the number of records would tell the worlds apart by itself.
+        # An excluded canary keeps its place, and its loss is 0. The denominator is constant: one that followed the
+        # number of records would tell the worlds apart by itself.
         placed = [
             (x, y if coin else torch.full_like(y, _NO_LOSS)) for (x, y), coin in zip(canaries, coins, strict=True)
         ]
 
-        def joined(own: TensorDataset) -> Records:
-            parts = zip(own.tensors, *placed, strict=True)
-            return Records(TensorDataset(*(torch.cat(part) for part in parts)))
+        def join(records: TensorDataset) -> Records:
+            return Records(TensorDataset(*map(torch.cat, zip(records.tensors, *placed, strict=True))))
 
-        _play(model, _OneSilo(plan, training, model, clients, joined), plan, training)
+        _play(model, _OneSilo(plan, training, model, clients, join), plan, training)
         return before - _mean_losses(model, canaries)
     more = with_canaries(plan, len(canaries))
     absent = frozenset((torch.nonzero(~coins).flatten() + len(clients)).tolist())
@@ -367,4 +411,4 @@ def _mean_losses(model: nn.Module, canaries: Sequence[Held]) -> NDArray[np.float
     sizes = [len(x) for x, _ in canaries]
     joined = TensorDataset(torch.cat([x for x, _ in canaries]), torch.cat([y for _, y in canaries]))
     losses = losses_of(model, joined, cross_entropy, torch.device("cpu"))
-    return np.array([part.mean() for part in np.split(losses, np.cumsum(sizes)[:-1])])
+    return np.array([each.mean() for each in np.split(losses, np.cumsum(sizes)[:-1])])

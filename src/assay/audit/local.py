@@ -1,8 +1,8 @@
-"""The audit of records that are released one by one, with noise of their own, before training (local privacy).
+"""The audit of records that are released one by one, each with separate noise, before training (local privacy).
 
-Two records are released many times by the stage's own noise, in the setting where its noise hides them least; a threshold that
-was fixed beforehand tells the two apart, and its errors are counted. Holds whatever the noise is. All of training comes after
-the release, so that this is an audit of the whole run.
+The stage releases two records many times, in the setting where its noise hides them least. A threshold fixed beforehand
+tells the two apart, and its errors are counted. The bound holds whatever the noise is. All of training comes after the
+release, so this is an audit of the whole run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from assay.audit import bounds
-from assay.audit.bounds import Errors
+from assay.audit.scores import errors_at
 from assay.audit.single_step import StepAudit
 from assay.randomness.streams import Randomness
 
@@ -25,7 +25,7 @@ class ReleasesRecords(Protocol):
     """A stage whose noisy records are all that training sees."""
 
     def rivals(self, releases: int, randomness: Randomness) -> tuple[Tensor, Tensor, float]:
-        """Scores of so many releases of one record and of another, and the threshold between them."""
+        """Scores of `releases` releases of one record and of another, and the threshold between them."""
         ...
 
 
@@ -36,17 +36,12 @@ def audit_records(
     bounds.check_releases(releases)
     count = _RELEASES if releases is None else releases
     one, other, threshold = stage.rivals(count, randomness)
-    errors = Errors(
-        false_positives=int((one >= threshold).sum()),
-        excluded=count,
-        false_negatives=int((other < threshold).sum()),
-        included=count,
-    )
-    found = bounds.epsilon_lower(errors, delta=delta, significance=1 - confidence)
+    errors = errors_at(other.numpy(), one.numpy(), threshold)
+    epsilon = bounds.epsilon_lower(errors, delta=delta, significance=1 - confidence)
     return StepAudit(
         mu=math.nan,
-        epsilon=found,
-        epsilon_any=found,
+        epsilon=epsilon,
+        epsilon_any=epsilon,
         delta=delta,
         confidence=confidence,
         canary="a record of ones against one of zeros, where one feature has all the relevance",

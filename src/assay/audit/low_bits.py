@@ -1,13 +1,13 @@
-"""The lowest bits of a release (Mironov 2012), which no statistic of its values shows.
+"""The lowest bits of a release, which no statistic of its values shows.
 
-Noise with few bits gives itself away: released value less the true sum is then a number of few bits, and less another
-sum it is not. `low_bits` asks this of noise of half precision added to sums of single precision, which shows in every
-coordinate.
+Mironov, "On significance of the least significant bits for differential privacy", 2012 (doi:10.1145/2382196.2382264).
+Noise with few bits gives itself away: the released value minus the true sum has few bits, and minus another sum it has
+many. `low_bits` tests this for half-precision noise on single-precision sums, which shows in every coordinate.
 
-Noise of single precision shows where it cancels the sum: what is left over has more digits than the two numbers had
-between them, unless the sum was another one. `cancelled_bits` asks this. It finds floating-point noise of any
-mechanism, Assay's own included, and privacy statements say that ε does not cover it. Exact noise
-(`assay.mechanisms.exact`) has nothing to find.
+Single-precision noise shows where it cancels the sum: the remainder has more digits than the two numbers had, unless
+the sum was another one. `cancelled_bits` tests this. It detects floating-point noise of any mechanism, Assay's
+included; privacy statements say that ε does not cover it. Exact noise (`assay.mechanisms.exact`) leaves nothing to
+detect.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cancelled_bits(
     releases: int = 2000,
     randomness: Randomness | None = None,
 ) -> float:
-    """A lower bound on one step's ε, without assumptions, from the test "can single-precision noise cancel so?".
+    """A lower bound on one step's ε, without assumptions, from the test "can single-precision noise cancel like this?".
 
     The data sets are a record whose gradient is zero, with and without a canary beside it.
     """
@@ -89,13 +89,13 @@ _NEAR = 1 / 16  # of the canary: four more bits than the noise has
 
 
 def _cannot_be(released: Tensor, total: Tensor, std: float) -> Tensor:
-    """Whether a coordinate of each release, of those near zero, is no sum plus std times a single-precision number."""
+    """Whether some coordinate near zero of each release is not `total` plus std times a single-precision number."""
     noise = ((released.double() - total.double()) / std).float().to(released.dtype)
     wrong = torch.add(total, noise, alpha=std) != released
     return (wrong & (released.abs() < _NEAR * total.abs())).any(1)
 
 
 def _few_bits(released: Tensor, total: Tensor, std: float) -> Tensor:
-    """Whether half of the coordinates of each release are the sum plus std times a number of half precision."""
+    """Whether half of the coordinates of each release are `total` plus std times a half-precision number."""
     noise = ((released - total) / std).to(torch.float16).to(released.dtype)
     return (torch.add(total, noise, alpha=std) == released).double().mean(1) > 0.5

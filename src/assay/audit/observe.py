@@ -1,4 +1,4 @@
-"""A chain that does what another does and tells what passes through it: how audits look into a step from outside.
+"""A chain that does what another does and keeps what passes through it, so that audits can look into a step.
 
 step = PrivateStep(model, plan)
 step.chain = watched = observed(step.chain)
@@ -38,27 +38,27 @@ class Observed(Chain):
     denominators: list[float] = field(default_factory=list)
 
     def release(self, grads: Bounded, stream: Stream) -> Private:
-        """As the chain observed, with the noise of this step: where noise falls, a step puts another in its chain."""
+        """Like the observed chain, with the noise of this step: under a falling schedule each step has another."""
         total = {name: value.detach().clone() for name, value in grads.total.items()}
         private = replace(self.inner, noise=self.noise).release(grads, stream)
         self.releases.append(Release(total, grads.l2, private.event))
         return private
 
     def clipped_sum(self, *args: object, **kwargs: object) -> tuple[dict[str, Tensor], Tensor]:
-        """As the chain observed."""
+        """Like the observed chain."""
         return self.inner.clipped_sum(*args, **kwargs)  # type: ignore[arg-type]
 
     def finish(self, released: Private, expected_size: float, forms: Mapping[str, Form] | None = None) -> Grads:
-        """As the chain observed."""
+        """Like the observed chain."""
         self.denominators.append(expected_size)
         return self.inner.finish(released, expected_size, forms)
 
 
 def observed(chain: Chain) -> Observed:
-    """The chain, watched."""
+    """The chain, with its releases kept."""
     return turned_into(Observed, chain, inner=chain)
 
 
 def turned_into(kind: type[C], chain: Chain, **more: Any) -> C:
-    """The chain's parts with the methods of another class."""
+    """The chain's fields in an object of another class."""
     return kind(**{f.name: getattr(chain, f.name) for f in fields(Chain)}, **more)

@@ -1,7 +1,7 @@
 """Lower bounds on ε from one training run with many canaries.
 
-m canaries are each included or not by a fair coin of their own; one run; a guess for each of some of them. Nothing is
-assumed about how canaries influence one another. The number of guesses must not depend on what the run gave.
+A separate fair coin includes each of m canaries. One run is trained, and some of the coins are guessed. Nothing is
+assumed about how canaries influence one another. The number of guesses must not depend on the outcome of the run.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Guesses:
 
 
 def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """The probability that an (ε, δ)-private run allows so many right guesses or more is at most this.
+    """An upper bound on the probability that an (ε, δ)-private run allows this many right guesses or more.
 
-    Steinke, Nasr and Jagielski 2023, Theorem 5.2: with W ~ Bin(r, e^ε/(1 + e^ε)),
-    P[right ≥ v] ≤ P[W ≥ v] + 2mδ · max_{1≤i≤v} P[v - i ≤ W < v]/i.
+    Theorem 5.2 of Steinke, Nasr and Jagielski, "Privacy auditing with one (1) training run", 2023 (arXiv:2305.08846):
+    with W ~ Bin(r, e^ε/(1 + e^ε)), P[right ≥ v] ≤ P[W ≥ v] + 2mδ · max_{1≤i≤v} P[v - i ≤ W < v]/i.
     """
     made, right = guesses.made, guesses.right
     if right == 0:
@@ -57,17 +57,18 @@ def p_value(guesses: Guesses, epsilon: float, delta: float) -> float:
 
 
 def epsilon_lower(guesses: Guesses, *, delta: float, significance: float) -> float:
-    """ε that the run exceeds with confidence 1 - significance, whatever the mechanism is."""
+    """The ε that the run exceeds with confidence 1 - significance, whatever the mechanism is."""
     check_delta(delta)
     check_significance(significance)
     return _largest(lambda epsilon: p_value(guesses, epsilon, delta) <= significance, _MOST_EPSILON)
 
 
 def mu_refuted(guesses: Guesses, mu: float, significance: float) -> bool:
-    """Whether a μ-GDP run would allow so many right guesses with a probability of at most `significance`.
+    """Whether a μ-GDP run would allow this many right guesses with a probability of at most `significance`.
 
-    Mahloujifar, Melis and Chaudhuri 2024, Algorithm 3 for two worlds, with the Gaussian trade-off function: its blow-up
-    function's inverse is x ↦ Φ(Φ⁻¹(x) - μ).
+    Algorithm 3 of Mahloujifar, Melis and Chaudhuri, "Auditing f-differential privacy in one run", 2024
+    (arXiv:2410.22235), for two worlds and the Gaussian trade-off function. The inverse of its blow-up function is
+    x ↦ Φ(Φ⁻¹(x) - μ).
     """
     m, made, right = guesses.canaries, guesses.made, guesses.right
     r, h = significance * right / m, significance * (made - right) / m
@@ -82,7 +83,7 @@ def mu_refuted(guesses: Guesses, mu: float, significance: float) -> bool:
 
 
 def mu_lower(guesses: Guesses, *, significance: float) -> float:
-    """μ that the run exceeds with confidence 1 - significance, if its trade-off function is Gaussian."""
+    """The μ that the run exceeds with confidence 1 - significance, if its trade-off function is Gaussian."""
     check_significance(significance)
     return _largest(lambda mu: mu_refuted(guesses, mu, significance), _MOST_MU)
 
@@ -90,8 +91,8 @@ def mu_lower(guesses: Guesses, *, significance: float) -> float:
 def most_guesses(epsilon: float, delta: float, canaries: int, lower: Callable[[Guesses], float]) -> int:
     """The number of guesses, half of them "included", for which `lower` is expected to be largest.
 
-    It is worked out for Gaussian noise of this (ε, δ) and independent canaries, before anything is run, so that no
-    correction is due. A poor guess of ε makes the bound weaker, never wrong.
+    It is computed for Gaussian noise of this (ε, δ) and independent canaries before anything is run, so no correction
+    is needed. A poor guess of ε makes the bound weaker, never wrong.
     """
     mu = gdp_mu(epsilon, delta)
     if not 0 < mu < math.inf:
@@ -101,7 +102,7 @@ def most_guesses(epsilon: float, delta: float, canaries: int, lower: Callable[[G
 
 
 def expected(mu: float, canaries: int, made: int) -> Guesses:
-    """Right guesses to expect under noise N(0, 1) of scores 0 and μ, when the made/2 highest and lowest are guessed."""
+    """The right guesses to expect for scores 0 and μ with noise N(0, 1): the made/2 highest and lowest are guessed."""
     if not 0 < made <= canaries:
         raise ConfigError("guesses", made, f"a number from 1 to {canaries}")
     share = made / canaries  # of all scores, half of this beyond t on either side
@@ -122,7 +123,7 @@ def epsilon_lower_gaussian(guesses: Guesses, *, delta: float, significance: floa
 
 
 def _largest(refuted: Callable[[float], bool], most: float) -> float:
-    """A value below which everything is refuted: 0 if nothing is; `most` at most."""
+    """A value below which everything is refuted, at most `most`; 0 if nothing is refuted."""
     if not refuted(0.0):
         return 0.0
     low, high = 0.0, 0.25

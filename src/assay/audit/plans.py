@@ -1,8 +1,8 @@
-"""The audit of a plan without training anything: one step is audited, and what it shows is composed as the plan composes.
+"""The audit of a plan without training: one step is audited, and its μ is composed as the plan composes.
 
-Assumption: the step's noise is Gaussian in the direction that was tested. Then the step is no more private than a Gaussian
-release of multiplier 1/μ, the plan's own sampler and accountant turn that into the ε of a run, and nothing is lost on the
-way: the composition is that of the run, for the most revealing of its records.
+Assumption: the step's noise is Gaussian in the direction that was tested. Then the step is no more private than a
+Gaussian release of multiplier 1/μ. The plan's sampler and accountant turn that into the ε of a run. This composition is
+that of the run itself, for the record that it reveals most.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from assay.federated.plan import FederatedPlan
 from assay.methods.plan import Plan
 from assay.randomness.streams import OsSeeded, Randomness
 
-_ABOVE = 1.01  # the accountant's ε may lie this much above the true one; a lower bound must not
+_ABOVE = 1.01  # the accountant's ε may exceed the true one by this factor; a lower bound must not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class PlanAudit:
 
     @property
     def verdict(self) -> Verdict:
-        """What the three say together. A sound variant stands by its verified ε, whatever the paper would claim for it."""
+        """What the three say together. A sound variant is held to its verified ε, whatever its paper would claim."""
         return verdict(self.claimed if self.published else self.verified, self.verified, self.audit.epsilon)
 
 
@@ -50,9 +50,23 @@ def audit_plan(
     verified: float | None = None,
     steps: int | None = None,
 ) -> PlanAudit:
-    """Audit one step of the plan's own chain and compose what it shows over the plan's steps. Takes seconds.
+    """Audit one step of the plan's chain and compose its μ over the plan's steps. Takes seconds.
 
-    `verified` is what a run under the plan has really spent (its ledger's ε), `steps` how many of the plan's steps it took; the plan's own if left out. A method that clips layer by layer is audited with as many layers as it was set for (four if it was not).
+    A method that clips layer by layer is audited with as many layers as it was set for, or with four.
+
+    Args:
+        plan: The plan.
+        confidence: The confidence of the audited ε.
+        releases: Releases of one step to count; None for enough.
+        randomness: Where random numbers come from.
+        verified: What a run under the plan has really spent (its ledger's ε); None for the plan's ε.
+        steps: How many of the plan's steps the run took; None for all.
+
+    Returns:
+        Claimed, verified and audited ε.
+
+    Raises:
+        ConfigError: The noise of the step is not Gaussian.
     """
     specimen = Specimen.for_plan(plan)
     plan = plan.for_layers(specimen.names)
@@ -102,7 +116,7 @@ def audit_plan(
 def side_by_side(
     plan: Plan | FederatedPlan, audit: Audit, step: StepAudit, verified: float | None, claimed: float
 ) -> PlanAudit:
-    """What is claimed for a plan (or for a run under it), and what it costs (or has spent), beside its audit."""
+    """The claimed and the verified ε of a plan, or of a run under it, beside its audit."""
     return PlanAudit(
         claimed=claimed,
         verified=plan.epsilon() if verified is None else verified,
@@ -113,22 +127,22 @@ def side_by_side(
 
 
 def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
-    """The least ε of the plan's run, or of its first `steps`, if each of them is no more private than μ-GDP.
+    """The least ε of the plan's run, or of its first `steps`, if each step is no more private than μ-GDP.
 
-    Where noise falls, μ is that of the first step, which has the most noise.
+    Under a falling noise schedule, μ is that of the first step, which has the most noise.
     """
     if mu == 0:
         return 0.0
     if mu == math.inf:
         return math.inf
-    # The accountant doubles what a step shows where a record is replaced. A canary in a micro-batch has turned its clipped average
-    # around, which is all that a replacement can do.
+    # Where a record is replaced, the accountant doubles what a step shows. A canary in a micro-batch has already
+    # reversed its clipped average, which is all that a replacement can do.
     doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
     event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
     return shown_by(event, plan.delta, plan.sampler.shown_under or plan.adjacency)
 
 
 def shown_by(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
-    """No more than the ε of this event; 0 where the accountant does not know how far it is above that."""
+    """A lower bound on the ε of this event; 0 where the accountant does not know how tight its ε is."""
     known = bound(event, delta, adjacency) in (Bound.EXACT, Bound.PLD)
     return epsilon(event, delta, adjacency) / _ABOVE if known else 0.0

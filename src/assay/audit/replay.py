@@ -1,9 +1,9 @@
 """Record and replay: one step on two neighbouring data sets with everything random held fixed.
 
-The real step runs (sampler, engine, clipping, noise, post-processing) on a batch without and with one record. The noise is
-the same in both, so that whatever differs is the record's doing: the sum before the noise must move by at most the bound
-declared with it, the released gradient by as much over the public denominator, and nothing else may change: not the number
-of releases, not their events, not the denominator. No statistics: a failure is a fact.
+The real step runs (sampler, engine, clipping, noise, post-processing) on a batch without and with one record. The noise
+is the same in both, so the record causes every difference. The sum before the noise must move by at most the bound
+declared with it, the released gradient by as much over the public denominator. The number of releases, their events and
+the denominator must not change. There are no statistics: a failure is a fact.
 """
 
 from __future__ import annotations
@@ -27,12 +27,18 @@ from assay.training.step import PrivateStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 MakeStep = Callable[[nn.Module, Plan, "Frozen"], PrivateStep]
-_ROUNDING = 1e-4  # of the sums' own size: two sums in float32 are subtracted
+_ROUNDING = 1e-4  # relative to the size of the sums: two sums in float32 are subtracted
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What one record did. `ratio` is the largest measured change over the declared bound; `faults` says what is wrong."""
+    """What one record did.
+
+    Attributes:
+        record: Its name.
+        ratio: The largest measured change over the declared bound.
+        faults: What is wrong.
+    """
 
     record: str
     ratio: float
@@ -80,7 +86,7 @@ class _FrozenStream:
         return coins
 
     def integers(self, high: int, n: int) -> Tensor:
-        # one by one: a further record must not change what the others drew
+        # one by one: an additional record must not change what the others drew
         return torch.cat([self.rest.integers(high, 1) for _ in range(n)]) if n else torch.zeros(0, dtype=torch.int64)
 
 
@@ -95,10 +101,23 @@ def replay(
     seed: int = 0,
     make_step: MakeStep | None = None,
 ) -> Replay:
-    """One step on the records of `data`, without and with `record`; the plan says how, whatever its sampling.
+    """Take one step on the records of `data`, without and with `record`, and compare. All records are in the batch.
 
-    `make_step` builds the step under audit (a user's own, or one with a fault); `PrivateStep` by default. The model's
-    parameters stay as they are.
+    Args:
+        model: The model; its parameters do not change.
+        plan: How the step is taken.
+        data: The other records.
+        record: The record, (x, y).
+        loss: `loss(output, target)` gives a value for each record.
+        name: What the record is called in the result.
+        seed: Fixes the noise.
+        make_step: Builds the step under audit; `PrivateStep` by default.
+
+    Returns:
+        What the record did.
+
+    Raises:
+        ConfigError: The plan has no noise, or its neighbours replace a record.
     """
     if plan.adjacency.value != "add-or-remove-one":
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: a record is there or it is not")
@@ -120,8 +139,8 @@ class _Taken:
     draws: list[tuple[str, int, int]]
 
 
-def _own(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
-    """The step of the plan; what the method would have released before it is taken as paid."""
+def _plain_step(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
+    """The step of the plan; the method's stage, if any, counts as paid."""
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
     if plan.stage is not None:
         ledger.pay(plan.stage_event)
@@ -131,7 +150,7 @@ def _own(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
 def _one_step(
     model: nn.Module, plan: Plan, data: TensorDataset, randomness: Frozen, loss: Loss, make_step: MakeStep | None
 ) -> _Taken:
-    step = (make_step or _own)(model, plan, randomness)
+    step = (make_step or _plain_step)(model, plan, randomness)
     step.chain = watched = observed(step.chain)
     try:
         for x, y in step.batches(data, 1):
@@ -166,11 +185,9 @@ def _compare(name: str, plan: Plan, before: _Taken, after: _Taken) -> Replay:
 
 
 def _outputs(plan: Plan, before: _Taken, after: _Taken) -> list[str]:
-    """The released gradients, where nothing comes after the noise but a division by a constant."""
+    """Compare released gradients, where nothing follows the noise but a division by a constant."""
     if before.gradient is None or after.gradient is None:
-        return (
-            [] if (before.gradient is None) == (after.gradient is None) else ["output: released for one data set only"]
-        )
+        return [] if before.gradient is after.gradient else ["output: released for one data set only"]
     size, l2 = plan.sampler.expected_size, before.watched.releases[0].l2
     moved = float((after.gradient - before.gradient).norm()) * size
     if moved <= l2 + _ROUNDING * (l2 + size * float(before.gradient.norm())):
@@ -184,15 +201,3 @@ def _distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 def _size(a: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(v.double().square().sum()) for v in a.values()))
-
-
-def adversarial(x: Tensor, y: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """Records made to break a bound, shaped like this one."""
-    return {
-        "an ordinary record": (x, y),
-        "zeros": (torch.zeros_like(x), y),
-        "a large record": (x * 1e3, y),
-        "a huge record": (torch.full_like(x, 1e30), y),
-        "a record with NaN": (torch.full_like(x, math.nan), y),
-        "a record with Inf": (torch.full_like(x, math.inf), y),
-    }

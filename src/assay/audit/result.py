@@ -1,4 +1,4 @@
-"""What an audit says: a lower bound on ε, and the sentence that follows from it."""
+"""The result of an audit: a lower bound on ε, and the sentence that follows from it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from assay._util.figures import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """A lower bound: with probability `confidence` over the audit's own randomness, the true ε at `delta` is no less.
+    """A lower bound: with probability `confidence` over the audit's randomness, the true ε at `delta` is no less.
 
-    `assumption` is empty where the bound holds for every mechanism.
+    Attributes:
+        epsilon: The bound.
+        delta: δ.
+        confidence: The probability that the bound holds.
+        estimator: How the bound follows from the counts.
+        canaries: How many canaries there were.
+        how: What was counted.
+        assumption: What the bound assumes; empty where it holds for every mechanism.
     """
 
     epsilon: float
@@ -33,7 +40,10 @@ class Audit:
 
 
 class Verdict(StrEnum):
-    """What claimed, verified and audited ε say together. `suspect` is above verified by a bound whose assumption may be what is wrong."""
+    """What claimed, verified and audited ε say together.
+
+    `suspect`: above the verified ε, by a bound whose assumption may be wrong.
+    """
 
     CONSISTENT = "consistent"
     SUSPECT = "suspect"
@@ -45,8 +55,19 @@ _ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of i
 
 
 def verdict(claimed: float, verified: float, audited: float) -> Verdict:
-    """`bug` where audited exceeds verified (something runs that the accounting does not know of), `claim-refuted` where
-    it exceeds the claim only.
+    """Compare the three ε.
+
+    Args:
+        claimed: The paper's ε.
+        verified: The accountant's ε.
+        audited: The lower bound of an attack.
+
+    Returns:
+        `bug` where audited exceeds verified: something runs that the accounting does not know of. `claim-refuted` where
+        it exceeds the claim only.
+
+    >>> str(verdict(claimed=1, verified=2, audited=1.5))
+    'claim-refuted'
     """
     if audited > verified * (1 + _ROUNDING):
         return Verdict.BUG
@@ -60,7 +81,8 @@ def sentence(found: Verdict, audited: float, confidence: float) -> str:
     if found is Verdict.BUG:
         return f"implementation bug: audited above verified, {least} {sure}"
     if found is Verdict.SUSPECT:
-        return f"suspect: above the verified ε if the trade-off function is Gaussian, {least} {sure}; no proof of a bug, look into it"
+        why = "above the verified ε if the trade-off function is Gaussian"
+        return f"suspect: {why}, {least} {sure}; no proof of a bug, look into it"
     if found is Verdict.CLAIM_REFUTED:
         return f"claim refuted: {least} {sure}"
     return f"consistent: nothing above the claimed or the verified ε was seen (audited ε {at_least(audited)} {sure})"

@@ -1,12 +1,13 @@
-"""The audit of a federated plan without training anything: one round of its own exchange is audited, and what it shows is composed.
+"""The audit of a federated plan without training: one round of its exchange is audited, and its μ is composed.
 
-Two worlds differ in one client. Whoever attacks sees what the kind of noise leaves to be seen: with `central` noise what the server
-releases, with `local` noise the client's own message, numbers beside the update included, with `distributed` noise the sum of as many shares as
-open a round. A pilot set of rounds finds the canary and the linear test that separate the worlds best, fresh rounds count its errors; where some
-number moves with the client and carries no noise, no finite ε holds.
+Two worlds differ in one client. What the attacker sees depends on the noise. With `central` noise it is what the server
+releases. With `local` noise it is the client's message, including numbers beside the update. With `distributed` noise
+it is the sum of as many shares as open a round. A pilot set of rounds finds the canary and the linear test that
+separate the worlds best; fresh rounds count the test's errors. Where some number moves with the client and carries no
+noise, no finite ε holds.
 
-Assumption: the noise is Gaussian, or as narrow, in the direction tested; then a turn is no more private than a Gaussian release of that
-μ, and turns are composed as the plan composes them.
+Assumption: the noise is Gaussian, or as narrow, in the direction tested. Then a turn is no more private than a Gaussian
+release of that μ, and turns compose as in the plan.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torch import Tensor
 from assay.audit import bounds
 from assay.audit.plans import PlanAudit, shown_by, side_by_side
 from assay.audit.result import Audit
-from assay.audit.single_step import BARE, BARE_RELEASES, StepAudit, discriminant, errors_of, no_privacy, tail_threshold
+from assay.audit.scores import errors_at
+from assay.audit.single_step import BARE, BARE_RELEASES, StepAudit, discriminant, no_privacy, tail_threshold
 from assay.errors import ConfigError
 from assay.federated.exchange import Work
 from assay.federated.layout import Layout
@@ -46,9 +48,20 @@ def audit_rounds(
     randomness: Randomness | None = None,
     verified: float | None = None,
 ) -> PlanAudit:
-    """Audit one round of the plan's method on a model of a few numbers, and compose what it shows over the plan's turns.
+    """Audit one round of the plan's method on a tiny model, and compose its μ over the plan's turns.
 
-    `verified` is what a run under the plan has really spent; the plan's own ε if left out. Unit `record` is DP-SGD at the clients: audit that.
+    Args:
+        plan: The plan. For the unit `record`, audit `dpsgd` instead: clients run DP-SGD.
+        confidence: The confidence of the audited ε.
+        releases: Rounds to count in each world; None for enough.
+        randomness: Where random numbers come from.
+        verified: What a run under the plan has really spent; None for the plan's ε.
+
+    Returns:
+        Claimed, verified and audited ε.
+
+    Raises:
+        ConfigError: The plan protects records, or there are too few releases.
     """
     if plan.unit == "record":
         raise ConfigError("unit", plan.unit, "client: records are protected by DP-SGD at the clients (audit dpsgd)")
@@ -75,7 +88,7 @@ def composed(plan: FederatedPlan, mu: float) -> float:
         return mu
     if plan.hidden:
         event = plan.sampler.compose(GaussianDpEvent(1 / mu), plan.rounds)
-    else:  # multipliers are relative to one client's bound, and a client that is replaced moves twice that
+    else:  # multipliers are relative to one client's bound, and replacing a client moves the sum by twice that
         event = SelfComposedDpEvent(GaussianDpEvent(2 / mu), plan.turns)
     return shown_by(event, plan.delta, plan.adjacency)
 
@@ -84,31 +97,33 @@ def _audit_round(plan: FederatedPlan, confidence: float, fresh: int, randomness:
     significance = 1 - confidence
     bounds.check_significance(significance)
     seen = _Rounds(plan, randomness)
-    found = []
+    cases = []
     for name, worlds in _canaries(plan):
         pilot = [seen.draw(world, _PILOT) for world in worlds]
         moved = pilot[1].mean(0) - pilot[0].mean(0)
-        if plan.hidden:  # the noise is the server's: without it the worlds lie apart exactly so
+        if plan.hidden:  # the server adds the noise: without it, this is exactly how far the worlds are apart
             bare = _Rounds(replace(plan, noise_multiplier=0.0), randomness)
             moved = bare.draw(worlds[1], 1)[0] - bare.draw(worlds[0], 1)[0]
         covariance = (torch.cov(pilot[0].T) + torch.cov(pilot[1].T)) / 2
         middle = (pilot[1].mean(0) + pilot[0].mean(0)) / 2
-        found.append((name, worlds, moved, middle, covariance, *discriminant(moved, covariance)))
-    name, worlds, moved, middle, covariance, test, expected = max(found, key=lambda case: case[-1])
+        cases.append((name, worlds, moved, middle, covariance, *discriminant(moved, covariance)))
+    name, worlds, moved, middle, covariance, test, expected = max(cases, key=lambda case: case[-1])
     fresh = min(fresh, BARE_RELEASES) if expected == math.inf else fresh
     scores = [(seen.draw(world, fresh) @ test).numpy() for world in worlds]
     apart = float(np.mean(scores[1]) - np.mean(scores[0]))
     if max(float(np.ptp(s)) for s in scores) < 2 * BARE * abs(apart):
         return no_privacy(plan.delta, confidence, f"{name}, in a number without noise", float(moved.norm()), fresh)
     std = max(math.sqrt(max(0.0, float(test @ covariance @ test))), BARE * abs(apart))
-    centre = float(middle @ test)  # the pilot's: what is counted must not choose the threshold
-    mu = bounds.mu_lower(errors_of(scores, centre), significance=significance)
+    centre = float(middle @ test)  # from the pilot: what is counted must not choose the threshold
+    mu = bounds.mu_lower(errors_at(scores[1], scores[0], centre), significance=significance)
     gap = float(moved @ test)
     tail = centre - gap / 2 + std * tail_threshold(gap / std, fresh, plan.delta, significance)
     return StepAudit(
         mu=mu,
         epsilon=bounds.epsilon_of_mu(mu, plan.delta),
-        epsilon_any=bounds.epsilon_lower(errors_of(scores, tail), delta=plan.delta, significance=significance),
+        epsilon_any=bounds.epsilon_lower(
+            errors_at(scores[1], scores[0], tail), delta=plan.delta, significance=significance
+        ),
         delta=plan.delta,
         confidence=confidence,
         canary=name,
@@ -118,7 +133,7 @@ def _audit_round(plan: FederatedPlan, confidence: float, fresh: int, randomness:
 
 
 def _canaries(plan: FederatedPlan) -> Iterator[tuple[str, Worlds]]:
-    """A client that is there or not where that is hidden, else one whose records are replaced by ones that pull the other way."""
+    """A client that is present or absent where that is hidden, otherwise one whose update is reversed."""
     others = [torch.zeros(_LAYOUT.size, dtype=torch.float64)] * (plan.answers - 1 if plan.noise == "distributed" else 0)
     directions = {"one coordinate": torch.eye(_LAYOUT.size)[0], "all coordinates": torch.ones(_LAYOUT.size)}
     for name, direction in directions.items():
@@ -127,7 +142,7 @@ def _canaries(plan: FederatedPlan) -> Iterator[tuple[str, Worlds]]:
 
 
 class _Rounds:
-    """Rounds of the plan's own exchange, none with the randomness of another."""
+    """Rounds of the plan's exchange, each with fresh randomness."""
 
     def __init__(self, plan: FederatedPlan, randomness: Randomness) -> None:
         self._plan, self._randomness, self._next = plan, randomness, 0
@@ -144,8 +159,8 @@ class _Rounds:
         messages = [self._message(update, client, i) for client, update in enumerate(updates)]
         if self._plan.noise == "local":
             (only,) = messages
-            parts = [np.asarray(array, dtype=np.float64) for array in only.arrays.values()]
-            return torch.from_numpy(np.concatenate([*parts, _numbers(only)]))
+            arrays = [np.asarray(array, dtype=np.float64) for array in only.arrays.values()]
+            return torch.from_numpy(np.concatenate([*arrays, _numbers(only)]))
         self._exchange.restore(self._before)
         stream = self._randomness.stream("audit server", i)
         update = self._exchange.combine(messages, self._instructions, 0, stream)
@@ -153,7 +168,7 @@ class _Rounds:
         return torch.cat([update, *(value.flatten() for value in self._exchange.state().values())])
 
     def _message(self, update: Tensor, client: int, i: int) -> Message:
-        """A client's message; its loss and its number of records go with its records, as the update does."""
+        """A client's message. Its loss and its number of records differ between the worlds, as its update does."""
         pulled = bool(update.sum() > 0)
         work = Work(
             start=torch.zeros_like(update),

@@ -1,10 +1,9 @@
-"""From scores of canaries to a lower bound on ε: the one function for anybody's training loop.
+"""From scores of canaries to a lower bound on ε, for anybody's training loop.
 
-    included, excluded = ...           # one score a canary, higher for those that look trained on
+    included, excluded = ...           # a score for each canary, higher for those that look trained on
     audit.from_scores(included, excluded, delta=1e-5)
 
-IN and OUT canaries must be exchangeable but for the coin that included them, and scored by one function on one and the
-same model.
+Included and excluded canaries must be exchangeable but for the coin, and scored by one function on the same model.
 """
 
 from __future__ import annotations
@@ -41,24 +40,34 @@ def from_scores(
 ) -> Audit:
     """The ε that the mechanism exceeds with this confidence, from the scores of included and excluded canaries.
 
-    One training run with many canaries, each included by a fair coin of its own, is the usual case: nothing is assumed
-    about how canaries influence one another. `guesses` is the number of guesses, fixed before the scores were known
-    (`one_run.most_guesses` proposes one); left out, eight numbers are tried, each at an eighth of the significance.
+    The usual case is one training run with many canaries, each included by a separate fair coin. Nothing is then
+    assumed about how canaries influence one another.
 
-    `independent=True` where every score comes from a run or a release of its own. Then `threshold` separates the two
-    sides, fixed before the scores were known; left out, it is chosen on a random half of the scores and used on the
-    other half.
+    Args:
+        included: A score for each included canary, on any scale; higher means more likely included.
+        excluded: A score for each excluded canary.
+        delta: δ.
+        confidence: The probability that the bound holds.
+        assume: `"gaussian"` bounds μ of Gaussian differential privacy and restates it as ε at δ. That is sharper, and
+            wrong if the mechanism has another trade-off function.
+        independent: Every score comes from a separate run or release.
+        guesses: For one run: the number of guesses, fixed before the scores were known (`one_run.most_guesses` proposes
+            one). None tries eight numbers, each at an eighth of the significance.
+        threshold: For independent scores: separates the two sides, fixed before the scores were known. None chooses it
+            on a random half of the scores and counts the other half.
 
-    `assume="gaussian"` bounds μ of Gaussian differential privacy and restates it as ε at δ: sharper, and false if the
-    mechanism's trade-off function is another. `included` may come as scores of any scale; higher means more likely
-    included.
+    Returns:
+        The lower bound.
+
+    Raises:
+        ConfigError: An argument is not accepted.
     """
     bounds.check_delta(delta)
     significance = 1 - confidence
     bounds.check_significance(significance)
     if assume not in ("nothing", "gaussian"):
         raise ConfigError("assume", assume, '"nothing" or "gaussian"')
-    ins, outs = _checked("included", included), _checked("excluded", excluded)
+    ins, outs = _scores("included", included), _scores("excluded", excluded)
     if independent:
         if guesses is not None:
             raise ConfigError("guesses", guesses, "nothing for independent scores: those take a threshold")
@@ -69,7 +78,7 @@ def from_scores(
 
 
 def guessed(included: Scores, excluded: Scores, made: int) -> Guesses:
-    """Guess "included" for the highest half of `made` scores and "excluded" for the lowest; ties count as wrong guesses."""
+    """Guess "included" for the highest half of `made` scores and "excluded" for the lowest; ties count as wrong."""
     scores = np.concatenate([included, excluded])
     member = np.arange(len(scores)) < len(included)
     if not 1 <= made <= len(scores):
@@ -92,7 +101,7 @@ def errors_at(included: Scores, excluded: Scores, threshold: float) -> Errors:
 
 
 def best_threshold(included: Scores, excluded: Scores, bound: Callable[[Errors], float]) -> float:
-    """The threshold with the largest bound on these scores, which must then not be counted."""
+    """The threshold with the largest bound on these scores, which must not be counted afterwards."""
     every = np.unique(np.concatenate([included, excluded]))
     some = every[np.linspace(0, len(every) - 1, min(len(every), _THRESHOLDS)).astype(int)]
     return float(max(some, key=lambda t: bound(errors_at(included, excluded, float(t)))))
@@ -105,7 +114,7 @@ def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assum
     each = significance / len(sizes)
     epsilon, best = max((lower(guessed(ins, outs, s), delta=delta, significance=each), s) for s in sizes)
     chosen = "fixed beforehand" if made is not None else f"best of {len(sizes)} fixed sizes, Bonferroni-corrected"
-    found = guessed(ins, outs, best)
+    right = guessed(ins, outs, best).right
     return Audit(
         epsilon=epsilon,
         delta=delta,
@@ -114,7 +123,7 @@ def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assum
         if assume == "nothing"
         else "one run, f-DP (Mahloujifar, Melis and Chaudhuri 2024)",
         canaries=m,
-        how=f"{found.right} of {found.made} guesses right about {m} canaries ({len(ins)} included); number of guesses {chosen}",
+        how=f"{right} of {best} guesses right about {m} canaries ({len(ins)} included); number of guesses {chosen}",
         assumption="" if assume == "nothing" else _GAUSSIAN,
     )
 
@@ -144,8 +153,8 @@ def _independent(
         confidence=1 - significance,
         estimator="Clopper-Pearson" if assume == "nothing" else "Clopper-Pearson, Gaussian family",
         canaries=total,
-        how=f"{errors.false_positives} of {errors.excluded} excluded above and {errors.false_negatives} of {errors.included} "
-        f"included below the threshold, which was {chosen}",
+        how=f"{errors.false_positives} of {errors.excluded} excluded above and {errors.false_negatives} of"
+        f" {errors.included} included below the threshold, which was {chosen}",
         assumption="scores are independent" + ("" if assume == "nothing" else f"; {_GAUSSIAN}"),
     )
 
@@ -155,10 +164,9 @@ def _halves(scores: Scores) -> tuple[Scores, Scores]:
     return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
-def _checked(name: str, scores: ArrayLike) -> Scores:
+def _scores(name: str, scores: ArrayLike) -> Scores:
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0 or np.isnan(values).any():
-        raise ConfigError(
-            name, f"an array of shape {values.shape}", "one score a canary, at least one, none of them NaN"
-        )
+        accepted = "a score for each canary, at least one, none of them NaN"
+        raise ConfigError(name, f"an array of shape {values.shape}", accepted)
     return values

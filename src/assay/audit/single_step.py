@@ -1,8 +1,8 @@
 """The audit of one step: many releases by the real chain, with a canary and without.
 
-Two data sets that differ in one record go through the chain's own clipping; its own mechanism releases both sums many
-times. A pilot set of releases finds the canary and the linear test that separate the two best; fresh releases count its
-errors. Whatever the pilot suggested, the bounds are valid: they rest on releases that the choice did not see.
+Two data sets that differ in one record go through the chain's clipping, and its mechanism releases both sums many
+times. A pilot set of releases finds the canary and the linear test that separate the two best; fresh releases count the
+test's errors. Whatever the pilot suggested, the bounds are valid: they rest on releases that the choice did not see.
 
 Where some direction carries no noise and the canary moves it, no finite ε holds, and no counting is needed.
 """
@@ -20,24 +20,32 @@ from torch import Tensor
 
 from assay.audit import bounds
 from assay.audit.bounds import Errors
+from assay.audit.scores import errors_at
 from assay.audit.specimen import Specimen, flat, releases_of
 from assay.mechanisms.types import Bounded
 from assay.methods.chain import Chain
 from assay.randomness.streams import Blocks, OsSeeded, Randomness
 
 _LARGE = 1000.0  # gradients of canaries over the clipping bound: every rule clips them
-BARE = 1e-4  # noise below this part of the canary's effect is rounding, not noise
+BARE = 1e-4  # noise below this fraction of the canary's effect is rounding, not noise
 _MOST_RELEASES, _LEAST_RELEASES = 60_000, 4_000
 _PILOT = 2_000
-BARE_RELEASES = 1_000  # to see that a direction is without noise, or noisy after all
+BARE_RELEASES = 1_000  # enough to see whether a direction is without noise
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepAudit:
     """What the releases of one step show.
 
-    `mu` bounds the step's μ from below if its noise is Gaussian; `epsilon` is that at δ; `epsilon_any` holds whatever the
-    noise is. `sensitivity` is how far the canary moved the clipped sum.
+    Attributes:
+        mu: A lower bound on the step's μ if its noise is Gaussian.
+        epsilon: `mu` as an ε at `delta`.
+        epsilon_any: A lower bound on ε whatever the noise is.
+        delta: δ.
+        confidence: The probability that each bound holds.
+        canary: Which canary showed most.
+        sensitivity: How far the canary moved the clipped sum.
+        releases: How many releases were counted.
     """
 
     mu: float
@@ -52,7 +60,7 @@ class StepAudit:
 
 @dataclass(frozen=True)
 class _Case:
-    """Two neighbouring data sets as clipped sums, and as the vectors that the noise is added to."""
+    """Two neighbouring data sets as clipped sums, and as the vectors to which the noise is added."""
 
     name: str
     without: dict[str, Tensor]
@@ -73,10 +81,24 @@ def audit_step(
     releases: int | None = None,
     randomness: Randomness | None = None,
 ) -> StepAudit:
-    """Audit one step of this chain; `releases` of each data set are counted (as many as the noise asks for by default).
+    """Audit one step of this chain.
 
-    Canaries: a single coordinate of each layer; all layers saturated at once; the direction with the least noise, found
-    from pilot releases. With micro-batches the canary turns the clipped average of its micro-batch around.
+    Canaries are a single coordinate of each layer, all layers saturated at once, and the direction with the least noise
+    in pilot releases. With micro-batches the canary reverses the clipped average of its micro-batch.
+
+    Args:
+        chain: The chain under audit.
+        specimen: Layers whose records have any gradient.
+        delta: δ.
+        confidence: The probability that each bound holds.
+        releases: Releases of each data set to count; None for enough.
+        randomness: Where random numbers come from.
+
+    Returns:
+        The lower bounds.
+
+    Raises:
+        ConfigError: There are too few releases, or `confidence` is not a probability.
     """
     significance = 1 - confidence
     bounds.check_significance(significance)
@@ -97,14 +119,15 @@ def audit_step(
     centre = [float(vector @ test) for vector in case.centres]
     if max(float(np.ptp(s)) for s in scores) < 2 * BARE * float(np.abs(np.mean(scores[1]) - np.mean(scores[0]))):
         return no_privacy(delta, confidence, f"{case.name}, in a direction without noise", moved, fresh)
-    # a direction may be bare for one data set and noisy for the other
+    # a direction may be without noise for one data set and noisy for the other
     std = max(math.sqrt(max(0.0, float(test @ covariance @ test))), BARE * (centre[1] - centre[0]))
-    mu = bounds.mu_lower(errors_of(scores, (centre[0] + centre[1]) / 2), significance=significance)
+    middle = (centre[0] + centre[1]) / 2
+    mu = bounds.mu_lower(errors_at(scores[1], scores[0], middle), significance=significance)
     tail = centre[0] + std * tail_threshold((centre[1] - centre[0]) / std, fresh, delta, significance)
     return StepAudit(
         mu=mu,
         epsilon=bounds.epsilon_of_mu(mu, delta),
-        epsilon_any=bounds.epsilon_lower(errors_of(scores, tail), delta=delta, significance=significance),
+        epsilon_any=bounds.epsilon_lower(errors_at(scores[1], scores[0], tail), delta=delta, significance=significance),
         delta=delta,
         confidence=confidence,
         canary=case.name,
@@ -114,7 +137,7 @@ def audit_step(
 
 
 def no_privacy(delta: float, confidence: float, canary: str, moved: float, fresh: int) -> StepAudit:
-    """What is said where nothing covers the canary."""
+    """The result where nothing hides the canary."""
     return StepAudit(
         mu=math.inf,
         epsilon=math.inf,
@@ -128,7 +151,7 @@ def no_privacy(delta: float, confidence: float, canary: str, moved: float, fresh
 
 
 class _Noise:
-    """Releases one after another, none with the randomness of another."""
+    """Releases one after another, each with fresh randomness."""
 
     def __init__(self, chain: Chain, randomness: Randomness) -> None:
         self._chain, self._streams, self._next = chain, Blocks(randomness, "audit"), 0
@@ -139,7 +162,7 @@ class _Noise:
 
 
 def _case(chain: Chain, specimen: Specimen, name: str, direction: Tensor, scale: float = _LARGE) -> _Case:
-    """A companion in the canary's micro-batch, which the canary outweighs, and a bystander elsewhere."""
+    """Two data sets: a bystander, a companion in the canary's micro-batch, and in one of them the canary."""
     bound = chain.clip.l2 if math.isfinite(chain.clip.l2) else 1.0
     unit = scale * bound * direction / direction.norm()
     bystander = scale * bound * torch.linspace(-1.0, 1.0, specimen.size)
@@ -161,26 +184,26 @@ def _encoded(chain: Chain, total: dict[str, Tensor]) -> Tensor:
 def _plain(chain: Chain, specimen: Specimen) -> Iterator[_Case]:
     """Canaries that need no knowledge of the noise."""
     yield _case(chain, specimen, "all layers at once", torch.ones(specimen.size))
-    for name, part in zip(specimen.names, specimen.slices(), strict=True):
-        for place, j in (("first", part.start), ("last", part.stop - 1)):
+    for name, layer in zip(specimen.names, specimen.slices(), strict=True):
+        for place, j in (("first", layer.start), ("last", layer.stop - 1)):
             dirac = torch.zeros(specimen.size)
             dirac[j] = 1.0
             yield _case(chain, specimen, f"the {place} coordinate of {name}", dirac)
 
 
 def _worst(chain: Chain, specimen: Specimen, covariance: Tensor) -> Iterator[_Case]:
-    """Canaries along the direction with the least noise: over all layers, and in each layer of its own."""
+    """Canaries along the direction with the least noise: over all layers, and in each layer separately."""
     vectors = torch.linalg.eigh(covariance).eigenvectors
     yield _case(chain, specimen, "the direction with the least noise", vectors[:, 0].float())
     each = torch.zeros(specimen.size)
-    for part in specimen.slices():
-        each[part] = torch.linalg.eigh(covariance[part, part]).eigenvectors[:, 0].float()
+    for layer in specimen.slices():
+        each[layer] = torch.linalg.eigh(covariance[layer, layer]).eigenvectors[:, 0].float()
     yield _case(chain, specimen, "the direction with the least noise in each layer", each)
 
 
 def _unbounded(chain: Chain, specimen: Specimen) -> bool:
-    """Whether a larger gradient moves the sum further, without end."""
-    for j in (part.stop - 1 for part in specimen.slices()):
+    """Whether a larger gradient moves the sum further, without limit."""
+    for j in (layer.stop - 1 for layer in specimen.slices()):
         dirac = torch.zeros(specimen.size)
         dirac[j] = 1.0
         small, large = (float(_case(chain, specimen, "", dirac, s).moved.norm()) for s in (_LARGE, 1000 * _LARGE))
@@ -190,10 +213,10 @@ def _unbounded(chain: Chain, specimen: Specimen) -> bool:
 
 
 def discriminant(moved: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
-    """The linear test that separates best two worlds that lie `moved` apart, and the μ that the pilot says it will show.
+    """The linear test that best separates two worlds that are `moved` apart, and the μ that the pilot promises.
 
-    Fisher's discriminant Σ⁻¹Δ where it promises more than Δ itself; its Σ is an estimate, and the plain one is not. ∞ where
-    some direction carries no noise.
+    The test is Fisher's discriminant Σ⁻¹Δ where it promises clearly more than Δ itself, because Σ is only an estimate.
+    μ is ∞ where some direction carries no noise.
     """
     scale = float(moved.norm())
     if scale == 0:
@@ -212,7 +235,7 @@ def discriminant(moved: Tensor, covariance: Tensor) -> tuple[Tensor, float]:
 def _enough(mu: float) -> int:
     """Releases of each data set for a μ within a twentieth of the true one, nine times out of ten.
 
-    Both rates p = Φ(-μ/2) are known to √(p(1-p)/n), that is √(p(1-p)/n)/φ(μ/2) in units of the noise; their bounds lie
+    Both rates p = Φ(-μ/2) are known to √(p(1-p)/n), that is √(p(1-p)/n)/φ(μ/2) in units of the noise. Their bounds are
     1.96 of these away on either side, and scatter by √2 of them.
     """
     p, density = float(special.ndtr(-mu / 2)), math.exp(-(mu**2) / 8) / math.sqrt(2 * math.pi)
@@ -220,17 +243,6 @@ def _enough(mu: float) -> int:
         return _MOST_RELEASES
     needed = ((2 * 1.96 + 1.3 * math.sqrt(2)) * math.sqrt(p * (1 - p)) / (density * 0.05 * mu)) ** 2
     return round(min(_MOST_RELEASES, max(_LEAST_RELEASES, needed)))
-
-
-def errors_of(scores: list[np.typing.NDArray[np.float64]], threshold: float) -> Errors:
-    """Of saying "with the canary" at or above the threshold, scores without it first."""
-    without, with_canary = scores
-    return Errors(
-        false_positives=int((without >= threshold).sum()),
-        excluded=len(without),
-        false_negatives=int((with_canary < threshold).sum()),
-        included=len(with_canary),
-    )
 
 
 def tail_threshold(mu: float, n: int, delta: float, significance: float) -> float:

@@ -1,7 +1,7 @@
-"""Made-up layers whose records have any gradients one likes: what one step of a chain is audited on.
+"""Artificial layers whose records may have any gradients, for the audit of one step of a chain.
 
 The shapes are those that methods treat differently: convolution kernels, block-circulant weights, a matrix with a bias.
-Gradients are given as vectors over all parameters and go through the chain's own clipping as if a model had made them.
+Gradients are vectors over all parameters and go through the chain's clipping as if a model had computed them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _KINDS: tuple[Mapping[str, tuple[int, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Specimen:
-    """So many layers, their kinds taken in turn."""
+    """A number of layers, their kinds taken in turn."""
 
     layers: int = len(_KINDS)
 
@@ -41,7 +41,7 @@ class Specimen:
 
     @classmethod
     def for_plan(cls, plan: Plan) -> Specimen:
-        """With the number of layers that the plan's method was set for, if it was."""
+        """A specimen with as many layers as the plan's method was set for, if it was."""
         return cls(plan.method.layers or len(_KINDS))
 
     @property
@@ -64,17 +64,17 @@ class Specimen:
         return sum(p.numel() for p in self.parameters.values())
 
     def slices(self) -> list[slice]:
-        """Where each layer lies in a vector."""
+        """The slice of a vector for each layer."""
         sizes = [sum(p.numel() for n, p in self.parameters.items() if n.startswith(f"{name}.")) for name in self.names]
         ends = torch.tensor(sizes).cumsum(0).tolist()
         return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
     def gradients(self, vectors: Tensor) -> RecordGrads:
         """Records with these gradients, [B, size]."""
-        parts = vectors.split([p.numel() for p in self.parameters.values()], 1)
+        columns = vectors.split([p.numel() for p in self.parameters.values()], 1)
         dense = {
-            name: Dense(part.reshape(len(vectors), *p.shape))
-            for (name, p), part in zip(self.parameters.items(), parts, strict=True)
+            name: Dense(values.reshape(len(vectors), *p.shape))
+            for (name, p), values in zip(self.parameters.items(), columns, strict=True)
         }
         by_layer = [[n for n in dense if n.startswith(f"{layer}.")] for layer in self.names]
         return RecordGrads(
@@ -86,7 +86,7 @@ class Specimen:
         )
 
     def total(self, chain: Chain, vectors: Tensor, slots: Tensor | None) -> dict[str, Tensor]:
-        """Σ of what the chain makes of each record."""
+        """The chain's clipped sum over records with these gradients."""
         return chain.clipped_sum(self.gradients(vectors), chain.clip.groups(self.names), slots)[0]
 
 
@@ -96,11 +96,11 @@ def flat(values: Mapping[str, Tensor]) -> Tensor:
 
 
 def releases_of(chain: Chain, total: Mapping[str, Tensor], streams: Sequence[Stream]) -> Tensor:
-    """Releases of this sum by the chain itself, one a stream, each as one vector: [releases, size]."""
+    """Releases of this sum by the chain, one for each stream, each as one vector: [releases, size]."""
     out = flat(total).repeat(len(streams), 1)
     rows = [
-        part.unflatten(1, value.shape).unbind(0)
-        for part, value in zip(out.split([v.numel() for v in total.values()], 1), total.values(), strict=True)
+        columns.unflatten(1, value.shape).unbind(0)
+        for columns, value in zip(out.split([v.numel() for v in total.values()], 1), total.values(), strict=True)
     ]
     for stream, *row in zip(streams, *rows, strict=True):
         value = chain.release(Bounded(dict(zip(total, row, strict=True)), chain.l2), stream).value

@@ -15,10 +15,14 @@ _WORST_LAST = (Verdict.CONSISTENT, Verdict.SUSPECT, Verdict.CLAIM_REFUTED, Verdi
 
 
 def write_audit(directory: RunDirectory, audit: dict[str, Any]) -> None:
-    """Add `audit` (with `epsilon`, `confidence`, `verdict` and `sentence`) to those of a finished run's record, and rewrite its statement.
+    """Add an audit to a finished run's record, and rewrite its statement.
 
-    All are kept, in order, in `audits`; `audit` is what they say together. Audits that end at the same time are added one after the other, and
-    record and statement change together, whenever the process is killed.
+    All audits stay in `audits`, in order; `audit` is what they say together. Audits that end at the same time are added
+    one after the other. Record and statement change together, whenever the process is killed.
+
+    Args:
+        directory: A finished run's.
+        audit: The audit as JSON, with `epsilon`, `confidence`, `verdict` and `sentence`.
     """
     with directory.alone():
         record = complete_record(directory)
@@ -30,8 +34,9 @@ def write_audit(directory: RunDirectory, audit: dict[str, Any]) -> None:
 
 
 def together(audits: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The strongest of several audits, with the confidence that it has as the strongest: whatever it is, it is wrong only if one of them is,
-    so the chances of being wrong add up.
+    """The strongest of several audits, with the confidence that it has as the strongest.
+
+    It is wrong only if one of them is, so their error probabilities add up.
     """
     if len(audits) == 1:
         return audits[0]

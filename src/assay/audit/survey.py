@@ -1,4 +1,4 @@
-"""Every form of every method, audited: claimed, verified and audited ε side by side."""
+"""Audits of every form of every method: claimed, verified and audited ε side by side."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from assay.randomness.streams import Randomness
 
 _LAYERS = 5  # LeNet-5's, for methods that clip layer by layer
 
-# Forms beside each variant of each method as it stands: what papers also publish.
+# Forms that papers publish besides each method's variants with default options.
 _MORE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
     ("gredp", {"variant": "published", "noise_form": "real"}, {}),
     ("spectral", {"variant": "published", "noise_form": "real"}, {}),
@@ -29,13 +29,14 @@ _MORE: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
 
 
 def with_layers(method: methods.Method) -> methods.Method:
-    """The method; with five layers if it clips them one by one and nobody said how many there are."""
+    """The method, with five layers if it clips layer by layer and their number is not set."""
     return method.for_layers([f"layer{i}" for i in range(_LAYERS)]) if method.needs_layers else method
 
 
 def federation(method: federated.FederatedMethod, *, delta: float, noise_multiplier: float = 1.0) -> FederatedPlan:
-    """The federation that federated methods are audited in: 100 clients, 10 a round, 200 rounds, as in the DP-FedAGS paper, on MNIST's
-    logistic regression.
+    """The federation for audits of federated methods, as in the DP-FedAGS paper.
+
+    It has 100 clients, 10 in each round, 200 rounds, and logistic regression on MNIST.
     """
     return FederatedPlan(
         clients=100,
@@ -70,11 +71,14 @@ def survey(
     """Audit every method and variant at this target ε (claimed for published variants, verified for sound ones).
 
     Args:
-        like: the plan that centralised methods are put into; federated ones have a `federation`.
-        epsilon: the target.
-        confidence: of each audit.
-        releases: how many releases each audit sees; its own default if left out.
-        randomness: where all random numbers come from.
+        like: The plan for central methods; federated ones have a `federation`.
+        epsilon: The target.
+        confidence: The confidence of each audit.
+        releases: How many releases each audit counts; None for enough.
+        randomness: Where random numbers come from.
+
+    Yields:
+        Each form with its audit.
     """
     forms: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (name, {"variant": variant}, {})

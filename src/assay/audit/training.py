@@ -1,12 +1,11 @@
 """The audit of a whole training run, trained once with canaries among its records.
 
-White box: gradient canaries, scored by what every step releases. Black box: whole records (blank or mislabelled), scored by
-the final model's loss. Each canary is included by a fair coin of its own. The model that comes out was trained on canaries:
-throw it away.
+White box: gradient canaries, scored by what every step releases. Black box: whole records (blank or mislabelled),
+scored by the final model's loss. A separate fair coin includes each canary. The resulting model was trained on
+canaries: throw it away.
 
-The run's own loop trains (`assay.training.loop.train_again`), with its stage, its views, its precision, its averages, and its
-learning rate as scaled to its own batch size. Without canaries the parameters that come out are those of the run, to
-the bit.
+The run's loop trains it (`assay.training.loop.train_again`), with the run's stage, views, precision, averages and
+scaled learning rate. Without canaries the resulting parameters are those of the run, to the bit.
 """
 
 from __future__ import annotations
@@ -41,9 +40,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingAudit:
-    """Scores of the canaries, and the bounds that follow: `plain` from nothing, `gaussian` for a Gaussian trade-off function.
+    """Scores of the canaries, and the bounds that follow.
 
-    Both are one-run bounds; their numbers of guesses were fixed before the run, from the plan's verified ε.
+    Attributes:
+        plain: The bound without assumptions.
+        gaussian: The bound for a Gaussian trade-off function.
+        included: The scores of included canaries.
+        excluded: The scores of excluded canaries.
     """
 
     plain: Audit
@@ -66,22 +69,24 @@ def white_box(
 ) -> TrainingAudit:
     """Train once with gradient canaries on distinct coordinates.
 
-    A canary is a gradient and has no input, so it takes no part in what a stage releases before training: that is the
-    run's own release.
+    A canary is a gradient and has no input, so it does not take part in what a stage releases before training.
 
     Args:
         model: The model with its initial weights; it is trained in place.
         data: The records of the run.
-        plan: The run's own plan.
+        plan: The run's plan.
         canaries: How many; each is included by a fair coin.
-        loss: `loss(output, target)` gives one value for each record.
-        training: The run's own settings.
-        confidence: With which each of the two bounds holds.
+        loss: `loss(output, target)` gives a value for each record.
+        training: The run's settings.
+        confidence: The probability that each of the two bounds holds.
         seed: Chooses coordinates and coins, not the noise.
-        steps: How many of the plan's steps the run took, if it ended early. All by default.
+        steps: How many of the plan's steps the run took; None for all.
+
+    Returns:
+        The bounds.
 
     Raises:
-        ConfigError: For a plan or a number of canaries that cannot be audited so.
+        ConfigError: The plan or the number of canaries does not allow this audit.
     """
     training, plan = (training or Training()).at_batch(plan.batch_size), plan.for_model(model)
     coins = fair_coins(canaries, seed)
@@ -90,15 +95,15 @@ def white_box(
     if more.stage_event != plan.stage_event:
         raise ConfigError(
             *plan.stage_option,
-            "a release before training whose cost does not change with the number of records, for gradient canaries; "
-            "use input canaries (--black-box) or audit one step",
+            "a release before training whose cost does not change with the number of records, for gradient canaries;"
+            " use input canaries (--black-box) or audit one step",
         )
     train_again(model, data, plan=more, loss=loss, training=training, steps=steps, insertion=inserted)
-    return audited(inserted.scores(plan.sampler.rate), coins, plan, confidence, verified=plan.epsilon(steps=steps))
+    return bound_both(inserted.scores(plan.sampler.rate), coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
 
 class _Gradients(Insertion):
-    """Gradient canaries, each on a coordinate of its own; the run's own stage comes before them."""
+    """Gradient canaries on distinct coordinates; the run's stage comes before them."""
 
     def __init__(self, stage: Stage | None, coins: Tensor, seed: int) -> None:
         self._stage, self._canaries, self._seed = stage, len(coins), seed
@@ -121,7 +126,7 @@ class _Gradients(Insertion):
         self._chain = insert(step, self._records, self._included, self._canaries, self._seed)
 
     def scores(self, rate: float) -> NDArray[np.float64]:
-        """Of all canaries, after training."""
+        """The scores of all canaries, after training."""
         assert self._chain is not None
         return likelihood_scores(self._chain.seen, self._chain.size, rate)
 
@@ -143,13 +148,16 @@ def black_box(
     Args:
         model: The model with its initial weights; it is trained in place.
         data: The records of the run.
-        plan: The run's own plan.
+        plan: The run's plan.
         canaries: Records that are included by a fair coin each; see `blank` and `mislabelled`.
-        loss: `loss(output, target)` gives one value for each record.
-        training: The run's own settings.
-        confidence: With which each of the two bounds holds.
+        loss: `loss(output, target)` gives a value for each record.
+        training: The run's settings.
+        confidence: The probability that each of the two bounds holds.
         seed: Chooses the coins, not the noise.
-        steps: How many of the plan's steps the run took, if it ended early. All by default.
+        steps: How many of the plan's steps the run took; None for all.
+
+    Returns:
+        The bounds.
     """
     training = (training or Training()).at_batch(plan.batch_size)
     device = pick_device(training.device)
@@ -159,13 +167,13 @@ def black_box(
     more = with_more(plan, len(joined))
     train_again(model, joined, plan=more, loss=loss, training=training, steps=steps, insertion=start)
     fallen = start.losses - losses_of(model, canaries, loss, device)
-    return audited(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
+    return bound_both(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
 
 class _Start(Insertion):
-    """Inserts nothing, and takes the losses of the model as training begins.
+    """Inserts nothing, and takes the model's losses as training begins.
 
-    Not earlier: a stage may change what the model does with its inputs.
+    Not earlier, because a stage may change what the model does with its inputs.
     """
 
     def __init__(self, losses: Callable[[], NDArray[np.float64]]) -> None:
@@ -185,7 +193,7 @@ def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> Tenso
 
 
 def mislabelled(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
-    """Records drawn from `data` (use held-out ones) with a wrong label each."""
+    """Records drawn from `data` (use held-out ones), each with a wrong label."""
     generator = torch.Generator().manual_seed(seed)
     x, y = data.tensors
     if count > len(x):
@@ -204,8 +212,8 @@ def fair_coins(canaries: int, seed: int) -> Tensor:
 def with_more(plan: Plan, records: int) -> Plan:
     """The plan for this many records at the same sampling rate: the same event, hence the same ε.
 
-    Canaries are added to sums, which then leave the grid of exact noise: floating-point noise of the same size takes
-    its place.
+    Canaries are added to sums, which then leave the grid of exact noise. So floating-point noise of the same size
+    replaces exact noise.
     """
     if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
         raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
@@ -217,18 +225,18 @@ def with_more(plan: Plan, records: int) -> Plan:
 
 
 def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:
-    """The model's loss on each record; 0 where it is no number."""
+    """The model's loss on each record; 0 where it is NaN."""
     model.eval()
     with torch.no_grad():
-        parts = [
+        losses = [
             loss(model(x.to(device)), y.to(device)).cpu()
             for x, y in zip(*(t.split(1000) for t in data.tensors), strict=True)
         ]
     model.train()
-    return torch.cat(parts).double().nan_to_num(nan=0.0).numpy()
+    return torch.cat(losses).double().nan_to_num(nan=0.0).numpy()
 
 
-def audited(
+def bound_both(
     scores: NDArray[np.float64],
     coins: Tensor,
     plan: Plan | FederatedPlan,
@@ -236,7 +244,7 @@ def audited(
     *,
     verified: float | None = None,
 ) -> TrainingAudit:
-    """Both one-run bounds; the numbers of guesses follow from the ε of what was played (the plan's if left out), not from the scores."""
+    """Both one-run bounds. The numbers of guesses follow from `verified` (None: the plan's ε), not from the scores."""
     member = coins.numpy()
     included, excluded = scores[member], scores[~member]
     alpha = 1 - confidence

@@ -1,7 +1,8 @@
-"""Two worlds: trained many times with one record and many times without it.
+"""Two worlds: train many times with one record and many times without it.
 
-The oldest audit and the one that assumes least: every run is a trial of its own, so that error counts are binomial whatever happens inside.
-It is dear (hundreds of runs for an ε of 3) and blunt where there are few runs: n in each world cannot show more than log(n/4) or so.
+This is the oldest audit and assumes the least: every run is a separate trial, so error counts are binomial whatever
+happens inside. It is expensive (hundreds of runs for an ε of 3). With few runs it shows little: n in each world show at
+most about log(n/4).
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
@@ -32,15 +32,28 @@ from assay.training.settings import Training, pick_device
 def two_worlds(
     score: Callable[[bool, int], float], *, runs: int, delta: float, confidence: float = 0.95
 ) -> TrainingAudit:
-    """Audit anybody's training: `score(included, i)` trains run i with the record or without it, on randomness of its own, and
-    says how much the outcome looks like one with it (any number, higher for more).
+    """Audit anybody's training. Half of the scores choose the threshold, the other half is counted.
 
-    Half of the scores choose the threshold, the other half is counted.
+    Args:
+        score: `score(included, i)` trains run i with the record or without it, on fresh randomness, and returns how
+            much the outcome looks as if the record was there (any number, higher for more).
+        runs: How many in each world.
+        delta: δ.
+        confidence: The probability that each of the two bounds holds.
+
+    Returns:
+        The bounds.
+
+    Raises:
+        ConfigError: There are too few runs.
     """
     if runs < 4:
         raise ConfigError("worlds", runs, "a whole number of runs in each world, 4 or above")
     scores = np.array([[score(included, i) for included in (True, False)] for i in range(runs)])
-    return _audited(scores[:, 0], scores[:, 1], delta, confidence)
+    included, excluded = scores[:, 0], scores[:, 1]
+    plain = from_scores(included, excluded, delta=delta, confidence=confidence, independent=True)
+    gaussian = from_scores(included, excluded, delta=delta, confidence=confidence, independent=True, assume="gaussian")
+    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded)
 
 
 def trained_in_two_worlds(
@@ -58,25 +71,28 @@ def trained_in_two_worlds(
     """Train copies of `model` on `data` with the canary and without it; the score is how low its loss ends.
 
     Args:
-        model: The model with its initial weights, which the attacker knows: all runs begin with them. It stays as it is.
+        model: The model with its initial weights, which the attacker knows: all runs begin with them. It never changes.
         data: The records of the run.
-        plan: The run's own plan.
+        plan: The run's plan.
         canary: One record, (x, y).
         runs: How many in each world.
-        loss: `loss(output, target)` gives one value for each record.
-        training: The run's own settings. A seed gives each run a seed of its own.
-        confidence: With which each of the two bounds holds.
-        steps: How many of the plan's steps the run took, if it ended early. All by default.
+        loss: `loss(output, target)` gives a value for each record.
+        training: The run's settings. From a seed, each run gets a different one.
+        confidence: The probability that each of the two bounds holds.
+        steps: How many of the plan's steps the run took; None for all.
+
+    Returns:
+        The bounds.
 
     Raises:
-        ConfigError: For too few runs, or for a plan that cannot be audited so.
+        ConfigError: There are too few runs, or the plan does not allow this audit.
     """
     training = (training or Training()).at_batch(plan.batch_size)
     if plan.stage is not None and not plan.stage.takes_fewer:
         raise ConfigError(
             *plan.stage_option,
-            "a release before training that takes one record fewer than planned, to train without the canary; "
-            "use --canaries with --black-box, or audit one step",
+            "a release before training that takes one record fewer than planned, to train without the canary;"
+            " use --canaries with --black-box, or audit one step",
         )
     device = pick_device(training.device)
     alone = TensorDataset(*(part.unsqueeze(0) for part in canary))
@@ -84,22 +100,26 @@ def trained_in_two_worlds(
     plan = with_more(plan, len(joined))
 
     def score(included: bool, i: int) -> float:
-        own = training if training.seed is None else replace(training, seed=(training.seed + 2 * i + included) % 2**64)
         records, insertion = (joined, Insertion()) if included else (data, _Absent())
-        begun = copies.of_model(model)
-        if begun is None:
+        trained = copies.of_model(model)
+        if trained is None:
             raise ConfigError("model", type(model).__name__, "a model that can be copied, to train it many times")
-        train_again(begun, records, plan=plan, loss=loss, training=own, steps=steps, insertion=insertion)
-        return -float(losses_of(begun, alone, loss, device)[0])
+        settings = replace(training, seed=seed_of_run(training.seed, included, i))
+        train_again(trained, records, plan=plan, loss=loss, training=settings, steps=steps, insertion=insertion)
+        return -float(losses_of(trained, alone, loss, device)[0])
 
     return two_worlds(score, runs=runs, delta=plan.delta, confidence=confidence)
 
 
-class _Absent(Insertion):
-    """A record that counts for nothing holds the canary's place.
+def seed_of_run(seed: int | None, included: bool, i: int) -> int | None:
+    """A different seed for each run of two worlds; None if there is none."""
+    return None if seed is None else (seed + 2 * i + included) % 2**64
 
-    The denominator is a constant: one that followed the number of records would tell the worlds apart by itself. A
-    stage does not see the place at all.
+
+class _Absent(Insertion):
+    """A record with weight 0 takes the canary's place, which a stage does not see.
+
+    The denominator is constant: one that followed the number of records would tell the worlds apart by itself.
     """
 
     def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:
@@ -120,11 +140,3 @@ class _Counted(PlaceholderRecords):
 
     def zeros(self, count: int = 1) -> Any:
         return pytree.tree_map(torch.zeros_like, self.gather(torch.zeros(count, dtype=torch.long)))
-
-
-def _audited(
-    included: NDArray[np.float64], excluded: NDArray[np.float64], delta: float, confidence: float
-) -> TrainingAudit:
-    plain = from_scores(included, excluded, delta=delta, confidence=confidence, independent=True)
-    gaussian = from_scores(included, excluded, delta=delta, confidence=confidence, independent=True, assume="gaussian")
-    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded)

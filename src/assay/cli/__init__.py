@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from assay.cli import (
     attack,
     audit,
+    budget,
     catalogue,
     compare,
     federate,
@@ -22,14 +23,15 @@ from assay.cli import (
     report,
     reproduce,
     runs,
+    signing,
     tune,
 )
 from assay.cli.output import fail, note, say, unfailing
 from assay.distributed.launch import check_alone
 from assay.errors import AssayError, LeaderError
 
-# Help is plain text, wrapped: boxes cut off long words, and an option's syntax (decay:levels=4,last=0.5) is one. Without this, typer
-# escapes [default: ...] for boxes that are not there.
+# Help is plain, wrapped text. Boxes would cut off long words, such as the syntax of an option
+# (decay:levels=4,last=0.5). Without this line, typer escapes [default: ...] for boxes that are not there.
 typer.core.HAS_RICH = False
 
 
@@ -69,19 +71,21 @@ compare.register(app)
 reproduce.register(app)
 tune.register(app)
 report.register(app)
+budget.register(app)
 keys.register(app)
+signing.register(app)
 catalogue.register(app)
 
 
 class _Told(logging.Handler):
-    """What the library tells, on standard error: how work goes on, and notes."""
+    """Prints the library's log on standard error: progress, and notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         (note if record.levelno >= logging.WARNING else say)(record.getMessage())
 
 
 def _listen() -> None:
-    """Print what the library tells; once in a process."""
+    """Print the library's log; once in a process."""
     log = logging.getLogger("assay")
     if not any(isinstance(handler, _Told) for handler in log.handlers):
         log.addHandler(_Told())
@@ -89,7 +93,10 @@ def _listen() -> None:
 
 
 def main() -> None:
-    """Run the command and turn deliberate errors into a line on standard error and an exit code. No output can fail it."""
+    """Run the command, and turn deliberate errors into a line on standard error and an exit code.
+
+    Output that cannot be written never ends a command.
+    """
     _listen()
     with unfailing():
         _run()

@@ -31,35 +31,34 @@ def attack(
     confidence: Annotated[float, typer.Option(help="Confidence of the intervals.")] = 0.95,
     seed: Annotated[int, typer.Option(help="Which records are drawn, and which of them the attacker knows.")] = 0,
     save: Annotated[
-        bool, typer.Option("--save", help="Keep the result beside the run for `assay report`; no ε covers it.")
+        bool, typer.Option("--save", help="Write the result beside the run for `assay report`; no ε covers it.")
     ] = False,
     data_dir: options.DataDir = None,
     json: options.Json = False,
 ) -> None:
-    """Tell training from test records by the trained model; half of them are known to the attacker, the others count.
+    """Tell training from test records by the trained model. The attacker knows half of them; the others count.
 
-    Attacks with shadow models (ml-leaks, lira-...) train them as the run was trained, on test records that are not decided on.
+    Attacks with shadow models (ml-leaks, lira-...) train them as the run was trained, on test records that are not
+    decided on.
     """
     from assay import attacks
 
-    found = attacks.of_run(run, name, records=records, confidence=confidence, seed=seed, save=save, data_dir=data_dir)
+    results = attacks.of_run(run, name, records=records, confidence=confidence, seed=seed, save=save, data_dir=data_dir)
     if json:
-        print_json({"run": str(run), "attacks": [result.to_json() for result in found]})
+        print_json({"run": str(run), "attacks": [result.to_json() for result in results]})
         return
-    _print(found)
+    _print(results)
 
 
-def _print(found: list[AttackResult]) -> None:
+def _print(results: list[AttackResult]) -> None:
     from assay.attacks.evaluation import NOT_PRIVATE
 
     table = Table("attack", "AUC", "balanced accuracy", "TPR at 0.1 % FPR", "TPR at 1 % FPR", box=None, pad_edge=False)
-    for result in found:
+    for result in results:
         estimates = [result.auc, result.balanced_accuracy, *(rate.tpr for rate in result.tpr_at_fpr)]
         table.add_row(result.attack, *(f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]" for e in estimates))
     out = console(wrap=True)
     out.print(table)
-    first = found[0]
-    out.print(
-        f"{first.members} members and {first.nonmembers} non-members, {100 * first.confidence:g} % intervals; {NOT_PRIVATE}.",
-        soft_wrap=True,
-    )
+    first = results[0]
+    counts = f"{first.members} members and {first.nonmembers} non-members, {100 * first.confidence:g} % intervals"
+    out.print(f"{counts}; {NOT_PRIVATE}.", soft_wrap=True)

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from assay.audit import Audited
 
 _OF_A_PLAN = (
-    "variant", "noise_form", "groups", "option", "epsilon", "noise_multiplier", "records", "batch_size", "epochs", "delta", "clip",
-    "micro_batch", "sampling", "adjacency",
-)  # fmt: skip
+    *("variant", "noise_form", "groups", "option", "epsilon", "noise_multiplier", "records", "batch_size", "epochs"),
+    *("delta", "clip", "micro_batch", "sampling", "adjacency"),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -62,7 +62,7 @@ def audit(
     worlds: Annotated[
         int | None,
         typer.Option(
-            help="With a run: train it so often with a mislabelled record (or client), and as often without, and compare."
+            help="With a run: train it this often with a mislabelled record (or client), and as often without it."
         ),
     ] = None,
     releases: Annotated[
@@ -70,12 +70,14 @@ def audit(
         typer.Option(help="Releases of one step to count, with and without the canary each. (default: enough)"),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the audited ε.")] = 0.95,
-    seed: Annotated[int | None, typer.Option(help="Fix the audit's own randomness.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Fix the audit's randomness.")] = None,
     data_dir: options.DataDir = None,
     json: options.Json = False,
 ) -> None:
-    """Attack one step of a method or a run (seconds), or a whole run trained again with canaries. A finished run's record and
-    statement take up the result of one step; what training again shows no ε covers, and is kept in audits.json for the holder of the records.
+    """Attack one step of a method or a run (seconds), or a whole run trained again with canaries.
+
+    The audit of one step goes into a finished run's record and statement. No ε covers what training again shows: that
+    goes into audits.json, for the holder of the records.
     """
     from assay.audit import by_name
     from assay.audit.bounds import check_releases, check_significance
@@ -158,9 +160,8 @@ def _report(done: Audited, as_json: bool) -> None:
     out.print(facts["sentence"], style="bold")
     out.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
     out.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
-    out.print(
-        f"ε audited   {shown(facts['audited'], lower_bound=True)}   at least, with {100 * found.confidence:g} % confidence"
-    )
+    sure = f"at least, with {100 * found.confidence:g} % confidence"
+    out.print(f"ε audited   {shown(facts['audited'], lower_bound=True)}   {sure}")
     out.print(f"{found.estimator}: {found.how}")
     if found.assumption:
         out.print(f"assuming that {found.assumption}")

@@ -1,4 +1,4 @@
-"""`assay methods`, `assay models`, `assay data`: what there is, a line each; `assay data get` fetches a data set."""
+"""`assay methods`, `assay models` and `assay data` list what there is; `assay data get` fetches a data set."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def _print(*rows: tuple[str, ...], header: tuple[str, ...]) -> None:
 
 
 def methods(name: Annotated[str | None, typer.Argument(help="A method, for its options.")] = None) -> None:
-    """The methods, and whether their published form is sound; of one method also its options."""
-    from assay import methods as methods_room
-    from assay.federated import methods as federated_room
+    """The methods, and whether their published form is sound; for one method also its options."""
+    from assay import methods as central
+    from assay.federated import methods as federated
 
-    if name is not None and name in federated_room.available():
-        _print_federated(federated_room.get(name))
+    if name is not None and name in federated.available():
+        _print_federated(federated.get(name))
         return
     if name is not None:
-        method = methods_room.get(name)
+        method = central.get(name)
         out = console()
         out.print(f"{method.name}: {method.summary}\nas published: {method.soundness}\nclipping: {method.clip}")
         for option in type(method).OPTIONS:
             out.print(f"--option {option}={getattr(method, option)}")
         return
     _print(
-        *((m.name, m.summary, m.soundness) for m in methods_room.available().values()),
+        *((m.name, m.summary, m.soundness) for m in central.available().values()),
         header=("name", "what it does", "as published"),
     )
     console(wrap=True).print("\nfederated (`assay federate`)")
     _print(
-        *((m.name, m.summary, m.soundness, ", ".join(m.units)) for m in federated_room.available().values()),
+        *((m.name, m.summary, m.soundness, ", ".join(m.units)) for m in federated.available().values()),
         header=("name", "what it does", "as published", "units"),
     )
 
@@ -69,22 +69,22 @@ def _print_federated(method: FederatedMethod) -> None:
 
 def models() -> None:
     """The models known by name; own models are given as package.module:factory."""
-    from assay import models as models_room
+    from assay import models as architectures
 
     _print(
-        *((m.name, m.summary, m.accepts) for m in models_room.available()),
+        *((m.name, m.summary, m.accepts) for m in architectures.available()),
         header=("name", "what it is", "input"),
     )
 
 
 def list_data(context: typer.Context) -> None:
     """The data sets known by name; own data are given as a .npz file with x and y."""
-    from assay import data as data_room
+    from assay import data as datasets
 
     if context.invoked_subcommand is None:
         rows = (
             (d.name, d.description, f"{d.train_records:,} / {d.test_records:,}", "×".join(map(str, d.shape)))
-            for d in data_room.available()
+            for d in datasets.available()
         )
         _print(*rows, header=("name", "what it is", "train / test", "record"))
 
@@ -94,7 +94,7 @@ def get_data(
     data_dir: options.DataDir = None,
 ) -> None:
     """Fetch a data set, verify it, and put it where `--data NAME` finds it."""
-    from assay import data as data_room
+    from assay import data as datasets
 
     told: set[str] = set()
 
@@ -103,5 +103,5 @@ def get_data(
             told.add(step)
             say(step)
 
-    folder = data_room.get(name, data_dir, progress)
+    folder = datasets.get(name, data_dir, progress)
     console().print(f"{name} is in {folder}")

@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
 
 def compare(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="The study's directory: new, or one to go on with.")],
+    out: Annotated[Path, typer.Option(help="The study's directory: new, or one to resume.")],
     methods: Annotated[
         str,
         typer.Option(
@@ -44,15 +44,16 @@ def compare(
 ) -> None:
     """Train a grid of methods, ε and seeds, and print accuracy (mean ± standard deviation) with claimed and verified ε.
 
-    The methods are all of `assay train`, or all of `assay federate` (fedavg,fedags,...): an ε for a client is none for a record.
-    Every other option of that command may be added (--data, --model, --clip, ...) and goes to all runs.
-    A study that was stopped or killed goes on with the same command. Seeds are fixed: runs are reproducible, not private.
+    The methods are all of `assay train`, or all of `assay federate` (fedavg,fedags,...): an ε for a client cannot be
+    compared with one for a record. Every other option of that command may be added (--data, --model, --clip, ...) and
+    goes to all runs. The same command resumes a study that was stopped or killed. Seeds are fixed: runs are
+    reproducible, not private.
     """
     from assay.studies import comparing
 
     command, _ = comparing.method_axis(methods, equal)
     shared = passing.settings(command, context.args, decided=comparing.DECIDED)
-    study = comparing.prepared(out, methods, epsilon=_numbers(epsilon), seeds=seeds, equal=equal, shared=shared)
+    study = comparing.prepare(out, methods, epsilon=_numbers(epsilon), seeds=seeds, equal=equal, shared=shared)
     try:
         with listening(study) as listener:
             comparing.complete(study, workers, listener)
@@ -62,7 +63,7 @@ def compare(
 
 def _numbers(text: str) -> list[float]:
     try:
-        return [float(part) for part in text.split(",")]
+        return [float(value) for value in text.split(",")]
     except ValueError:
         raise ConfigError("epsilon", text, "numbers above 0, separated by commas") from None
 
@@ -75,22 +76,21 @@ def _print(study: Study, as_json: bool) -> None:
         print_json({"study": str(study.path), "title": study.grid.title, "cells": rows})
         return
     runs = summary.measured(study)
-    found = summary.cells(runs, list(study.grid.cells()))
     planned = len(study.grid.seeds)
     table = Table(*study.grid.axes, box=None, pad_edge=False)
-    found_by = columns.tried(runs)
-    titles = [column.title for column in found_by]
+    tried = columns.tried(runs)
+    titles = [column.title for column in tried]
     accuracy = "validation accuracy (%)" if study.grid.shared.get("validation") else "accuracy (%)"
     for heading in (accuracy, "ε claimed", "ε verified", "ε audited", *titles, "seeds"):
         table.add_column(heading, justify="right")
-    for cell in found:
+    for cell in summary.cells(runs, list(study.grid.cells())):
         table.add_row(
             *cell.labels,
             cell.accuracy,
             summary.epsilon(cell.claimed),
             summary.epsilon(cell.verified),
             summary.epsilon(cell.audited, lower_bound=True),
-            *(column.text(cell) for column in found_by),
+            *(column.text(cell) for column in tried),
             f"{len(cell.runs)} of {planned}",
         )
     out = console(wrap=True)

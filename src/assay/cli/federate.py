@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli import options
-from assay.cli.output import note
-from assay.cli.privacy import note_delta, report_spending
+from assay.cli.output import note, note_delta
+from assay.cli.privacy import report_spending
 from assay.cli.show import end, progress
 from assay.distributed.launch import check_alone
 
@@ -37,7 +37,7 @@ def federate(
     ] = None,
     clients: Annotated[int, typer.Option(help="Number of clients.")] = 100,
     per_round: Annotated[
-        int | None, typer.Option(help="Clients a round, expected. (default: a tenth; all with --unit record)")
+        int | None, typer.Option(help="Expected clients in a round. (default: a tenth; all with --unit record)")
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds.")] = 200,
     division: Annotated[
@@ -47,7 +47,8 @@ def federate(
         bool,
         typer.Option(
             "--show-partition",
-            help="Publish how many records of each label each client holds, in the record and a picture. No ε covers that: for public data only.",
+            help="Publish how many records of each label each client holds, in the record and a picture."
+            " No ε covers that: for public data only.",
         ),
     ] = False,
     partition_seed: Annotated[int, typer.Option(help="Seed of the partition; it is public.")] = 0,
@@ -74,7 +75,7 @@ def federate(
     server_lr: Annotated[
         float | None,
         typer.Option(
-            help="What the average is multiplied by. (default: 1; --lr for published variants, which send gradients)"
+            help="Multiplies the average update. (default: 1; --lr for published variants, which send gradients)"
         ),
     ] = None,
     weight_records: Annotated[
@@ -82,7 +83,7 @@ def federate(
         typer.Option(help="Let a client with n records count min(n, N)/N. (default: all count the same)"),
     ] = None,
     keep_models: Annotated[
-        int, typer.Option(help="Keep so many of the models on the way, for `assay attack` to follow; ε covers them.")
+        int, typer.Option(help="Keep this many intermediate models, for `assay attack`; ε covers them.")
     ] = 0,
     engine: Annotated[str, typer.Option(help="What runs the clients: serial, simulation or deploy.")] = "serial",
     superlink: Annotated[
@@ -99,6 +100,9 @@ def federate(
         typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
     ] = False,
     data_dir: options.DataDir = None,
+    budget: options.Budget = None,
+    budget_key: options.BudgetKey = None,
+    operator: options.Operator = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),

@@ -65,7 +65,8 @@ def join(
     settings: Annotated[
         Path | None,
         typer.Option(
-            help="JSON whose entries replace the server's on this node: the plan it holds to, where its data are, a folder for its ledgers."
+            help="JSON whose entries replace the server's on this node: its plan, where its data are, a folder for its"
+            " ledgers."
         ),
     ] = None,
 ) -> None:
@@ -75,6 +76,6 @@ def join(
 
 
 def _end_when_told() -> None:
-    """Leave in order when a service manager says so, as for an interrupt: what was started is stopped."""
+    """End in order on SIGTERM, as on an interrupt: what was started is stopped."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit(0))

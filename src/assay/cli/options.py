@@ -23,8 +23,9 @@ Schedule = Annotated[
     str,
     typer.Option(
         "--noise-schedule",
-        help="constant; decay:levels=4,last=0.5: noise that falls over the run, charged exactly; or banded:bands=4,momentum=0.9: "
-        "noise that later steps take back in part, each record in at most one of as many consecutive batches.",
+        help="constant; decay:levels=4,last=0.5: noise that falls over the run, charged exactly; or"
+        " banded:bands=4,momentum=0.9: later steps take some of the noise back, and a record is in at most one of that"
+        " many consecutive batches.",
     ),
 ]
 Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle, permutation or full.")]
@@ -49,7 +50,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")]
 Clip = Annotated[
     str | None,
-    typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat. (default: the method's own)"),
+    typer.Option(help="flat:C, per-layer:C, auto:C or adaptive:C; a bare number is flat. (default: the method's)"),
 ]
 Data = Annotated[
     str,
@@ -72,7 +73,7 @@ NoiseForm = Annotated[
     str | None,
     typer.Option(help="gredp and spectral: complex, real, hermitian or a/b, the noise of a Fourier coefficient."),
 ]
-Groups = Annotated[int | None, typer.Option(help="gredp and spectral: how many layers are clipped one by one.")]
+Groups = Annotated[int | None, typer.Option(help="gredp and spectral: how many layers are clipped separately.")]
 Setting = Annotated[
     list[str] | None,
     typer.Option(
@@ -90,7 +91,20 @@ Denoise = Annotated[
     ),
 ]
 
+Budget = Annotated[
+    str | None,
+    typer.Option(
+        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would pass it."
+    ),
+]
+BudgetKey = Annotated[
+    Path | None, typer.Option("--budget-key", help="The private key of a budget that is signed (`assay keys new`).")
+]
+Operator = Annotated[
+    str | None, typer.Option(help="Who runs this, for the statement and the budget. (default: left blank there)")
+]
+
 
 def given(settings: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Those of a command's values that a class of settings has."""
+    """The values of a command that are fields of a class of settings."""
     return {name: asked[name] for name in settings.options() if name in asked}

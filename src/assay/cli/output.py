@@ -1,9 +1,10 @@
 """Standard output and standard error that cannot fail a command, and the consoles that print to them.
 
-A run that has spent its budget must not end because a terminal knows no Greek letters, or because nobody reads its progress any more. While
-`unfailing` holds, characters that an encoding has not are spelt out in ASCII, and what cannot be written at all is dropped.
+A run that has spent its budget must not end because a terminal has no Greek letters, or because nobody reads its
+progress any more. Inside `unfailing`, characters that an encoding lacks are spelt out in ASCII, and what cannot be
+written at all is dropped.
 
-Consoles here take text as it is: no markup, so that a path such as `m[x]` is printed as it is called.
+Consoles here print text without markup, so that a path such as `m[x]` appears as it is.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from rich.console import Console
 from rich.text import Text
 
 _SPELT = {
-    "ε": "epsilon", "δ": "delta", "σ": "sigma", "μ": "mu", "γ": "gamma", "ρ": "rho", "κ": "kappa", "∞": "inf", "≤": "<=", "≥": ">=", "×": "x",
-    "·": "*", "–": "-", "—": "-", "…": "...", "±": "+-", "√": "sqrt", "→": "->", "’": "'", "“": '"', "”": '"', "•": "*", "−": "-",
-    "━": "-", "╸": "-", "╺": "-", "─": "-", "│": "|", "é": "e",
+    "ε": "epsilon", "δ": "delta", "σ": "sigma", "μ": "mu", "γ": "gamma", "ρ": "rho", "κ": "kappa", "∞": "inf",
+    "≤": "<=", "≥": ">=", "×": "x", "·": "*", "–": "-", "—": "-", "…": "...", "±": "+-", "√": "sqrt", "→": "->",
+    "’": "'", "“": '"', "”": '"', "•": "*", "−": "-", "━": "-", "╸": "-", "╺": "-", "─": "-", "│": "|", "é": "e",
 }  # fmt: skip
 
 
 def _spell(error: UnicodeError) -> tuple[str, int]:
-    """What stands for characters that an encoding has not: a word if there is one, or their code."""
+    """Replace characters that an encoding lacks by a word if there is one, or by their code."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     wanted = error.object[error.start : error.end]
@@ -37,7 +38,7 @@ codecs.register_error("assay.spell", _spell)
 
 
 class _Unfailing:
-    """A text stream whose `write` and `flush` never raise; anything else is that of the stream itself."""
+    """A text stream whose `write` and `flush` never raise; everything else is the stream's."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -67,7 +68,7 @@ class _Unfailing:
             self._give_up()
 
     def _give_up(self) -> None:
-        """What is still in the stream's buffer goes nowhere, or the interpreter would fail on it at its end."""
+        """Send what is still in the stream's buffer nowhere: otherwise the interpreter would fail on it at its end."""
         with contextlib.suppress(OSError, ValueError, AttributeError):
             nowhere = os.open(os.devnull, os.O_WRONLY)
             try:
@@ -78,7 +79,7 @@ class _Unfailing:
 
 @contextlib.contextmanager
 def unfailing() -> Iterator[None]:
-    """No output fails as long as this lasts."""
+    """Let no output fail inside this context."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (None if s is None else cast(TextIO, _Unfailing(s)) for s in before)
     try:
@@ -106,5 +107,13 @@ def note(text: str) -> None:
 
 
 def fail(text: str) -> None:
-    """What a command ended with, on standard error."""
+    """An error on standard error."""
     console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", text))
+
+
+def note_delta(delta: float, units: int) -> None:
+    """Say it where δ is too large for so many records or clients."""
+    from assay.runs.statement import large_delta
+
+    if (said := large_delta(delta, units)) is not None:
+        note(said)

@@ -1,4 +1,4 @@
-"""Options of `assay train` or `assay federate` given to other commands: parsed by the command itself, so that none is listed twice."""
+"""Options of `assay train` or `assay federate` that other commands accept, parsed by the command itself."""
 
 from __future__ import annotations
 
@@ -26,9 +26,18 @@ def options(command: str) -> dict[str, Any]:
 
 
 def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) -> dict[str, Any]:
-    """What these words ask of the command, checked and converted by its own parser; only what was really given.
+    """The options in these words, checked and converted by the command's parser; only those that were typed.
 
-    `decided` names options that the caller decides, with what to use instead.
+    Args:
+        command: `train` or `federate`.
+        words: What was typed.
+        decided: Options that the caller decides, and what to use instead.
+
+    Returns:
+        Values by name.
+
+    Raises:
+        ConfigError: One of the options is among `decided`.
     """
     context = _command(command).make_context(command, [*words, "--out", "."])
     given = {
@@ -42,7 +51,7 @@ def settings(command: str, words: Iterable[str], *, decided: Mapping[str, str]) 
 
 
 def _named(parameter: Any) -> str:
-    """A setting's name: that of its option, from which `flags` makes the option again."""
+    """A setting's name: that of its option."""
     return str(parameter.opts[0]).removeprefix("--").replace("-", "_")
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console, note
+from assay.cli.output import console, note_delta
 from assay.cli.show import print_json
 from assay.errors import ConfigError
 
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(epsilon)
-    app.command()(calibrate)
+    app.command()(_with_settings(epsilon))
+    app.command()(_with_settings(calibrate))
 
 
 def epsilon(
@@ -30,48 +32,19 @@ def epsilon(
     noise_multiplier: Annotated[float, typer.Option(help="Noise standard deviation over the clipping bound.")],
     epochs: options.Epochs = None,
     steps: options.Steps = None,
-    delta: options.Delta = 1e-5,
-    method: options.Method = "dpsgd",
-    variant: options.Variant = None,
-    noise_form: options.NoiseForm = None,
-    groups: options.Groups = None,
-    option: options.Setting = None,
-    clip: options.Clip = None,
-    micro_batch: options.MicroBatch = 1,
-    center: options.Center = None,
-    noise_schedule: options.Schedule = "constant",
-    sampling: options.Sampling = "poisson",
-    adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     json: options.Json = False,
+    *,
+    settings: Any,
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
-    from assay.accounting import schedules
-    from assay.data import samplers
-    from assay.gradients import clip_rules
-    from assay.methods.by_name import method_of
-    from assay.methods.perturb.mean import parse as parse_center
     from assay.methods.plan import Plan, steps_for
 
-    chosen = method_of(method, variant, noise_form, groups, option)
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")
-    sampler = samplers.parse(sampling)
-    count = steps if steps is not None else steps_for(epochs, sampler(records, batch_size))
-    plan = Plan(
-        records=records,
-        batch_size=batch_size,
-        steps=count,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        sampling=samplers.parse(sampling),
-        adjacency=adjacency,
-        method=chosen,
-        clip=clip_rules.parse(clip or str(chosen.clip)),
-        micro_batch=micro_batch,
-        center=None if center is None else parse_center(center),
-        noise_schedule=schedules.parse(noise_schedule),
+    count = steps if steps is not None else steps_for(epochs, settings["sampling"](records, batch_size))
+    report_plan(
+        Plan(records=records, batch_size=batch_size, steps=count, noise_multiplier=noise_multiplier, **settings), json
     )
-    report_plan(plan, json)
 
 
 def calibrate(
@@ -81,6 +54,29 @@ def calibrate(
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     noise_multiplier: options.Noise = None,
+    json: options.Json = False,
+    *,
+    settings: Any,
+) -> None:
+    """Find the noise, the steps or the batch size, whichever is left out, for a given verified ε.
+
+    For a published variant the given ε is the claimed one.
+    """
+    from assay.methods.plan import Plan
+
+    plan = Plan.calibrated(
+        epsilon=epsilon,
+        records=records,
+        batch_size=batch_size,
+        epochs=epochs,
+        steps=steps,
+        noise_multiplier=noise_multiplier,
+        **settings,
+    )
+    report_plan(plan, json)
+
+
+def _settings(
     delta: options.Delta = 1e-5,
     method: options.Method = "dpsgd",
     variant: options.Variant = None,
@@ -93,47 +89,45 @@ def calibrate(
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
-    json: options.Json = False,
-) -> None:
-    """Find the noise (or the steps, or the batch size: whichever is left out) whose verified ε is the one given; of a published
-    variant, whose claimed ε is."""
+) -> dict[str, Any]:
+    """The arguments of a plan that both commands take."""
     from assay.accounting import schedules
     from assay.data import samplers
     from assay.gradients import clip_rules
-    from assay.methods.by_name import method_of
+    from assay.methods import method_of
     from assay.methods.perturb.mean import parse as parse_center
-    from assay.methods.plan import Plan
 
     chosen = method_of(method, variant, noise_form, groups, option)
-    plan = Plan.calibrated(
-        epsilon=epsilon,
-        delta=delta,
-        records=records,
-        batch_size=batch_size,
-        epochs=epochs,
-        steps=steps,
-        noise_multiplier=noise_multiplier,
-        sampling=samplers.parse(sampling),
-        adjacency=adjacency,
-        method=chosen,
-        clip=clip_rules.parse(clip or str(chosen.clip)),
-        micro_batch=micro_batch,
-        center=None if center is None else parse_center(center),
-        noise_schedule=schedules.parse(noise_schedule),
-    )
-    report_plan(plan, json)
+    return {
+        "delta": delta,
+        "sampling": samplers.parse(sampling),
+        "adjacency": adjacency,
+        "method": chosen,
+        "clip": clip_rules.parse(clip or str(chosen.clip)),
+        "micro_batch": micro_batch,
+        "center": None if center is None else parse_center(center),
+        "noise_schedule": schedules.parse(noise_schedule),
+    }
 
 
-def note_delta(delta: float, units: int) -> None:
-    """Say it where δ is too large for so many records or clients."""
-    from assay.runs.statement import large_delta
+def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with the options of `_settings`, whose result it gets as `settings`."""
+    first, common = (inspect.signature(f, eval_str=True).parameters for f in (command, _settings))
+    parameters = [p for p in (*first.values(), *common.values()) if p.name != "settings"]
 
-    if (said := large_delta(delta, units)) is not None:
-        note(said)
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        shared = _settings(**{name: given.pop(name) for name in common})
+        command(**given, settings=shared)
+
+    # typer reads both of these
+    run.__dict__["__signature__"] = inspect.Signature([p.replace(kind=p.KEYWORD_ONLY) for p in parameters])
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    return run
 
 
 def report_plan(plan: Plan, as_json: bool) -> None:
-    """What a plan would spend."""
+    """Print what a plan would spend."""
     note_delta(plan.delta, plan.records)
     facts = {
         "steps": plan.steps,
@@ -146,7 +140,7 @@ def report_plan(plan: Plan, as_json: bool) -> None:
 
 
 def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: str, as_json: bool) -> None:
-    """The ε of a plan, and `more` or, in words, `words` about it."""
+    """Print the ε of a plan, and more about it: `more` in JSON, `words` for people."""
     from assay.runs.record import number
     from assay.runs.statement import shown
 

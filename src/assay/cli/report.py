@@ -1,4 +1,4 @@
-"""`assay report`: one HTML page about a run, a study, a tree of runs or a folder of experiments; or one served while runs go on."""
+"""`assay report`: one HTML page about runs, a study or a folder of experiments, written or served."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def report(
         Path, typer.Argument(help="A run, a study, a directory with runs below it, or an experiments folder.")
     ],
     out: Annotated[Path | None, typer.Option(help="The page to write. (default: report.html in the directory)")] = None,
-    serve: Annotated[bool, typer.Option("--serve", help="Serve the page while runs go on, and write nothing.")] = False,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the page while runs train, and write nothing.")] = False,
     host: Annotated[str, typer.Option(help="With --serve: the address to listen on.")] = "127.0.0.1",
     uncovered: Annotated[
         bool,
         typer.Option(
             "--uncovered",
-            help="Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of the records.",
+            help="Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of"
+            " the records.",
         ),
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="With --serve: the port; 0 takes a free one.")] = 8400,
@@ -68,7 +69,7 @@ def _serve(directory: Path, host: str, port: int, uncovered: bool) -> None:
     from assay.report.serve import ReportServer, is_loopback
 
     if not is_loopback(host):
-        note(f"{host} is no loopback address: whoever reaches this machine can read the report, without a password")
+        note(f"{host} is not a loopback address: whoever reaches this machine can read the report, without a password")
     with ReportServer(directory, host, port, uncovered) as server:
         console().print(f"{server.address} shows {directory} as it is; Ctrl-C ends it")
         try:

@@ -1,4 +1,4 @@
-"""`assay reproduce`: a table of a paper run again, theirs and ours side by side."""
+"""`assay reproduce`: run a paper's table, theirs and ours side by side."""
 
 from __future__ import annotations
 
@@ -26,23 +26,21 @@ def reproduce(
         list[str] | None,
         typer.Option(
             metavar="AXIS=LABEL",
-            help="Measure a part: this label of an axis. Several times for several labels. What was measured before stays.",
+            help="Measure only this label of an axis; may be repeated. What was measured before stays.",
         ),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="Measure a part: so many of its seeds, from the first.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Measure only this many of its seeds, from the first.")] = None,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Measure a part: only what the results do not have yet, from any machine.")
+        bool, typer.Option("--missing", help="Measure only what the results do not have yet, from any machine.")
     ] = False,
     experiments: Annotated[
         Path | None, typer.Option(help="The experiments folder. (default: `experiments` here or above)")
     ] = None,
     runs: Annotated[Path, typer.Option(help="Where run directories go.")] = Path("runs"),
     workers: options.Workers = None,
-    only_print: Annotated[
-        bool, typer.Option("--print", help="Run nothing: print what was measured before, or a part of it.")
-    ] = False,
+    only_print: Annotated[bool, typer.Option("--print", help="Run nothing: print what was measured before.")] = False,
 ) -> None:
-    """Run a paper's table, write its results beside its TOML (JSON and Markdown), and print it with theirs beside ours."""
+    """Run a paper's table, write the results beside its TOML (JSON and Markdown), and print theirs beside ours."""
     from assay.studies import reproducing
 
     printed = reproducing.reproduce(

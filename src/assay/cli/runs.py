@@ -14,10 +14,11 @@ from rich.markdown import Markdown
 from assay._util.figures import at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.output import console, note
-from assay.cli.privacy import note_delta, report_plan
+from assay.cli.output import console, note, note_delta
+from assay.cli.privacy import report_plan
 from assay.cli.show import end, print_json, progress
 from assay.errors import BudgetSpentError
+from assay.runs.schema import CENTRAL, FEDERATED
 
 if TYPE_CHECKING:
     from assay.runs.directory import RunDirectory
@@ -51,20 +52,23 @@ def train(
         bool,
         typer.Option(
             "--validation",
-            help="To choose settings by: measure on a tenth of the training records, set aside, and leave the test records alone.",
+            help="For choosing settings: measure on a tenth of the training records, set aside, and not on the test"
+            " records.",
         ),
     ] = False,
     features: Annotated[
         str | None,
         typer.Option(
-            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after deskew+, opponent+ or mirror+."
+            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after"
+            " deskew+, opponent+ or mirror+."
         ),
     ] = None,
     model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
     init: Annotated[
         Path | None,
         typer.Option(
-            help="Start from the weights in this file (.safetensors, or a torch state dict), here or in a data directory, taken as public."
+            help="Start from the weights in this file (.safetensors, or a torch state dict), here or in a data"
+            " directory. They are taken as public."
         ),
     ] = None,
     train_layers: Annotated[str, typer.Option(help="Which layers to train: all, or last:K.")] = "all",
@@ -80,7 +84,8 @@ def train(
     batch_size: Annotated[
         float | None,
         typer.Option(
-            help="Expected batch size. (default: 1024, or an eighth of the records if that is less; all with --sampling full)"
+            help="Expected batch size. (default: 1024, or an eighth of the records if that is less; all with"
+            " --sampling full)"
         ),
     ] = None,
     noise_multiplier: options.Noise = None,
@@ -90,7 +95,7 @@ def train(
     noise_schedule: options.Schedule = "constant",
     sampling: options.Sampling = "poisson",
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
-    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. (default: the method's own)")] = None,
+    optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. (default: the method's)")] = None,
     lr: Annotated[
         float | None, typer.Option(help="Learning rate. (default: 0.7 for sgd, 0.002 for adam and adamw)")
     ] = None,
@@ -99,17 +104,17 @@ def train(
     schedule: Annotated[
         str, typer.Option(help="Learning rate over the run: constant, linear, cosine or inverse (1/step).")
     ] = "linear",
-    warmup: Annotated[float, typer.Option(help="Part of the run in which the learning rate rises.")] = 0.0,
+    warmup: Annotated[float, typer.Option(help="Share of the run in which the learning rate rises.")] = 0.0,
     ema: Annotated[
         float | None, typer.Option(help="Decay of a moving average of the weights, which is then the result.")
     ] = None,
     tail: Annotated[
-        float | None, typer.Option(help="Last part of the run whose weights are averaged, in place of --ema.")
+        float | None, typer.Option(help="Share of the run, at its end, whose weights are averaged; replaces --ema.")
     ] = None,
     scale_from: Annotated[
         float | None,
         typer.Option(
-            help="The batch size at which learning rate, momentum and --ema were found: they are carried over to this run's."
+            help="The batch size at which learning rate, momentum and --ema were found: they are scaled to this run's."
         ),
     ] = None,
     augment: Annotated[
@@ -132,7 +137,8 @@ def train(
         bool,
         typer.Option(
             "--exact-noise",
-            help="Sums of whole numbers, noise drawn exactly: the proof of ε covers the arithmetic; up to twice the time.",
+            help="Sums of whole numbers and noise drawn exactly: the proof of ε covers the arithmetic; up to twice the"
+            " time.",
         ),
     ] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:N or mps.")] = "auto",
@@ -153,16 +159,20 @@ def train(
     log: Annotated[
         str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
     ] = None,
+    budget: options.Budget = None,
+    budget_key: options.BudgetKey = None,
+    operator: options.Operator = None,
     preset: Annotated[
         str | None,
         typer.Option(
-            help="Settings that do well on the data set: best, or scratch (where the data set has it). What is typed beside it goes before it."
+            help="Settings that do well on the data set: best, or scratch (where the data set has it). Other options"
+            " override it."
         ),
     ] = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
-    """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it together."""
+    """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it."""
     asked = dict(locals())
     from assay.distributed.world import world
     from assay.runs.statement import scored
@@ -174,6 +184,7 @@ def train(
         note("no noise: this run has no privacy (ε = ∞)")
     if dry_run:
         made.check(ranks.size)
+        made.check_budget()
         if ranks.leader:
             report_plan(made.plan, json)
         return
@@ -185,12 +196,13 @@ def train(
 
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
-    """The settings that were asked for; with a preset only what was typed goes before it."""
-    from assay import presets
+    """The settings that were asked for. Only options that were typed override a preset."""
     from assay.training.from_names import Settings
 
     if asked["preset"] is None:
         return Settings(**options.given(Settings, asked))
+    from assay import presets
+
     source = context.get_parameter_source
     typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
     given = options.given(Settings, {name: asked[name] for name in typed})
@@ -202,7 +214,7 @@ def resume(
     data_dir: options.DataDir = None,
     json: options.Json = False,
 ) -> None:
-    """Go on with a run that was stopped or killed."""
+    """Resume a run that was stopped or killed."""
     from assay.distributed.world import world
     from assay.federated.kinds import kind_of
     from assay.training.inputs import UNFINISHED_CHOICE, is_choice
@@ -233,8 +245,8 @@ def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) 
 
 
 _RESUME: Mapping[str, Callable[[Path, dict[str, Any], Path | None, bool], None]] = {
-    "central": _resume,
-    "federated": federate.resume,
+    CENTRAL: _resume,
+    FEDERATED: federate.resume,
 }
 """By the kind of the run."""
 
@@ -250,7 +262,7 @@ def show(
     run: Annotated[Path, typer.Argument(help="The directory of a run, or a record.json alone.")],
     json: options.Json = False,
 ) -> None:
-    """The privacy statement of a finished run; of an unfinished one, what it has spent and how to resume it."""
+    """The privacy statement of a finished run; for an unfinished one, what it has spent and how to resume it."""
     from assay.runs import record_of, statement_of
     from assay.runs.directory import RunDirectory
 
@@ -260,18 +272,25 @@ def show(
         if not directory.finished:
             _print_unfinished(directory)
             return
+    if json and run.is_file():
+        print_json(record_of(run))
+        return
+    text = statement_of(run)  # which compares the record with the ledger, too
     if json:
         print_json(record_of(run))
         return
-    text = statement_of(run)
+    if run.is_file():
+        note("this is what the record says; ε cannot be recomputed, because the ledger is not here")
     out = console(wrap=Console().is_terminal)
     out.print(Markdown(text) if out.is_terminal else text)
 
 
 def _print_unfinished(directory: RunDirectory) -> None:
-    from assay.federated.kinds import kind_of
+    from assay.federated.kinds import epsilon_if_ended, kind_of
     from assay.runs import checkpoint, schema
+    from assay.runs.record import number
     from assay.runs.run import steps_covered
+    from assay.runs.statement import shown
     from assay.training.inputs import UNFINISHED_CHOICE, is_choice
 
     out = console(wrap=Console().is_terminal)
@@ -287,23 +306,28 @@ def _print_unfinished(directory: RunDirectory) -> None:
         before = checkpoint.state(directory.checkpoint, directory.digest())
         schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
         ledger.check_covers(steps_covered(before))
+    whole, so_far = (shown(number(found)) for found in (epsilon_if_ended(plan, ledger), ledger.epsilon()))
     out.print(
-        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged, "
-        f"ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.\nResume it with: {directory.resume_command}"
+        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged.\n"
+        f"If it ends here, it has spent ε = {whole} at δ = {plan.delta:g}, as all its {kind.steps} would.\n"
+        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what it "
+        f"had shown.\nResume it with: {directory.resume_command}"
     )
 
 
 def _note_earlier(directory: RunDirectory) -> None:
     """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
-    from assay.accounting.ledger import spent
+    from assay.accounting.ledger import read_ledger
     from assay.runs import statement
     from assay.runs.record import number
 
-    out = console(stderr=True)
     for path in sorted(directory.earlier.glob("*.jsonl")):
-        steps, epsilon, delta = spent(path)
-        if delta is not None:
-            out.print(
-                f"note: an earlier run in this directory was charged {steps} steps, ε = {statement.shown(number(epsilon))} at δ = {delta:g} "
-                f"({path.relative_to(directory.path)}); it stays spent"
-            )
+        ledger = read_ledger(path)
+        if ledger is None:
+            continue
+        limit = "" if ledger.ceiling is None else f" (count its ceiling, {ledger.ceiling:g}, if it was stopped by hand)"
+        note(
+            f"an earlier run in this directory was charged {ledger.total_steps} steps, "
+            f"ε = {statement.shown(number(ledger.epsilon()))} at δ = {ledger.delta:g}{limit}; "
+            f"it stays spent ({path.relative_to(directory.path)})"
+        )

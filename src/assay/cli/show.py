@@ -1,4 +1,4 @@
-"""What the commands print: progress while a run goes on, and its outcome."""
+"""What the commands print: the progress of a run, and its outcome."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ def print_json(data: Mapping[str, Any]) -> None:
 
 @contextmanager
 def progress(allowed: float | None, ranks: World | None = None, *, scored: str = "test") -> Iterator[Callback]:
-    """A live bar on a terminal; a line an epoch elsewhere. Both go to standard error, from the leader of several ranks.
+    """A live bar on a terminal, a line for each epoch elsewhere; on standard error, and on the leading rank only.
 
     Args:
         allowed: The ceiling on ε, if there is one.
         ranks: The processes that train, if there are several.
-        scored: Which records accuracies are of (`assay.runs.statement.scored`).
+        scored: On which records accuracy is measured (`assay.runs.statement.scored`).
+
+    Yields:
+        A callback that shows the progress.
     """
     lines = console(stderr=True, wrap=True)
     if ranks is not None and not ranks.leader:
@@ -56,7 +59,7 @@ def progress(allowed: float | None, ranks: World | None = None, *, scored: str =
 
 
 class _Lines(Callback):
-    """A line an epoch."""
+    """A line for each epoch."""
 
     def __init__(self, console: Console, allowed: float | None, scored: str) -> None:
         self._console, self._allowed, self._scored = console, allowed, scored
@@ -80,19 +83,19 @@ class _Bar(Callback):
 
 
 def _facts(now: Progress, allowed: float | None, scored: str) -> str:
-    parts = [f"epoch {now.epoch:.1f}"]
+    facts = [f"epoch {now.epoch:.1f}"]
     if now.loss is not None:
-        parts.append(f"loss {now.loss:.3f}")
+        facts.append(f"loss {now.loss:.3f}")
     if now.accuracy is not None:
-        parts.append(f"{called(scored)} {now.accuracy:.2%}")
+        facts.append(f"{called(scored)} {now.accuracy:.2%}")
     if now.epsilon is not None:
         spent = "∞" if math.isinf(now.epsilon) else at_most(now.epsilon)
-        parts.append(f"ε {spent}" + (f" of {allowed:g}" if allowed is not None else ""))
-    return "  ".join(parts)
+        facts.append(f"ε {spent}" + (f" of {allowed:g}" if allowed is not None else ""))
+    return "  ".join(facts)
 
 
 def called(scored: str) -> str:
-    """What an accuracy is called where there is little room: that on test records is meant where nothing is said."""
+    """The short name of an accuracy: "accuracy" alone is on test records."""
     return "accuracy" if scored == "test" else f"{scored} accuracy"
 
 
@@ -131,9 +134,20 @@ def outcome(result: Result) -> None:
 
 
 def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", ranks: World | None = None) -> None:
-    """What a run ends with: its outcome or its record, what was left out (that many `left_out`), and an error if the budget ended it early.
+    """Print the outcome of a run or its record, and end with an error if the budget ended it early.
 
-    Of several ranks the leader says so, and none ends with an error: a launcher would take that for a failure and start them again.
+    With several ranks the leader prints, and none ends with an error: a launcher would take that for a failure and
+    start them again.
+
+    Args:
+        result: The run's.
+        as_json: Print the record.
+        left_out: What was left out, after a number: "answers were not usable".
+        steps: What advances are called.
+        ranks: The processes that trained, if there are several.
+
+    Raises:
+        BudgetSpentError: The budget ended the run early.
     """
     if ranks is not None and not ranks.leader:
         return
@@ -144,7 +158,8 @@ def end(result: Result, as_json: bool, *, left_out: str, steps: str = "steps", r
     else:
         outcome(result)
     if result.budget_spent:
-        early = f"the budget ended the run after {result.record['steps']} {steps}, before its planned end; its record is complete"
+        when = f"after {result.record['steps']} {steps}, before its planned end"
+        early = f"the budget ended the run {when}; its record is complete"
         if ranks is None or ranks.size == 1:
             raise BudgetSpentError(early)
         note(early)

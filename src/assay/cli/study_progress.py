@@ -1,4 +1,4 @@
-"""How a study goes on, for people: live bars on a terminal, plain lines elsewhere; its table at the end."""
+"""The progress of a study: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ if TYPE_CHECKING:
 
 @contextmanager
 def listening(study: Study, left: int | None = None) -> Iterator[Listener]:
-    """Bars on a terminal; a line when a run starts and one when it ends elsewhere. Both go to standard error.
+    """Bars on a terminal; elsewhere a line when a run starts and one when it ends. Both go to standard error.
 
-    `left` is how many runs there is something left to do with; those that are unfinished if it is not given.
+    Args:
+        study: The study.
+        left: How many runs are left; None for the unfinished ones.
+
+    Yields:
+        A listener that shows the progress.
     """
     lines = console(stderr=True)
     total = len(list(study.grid.runs()))
@@ -52,7 +57,7 @@ class _Lines:
         self.console.print(f"[{self.done}/{self.total}] {_taken(self.study, run, study)}")
 
     def said(self, run: Run, line: str) -> None:
-        """A line an epoch and run would be many lines."""
+        """Print nothing: a line for each epoch of each run would be too many."""
 
     def ended(self, run: Run, seconds: float, failure: str | None) -> None:
         self.done += failure is None
@@ -108,6 +113,6 @@ def _told(study: Study, run: Run) -> str:
 
     record = study.of(run).read_record()
     accuracy = record["result"]["test_accuracy"]
-    found = "" if accuracy is None else f"{called(scored(record))} {accuracy:.2%}, "
+    measured = "" if accuracy is None else f"{called(scored(record))} {accuracy:.2%}, "
     spent = ", the budget ended it early" if record["status"] == "budget-spent" else ""
-    return f"{found}ε verified {shown(record['epsilon']['verified'])}{spent}"
+    return f"{measured}ε verified {shown(record['epsilon']['verified'])}{spent}"

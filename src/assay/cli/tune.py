@@ -1,4 +1,4 @@
-"""`assay tune`: the best of several settings, at a price that is part of ε, or chosen on public data."""
+"""`assay tune`: choose the best of several settings, on private records as part of ε, or on public data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _DECIDED = {
     "force": "nothing: a new directory",
     "json": "the command's own --json",
     "dry_run": "the command's own --dry-run",
-    "validation": "nothing: a tenth of the training records is set aside as it is",
+    "validation": "nothing: a tenth of the training records is set aside anyway",
     "log": "nothing: trials that were not chosen leave no trace",
 }
 
@@ -63,7 +63,7 @@ def tune(
 
     shared = passing.settings("train", context.args, decided=_DECIDED)
     if "preset" in shared:
-        shared["epsilon"] = epsilon  # a preset goes by ε
+        shared["epsilon"] = epsilon  # a preset depends on ε
     choice = prepared_choice(
         presets.of_options(shared),
         _axes(tried),
@@ -94,14 +94,14 @@ def _axes(tried: list[str]) -> dict[str, list[str]]:
 
 
 def _values(name: str, text: str) -> list[str]:
-    """Values between commas; a part with = belongs to the value before it (shift:views=4,pixels=2), unless = is in all (rho=0.5,rho=0.7)."""
-    found: list[str] = []
-    for part in text.split(","):
-        if found and "=" in part and ":" not in part and name != "option":
-            found[-1] += f",{part}"
+    """Values between commas. Except for --option, x=y belongs to the value before it (shift:views=4,pixels=2)."""
+    values: list[str] = []
+    for piece in text.split(","):
+        if values and "=" in piece and ":" not in piece and name != "option":
+            values[-1] += f",{piece}"
         else:
-            found.append(part)
-    return found
+            values.append(piece)
+    return values
 
 
 def _report_choice(choice: PrivateChoice, as_json: bool) -> None:
@@ -116,9 +116,8 @@ def _report_choice(choice: PrivateChoice, as_json: bool) -> None:
     out.print(f"ε of the choice  {shown(cost['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
     out.print(f"ε of one trial   {shown(cost['one_trial'])}   (with its score; {choice.trials:g} trials on average)")
     out.print(f"scores           {choice.scored}")
-    out.print(
-        f"every trial      noise multiplier {plan.noise_multiplier:.6g}, {plan.steps} steps, batches of {plan.batch_size:g} expected"
-    )
+    size = f"{plan.steps} steps, batches of {plan.batch_size:g} expected"
+    out.print(f"every trial      noise multiplier {plan.noise_multiplier:.6g}, {size}")
 
 
 def _report_runs(choice: PublicChoice, as_json: bool) -> None:
@@ -135,6 +134,5 @@ def _report_runs(choice: PublicChoice, as_json: bool) -> None:
         f"trials on {choice.public} cost nothing; then one run, at δ = {cost['delta']:g}, {cost['adjacency']}:",
     )
     for run in cost["runs"]:
-        out.print(
-            f"ε verified  {shown(run['verified'])}   noise multiplier {run['noise_multiplier']:.6g}   {in_words(run['setting'])}",
-        )
+        noise = f"noise multiplier {run['noise_multiplier']:.6g}"
+        out.print(f"ε verified  {shown(run['verified'])}   {noise}   {in_words(run['setting'])}")

@@ -1,7 +1,7 @@
-"""`python -m assay.cli.worker ...`: the `assay` command, ended in order when the study that started it is gone.
+"""`python -m assay.cli.worker ...`: the `assay` command, which ends in order when the study that started it is gone.
 
-The study holds the other end of standard input. However it ends, kill -9 included, the pipe closes with it: the run then writes a
-checkpoint and stops, as if asked by SIGTERM, and the study can be gone on with at once.
+The study holds the other end of standard input. However the study ends, kill -9 included, the pipe closes with it. The
+run then writes a checkpoint and stops, as on SIGTERM, and the study can be resumed at once.
 """
 
 from __future__ import annotations

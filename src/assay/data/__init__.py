@@ -12,12 +12,13 @@ if TYPE_CHECKING:
     from assay.data.bundle import DataBundle
     from assay.data.catalog import DatasetInfo, available
     from assay.data.fetch import get
+    from assay.data.identity import contents
     from assay.data.sources import load
     from assay.data.tables.loading import table
     from assay.data.tables.schema import Schema
     from assay.data.task import Task
 
-__all__ = ["DataBundle", "DatasetInfo", "Schema", "Task", "available", "get", "load", "table"]
+__all__ = ["DataBundle", "DatasetInfo", "Schema", "Task", "available", "contents", "get", "load", "table"]
 
 __getattr__ = lazy.exports(
     __name__,
@@ -27,6 +28,7 @@ __getattr__ = lazy.exports(
         "Schema": "tables.schema",
         "Task": "task",
         "available": "catalog",
+        "contents": "identity",
         "get": "fetch",
         "load": "sources",
         "table": "tables.loading",

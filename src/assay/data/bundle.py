@@ -61,6 +61,8 @@ class DataBundle:
     test_units: Tensor | None = field(default=None, repr=False)
     train_keys: Tensor | None = field(default=None, repr=False)
     unit_column: str | None = None
+    row_keys: Tensor | None = field(default=None, repr=False)
+    """A key for each training row of a table, by its raw values: the same under every schema."""
     task: Task | None = None
     schema: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -142,10 +144,11 @@ class DataBundle:
     def only(self, kept: Tensor) -> DataBundle:
         """The data set with those training records only for which `kept` is True."""
         x, y = self.train_x[kept], self.train_y[kept]
+        rows = None if self.row_keys is None else self.row_keys[kept]
         if self.train_units is None or self.train_keys is None:
-            return replace(self, train_x=x, train_y=y)
+            return replace(self, train_x=x, train_y=y, row_keys=rows)
         there, units = torch.unique(self.train_units[kept], return_inverse=True)
-        return replace(self, train_x=x, train_y=y, train_units=units, train_keys=self.train_keys[there])
+        return replace(self, train_x=x, train_y=y, row_keys=rows, train_units=units, train_keys=self.train_keys[there])
 
     def with_test(self, aside: Tensor) -> DataBundle:
         """The data set whose test records are those training records for which `aside` is True."""

@@ -28,8 +28,8 @@ from torch.distributed.tensor import DTensor
 from assay.distributed.world import Ranks
 from assay.errors import UnsupportedModelError
 from assay.gradients.engine import Engine
-from assay.randomness.normal import add_normal, add_vector
-from assay.randomness.streams import Stream
+from assay.randomness.normal import add_vector
+from assay.randomness.streams import Stream, add_normal
 
 # one function, renamed in torch 2.13
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -1,9 +1,13 @@
-"""The processes that train one model together: one (`Alone`), or several with a share of the records each (`Ranks`)."""
+"""The processes that train one model together, and where its numbers are.
+
+`Alone` is one process; `Ranks` are several with a share of the records each. A `Placement` says where the model is: whole on
+every rank (`Everywhere`), or each number on one (`assay.distributed.shards`).
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -11,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from assay._util import digest
+from assay._util import seals
 from assay.distributed import launch
-from assay.distributed.noise import Silent
 from assay.errors import AssayError, ConfigError, LeaderError
 from assay.randomness.streams import Stream
 
@@ -34,6 +37,31 @@ class Share:
         """The records of a batch that are in this share, as places in the rank's data set."""
         mine = index[(index >= self.first) & (index < self.last)]
         return mine - (self.first - self.at)
+
+
+class Silent:
+    """Zeros, for ranks whose sum gets no noise because the leader adds all of it.
+
+    The mechanism of such a rank adds zeros and states the event of the whole release. Randomness that is not added
+    noise is refused.
+    """
+
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """Zeros."""
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+    laplace = normal
+
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        """Add nothing."""
+
+    def uniform(self, n: int) -> Tensor:
+        """Refused: it cannot be added up."""
+        raise AssertionError(f"a mechanism asked for {n} uniform numbers, which ranks cannot share as added noise")
+
+    def integers(self, high: int, n: int) -> Tensor:
+        """Refused: it cannot be added up."""
+        raise AssertionError(f"a mechanism asked for {n} numbers below {high}, which ranks cannot share as added noise")
 
 
 class World(Protocol):
@@ -231,7 +259,7 @@ class Ranks:
 
     def check_alike(self, model: nn.Module) -> None:
         """Compare digests."""
-        if len(set(self.gather(digest.of_tensors(model.named_parameters())))) > 1:
+        if len(set(self.gather(seals.of_tensors(model.named_parameters())))) > 1:
             raise AssayError(
                 "the ranks' parameters differ, though they took the same steps: something outside the private step "
                 "changed them, or the ranks compute differently (unequal hardware or versions); the run must not go on"
@@ -282,3 +310,81 @@ def _buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
         out[-1].append(t)
         left -= t.numel()
     return out
+
+
+class Placement(Protocol):
+    """What depends on where parameters are. Every rank calls the same functions in the same order."""
+
+    @property
+    def split(self) -> bool:
+        """Whether ranks pass through the model together, because each holds parameters that the others need."""
+        ...
+
+    def noise(self, stream: Stream) -> Stream:
+        """The noise that this rank adds to its sum. Over all ranks, each number of the noise is added once."""
+        ...
+
+    def combine(self, value: Mapping[str, Tensor]) -> None:
+        """Turn the noisy sums of the ranks into the released gradient, in place."""
+        ...
+
+    def passes(self, count: int) -> int:
+        """How many passes through the model a rank makes whose batch has `count` parts."""
+        ...
+
+    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """A released value as `.grad` of this parameter."""
+        ...
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole tensors, gathered for the leader to write."""
+        ...
+
+    def local(self, parameter: Tensor, value: Tensor) -> Tensor:
+        """What this rank keeps of a whole tensor that belongs to this parameter."""
+        ...
+
+    def check(self, model: nn.Module) -> None:
+        """Stop if the ranks' parameters differ.
+
+        Raises:
+            AssayError: They do.
+        """
+        ...
+
+
+class Everywhere:
+    """Every rank has the whole model."""
+
+    split = False
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def noise(self, stream: Stream) -> Stream:
+        """All of it on the leader, none on the others."""
+        return self._world.noise(stream)
+
+    def combine(self, value: Mapping[str, Tensor]) -> None:
+        """Add up the ranks' sums."""
+        self._world.sum(list(value.values()))
+
+    def passes(self, count: int) -> int:
+        """One for each part: ranks meet only when all parts are done."""
+        return count
+
+    def gradient(self, parameter: nn.Parameter, value: Tensor) -> Tensor:
+        """As it is, in the parameter's precision."""
+        return value if value.dtype == parameter.dtype else value.to(parameter.dtype)
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """As they are."""
+        return dict(tensors)
+
+    def local(self, parameter: Tensor, value: Tensor) -> Tensor:  # noqa: ARG002
+        """As it is."""
+        return value
+
+    def check(self, model: nn.Module) -> None:
+        """Stop if parameters differ by a single bit."""
+        self._world.check_alike(model)

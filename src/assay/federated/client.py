@@ -169,7 +169,7 @@ class Site:
         path = None if self._folder is None else self._folder / f"client-{client}.jsonl"
         plan = self.plan
         ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-        ledger.claim()
+        ledger.lock()
         return self._ledgers.setdefault(client, ledger) if self._folder is None else ledger
 
     def _pay(self, client: int, turn: int) -> None:

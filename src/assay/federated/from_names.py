@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from dp_accounting.dp_event import DpEvent
 
 from assay import models
 from assay.data import DataBundle, catalog
+from assay.data.identity import of_bundle
 from assay.errors import ConfigError
 from assay.federated import methods, partition
 from assay.federated import transport as carriers
@@ -22,8 +24,9 @@ from assay.federated.plan import NOISES, UNITS, FederatedPlan, Silo
 from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
 from assay.federated.server import run_spec, site_settings
-from assay.methods.by_name import given_once
+from assay.methods import given_once
 from assay.models.layers import trainable_layers
+from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
@@ -72,6 +75,9 @@ class FederatedSettings:
     seed: int | None = None
     secure_rng: bool = False
     data_dir: Path | None = None
+    budget: str | None = None
+    budget_key: Path | None = None
+    operator: str | None = None
 
     @classmethod
     def options(cls) -> dict[str, Any]:
@@ -101,10 +107,16 @@ class PreparedFederation:
     reach: carriers.Reach
     picture: str
     """The title of a picture of the partition."""
+    budget: str | None = None
+    """The budget that the run is under."""
+    budget_key: Path | None = None
 
     def run(self, *, out: Path, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
         """Train across the clients; see `federate`."""
         spec = run_spec(self.plan, self.training, self.names, self.engine, vars(self.reach))
+        mine = self._lease(out)
+        if mine is not None:
+            spec[FIELD] = mine.to_json()
         directory = RunDirectory.create(out, spec, force=force)
         if self.names["counts"] is not None:
             partition.draw(np.asarray(self.names["counts"]), out / "partition.png", self.picture)
@@ -119,9 +131,35 @@ class PreparedFederation:
                 test=self.bundle.test,
                 directory=directory,
                 callbacks=callbacks,
+                lease=mine,
             )
         finally:
             carrier.close()
+
+    def contents(self) -> Iterator[bytes]:
+        """What a budget recognises the clients' records by."""
+        return of_bundle(self.bundle)
+
+    def _lease(self, out: Path) -> Lease | None:
+        """Check that the run fits into its budget, before anything is written."""
+        if self.budget is None:
+            return None
+        plan = self.plan
+
+        def noisier(times: float) -> tuple[DpEvent, float]:
+            more = replace(plan, noise_multiplier=times * plan.noise_multiplier, epsilon_limit=None)
+            return more.event(), more.epsilon()
+
+        return lease(
+            self.budget,
+            plan,
+            self.contents(),
+            name=str(out),
+            what=f"{plan.method.name}, federated, on {self.names['data']}",
+            key=self.budget_key,
+            by=self.names["operator"],
+            noisier=noisier if plan.noise_multiplier > 0 else None,
+        )
 
 
 def federate(
@@ -248,6 +286,7 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
         "partition_seed": o.partition_seed,
         "counts": None if table is None else table.tolist(),
         "sizes": sizes if o.unit == "record" else None,
+        "operator": o.operator,
     }
     return PreparedFederation(
         network=network,
@@ -258,6 +297,8 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
         engine=o.engine,
         reach=reach,
         picture=f"{o.data}, {divided}, {o.clients} clients",
+        budget=o.budget,
+        budget_key=o.budget_key,
     )
 
 

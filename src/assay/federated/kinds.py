@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from assay.accounting.ledger import Ledger
 from assay.errors import AssayError
 from assay.federated import record as federated
 from assay.federated.plan import FederatedPlan
 from assay.methods.plan import Plan
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Sentences
+from assay.runs.schema import CENTRAL, FEDERATED
 from assay.training import record as central
 
 
@@ -37,9 +40,9 @@ class Kind:
 _KINDS = {
     kind.name: kind
     for kind in (
-        Kind(name=central.KIND, steps="steps", planned="steps", plan=Plan.from_json, sentences=central.sentences),
+        Kind(name=CENTRAL, steps="steps", planned="steps", plan=Plan.from_json, sentences=central.sentences),
         Kind(
-            name=federated.KIND,
+            name=FEDERATED,
             steps="rounds",
             planned="rounds",
             plan=FederatedPlan.from_json,
@@ -61,10 +64,38 @@ def kind_of(spec: Mapping[str, Any]) -> Kind:
     Raises:
         AssayError: This version does not know the kind.
     """
-    name = spec.get("kind", central.KIND)
+    name = spec.get("kind", CENTRAL)
     if name not in _KINDS:
         raise AssayError(f"a run of kind {name!r}: this version of Assay knows {', '.join(_KINDS)}")
     return _KINDS[name]
+
+
+def epsilon_if_ended(plan: Plan | FederatedPlan, ledger: Ledger) -> float:
+    """ε that holds for an unfinished run if it is never resumed, whoever stopped it and why.
+
+    It is that of all steps which the plan and the ceiling would have allowed. The ε of the steps charged so far holds only
+    if the moment of the stop does not depend on what was released: whoever looks at accuracies and stops then chooses
+    the number of steps by the records (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters:
+    pay-as-you-go composition", arXiv 1605.08294). Ending early is post-processing of all steps.
+
+    Args:
+        plan: The plan in run.json.
+        ledger: What was charged. It is not changed.
+
+    Returns:
+        0 if nothing was charged, because then nothing was released; never less than the ledger's own ε.
+    """
+    before = ledger.charges()
+    if not before:
+        return 0.0
+    origin = 0 if before[-1].once else before.pop().origin or 0
+    whole = ledger.reading(before)
+    if isinstance(plan, FederatedPlan):
+        segment = whole.begin(plan.event, plan.rounds)
+    else:
+        segment = whole.begin(functools.partial(plan.steps_event, start=origin), plan.steps - origin)
+    segment.charge(segment.allowed)
+    return max(whole.epsilon(), ledger.epsilon())
 
 
 def complete_record(directory: RunDirectory) -> dict[str, Any]:

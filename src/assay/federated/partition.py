@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from assay._util.files import replace_file
+from assay._util.files import replacing
 from assay.errors import ConfigError, check_above_zero
 
 Indices = NDArray[np.int64]
@@ -109,7 +109,8 @@ def draw(table: NDArray[np.int64], path: Path, title: str) -> None:
     axes.set(xlabel="client", ylabel="records", title=title)
     if classes <= 20:
         axes.legend(title="label", fontsize="x-small", ncols=2, loc="center left", bbox_to_anchor=(1, 0.5))
-    replace_file(path, lambda temporary: figure.savefig(temporary, format="png", dpi=110))
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=110)
 
 
 def _iid(labels: Indices, clients: int, _: float | None, rng: np.random.Generator) -> list[Indices]:

@@ -11,8 +11,8 @@ from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
 from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
+from assay.runs.schema import FEDERATED
 
-KIND = "federated"
 _MOST_CLIENTS = 64  # each client's ε needs a separate composition, so no more than this are listed
 
 _ADJACENCY = {
@@ -64,7 +64,7 @@ def facts(
     each = [plan.turns] * plan.clients if stopped and turns is not None else turns
     shares = plan.unit == "client" and plan.noise == "distributed"
     return Facts(
-        kind=KIND,
+        kind=FEDERATED,
         method=plan.method.name,
         variant=plan.method.variant,
         options=methods.options(plan.method),
@@ -140,8 +140,8 @@ def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Random
         method=f"{plan.method.summary}. As published it is: {plan.method.soundness}",
         protected=[
             f"Adjacency: {plan.adjacency.value}: {_ADJACENCY[plan.unit, plan.adjacency]}.",
-            f"In words: whatever is done with {_released(plan)}, it is at most e^ε times as likely (plus δ) as it would"
-            " be with a neighbour of the data.",
+            f"In words: whatever anybody does with {_released(plan)}, no outcome is more than e^ε times as likely (plus"
+            " δ) as it would be with a neighbouring data set.",
         ],
         mechanism=_mechanism(plan),
         accountant=_INTEGERS if shares else "",
@@ -205,7 +205,7 @@ def _mechanism(plan: FederatedPlan) -> list[str]:
         ]
     if plan.hidden:
         asked = (
-            f"each is drawn independently with probability {plan.per_round / plan.clients:.6g} a round, and who was"
+            f"each is drawn independently with probability {plan.per_round / plan.clients:.5g} a round, and who was"
             f" drawn stays hidden; sums are divided by the constant {plan.per_round}"
         )
     else:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from assay._util import digest
+from assay._util import seals
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
@@ -29,15 +29,17 @@ from assay.errors import AssayError, check_fields
 from assay.federated.layout import Layout
 from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.record import KIND, facts
+from assay.federated.record import facts
 from assay.federated.transport.carrier import Carrier
 from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.runs import checkpoint
+from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Facts
 from assay.runs.result import Result, cross_entropy, save_model
 from assay.runs.run import Course, Run, Saved
+from assay.runs.schema import FEDERATED
 
 
 def run_spec(
@@ -45,7 +47,7 @@ def run_spec(
 ) -> dict[str, Any]:
     """What run.json says about a federated run. `reach` is how the engine reaches its clients (`transport.Reach`)."""
     return {
-        "kind": KIND,
+        "kind": FEDERATED,
         "plan": plan.to_json(),
         "training": asdict(training),
         "names": dict(names),
@@ -70,6 +72,7 @@ def federate(
     test: Dataset[Any] | None = None,
     directory: RunDirectory | None = None,
     callbacks: Iterable[Callback] = (),
+    lease: Lease | None = None,
 ) -> Result:
     """Run the plan, or continue it if `directory` has a checkpoint.
 
@@ -82,6 +85,7 @@ def federate(
         test: Records to measure accuracy on. They are not protected.
         directory: Where the run is written, if anywhere.
         callbacks: As for `assay.fit`; `on_step` is called after every round.
+        lease: Its part in a budget, if it has one.
 
     Returns:
         The model with its record and its privacy statement.
@@ -101,6 +105,7 @@ def federate(
         test=None if test is None else Records(test),
         directory=directory,
         callbacks=callbacks,
+        lease=lease,
     ).go()
 
 
@@ -141,6 +146,7 @@ def resume(
         test=test,
         directory=directory,
         callbacks=callbacks,
+        lease=Lease.from_json(spec.get(FIELD)),
     )
 
 
@@ -188,7 +194,7 @@ class Rounds(Course):
                 group = self.schedule[self.done]
                 self.asked_before[group] = np.minimum(self.asked_before[group] + lost, plan.turns)
             cost = self._remaining_cost()
-        start = digest.of_model(self.model) if seeded and self.done == 0 else None
+        start = seals.of_model(self.model) if seeded and self.done == 0 else None
         self.segment = self.ledger.begin(cost, plan.rounds - self.origin, draws=draws, start=start)
         self.randomness = self.segment.own(self.randomness)
         self._limit = self.origin + self.segment.allowed

@@ -108,11 +108,6 @@ def decode(data: bytes, kind: str, schema: Schema) -> Message:
     return Message(arrays, fields)
 
 
-def kind_of(data: bytes) -> str:
-    """What kind of message this is."""
-    return str(_header(data).get("kind"))
-
-
 def _header(data: bytes) -> dict[str, Any]:
     if len(data) < _PREFIX or data[: len(MAGIC)] != MAGIC:
         raise WireError(f"not a message of {MAGIC.decode()}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -92,3 +93,9 @@ def at_most(bound: float, norms: Tensor) -> Tensor:
     shrunk = constant(bound * SHRINK[norms.dtype], norms.dtype, norms.device)
     weights = torch.div(shrunk, norms.clamp(bound))
     return weights if bound >= _NO_SMALL_WEIGHTS else exact(weights)
+
+
+def corner(value: Tensor, shape: Sequence[int]) -> Tensor:
+    """The leading corner of `value`'s last dimensions with this shape; `value` itself if that is its shape."""
+    lead = [slice(None)] * (value.dim() - len(shape))
+    return value[(*lead, *map(slice, shape))]

@@ -49,7 +49,7 @@ from assay.gradients.units import Unit, Units
 from assay.gradients.uses.base import Apart, Dense, Found
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
-from assay.models import compat, copies
+from assay.models import compat
 from assay.models.layers import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
@@ -117,7 +117,7 @@ class Engine:
         # Outputs that nothing changes in place (the first batch shows it) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
         self._forwards = Forwards(model)
-        self._inspector = Inspector(model, self._as_it_is, self.coins)
+        self._inspector = Inspector(model, self._forwards.copy, self.coins)
         self._indices: SharedIndices | None = None
         try:
             self._take_over(units)
@@ -147,11 +147,6 @@ class Engine:
         if found is None:
             found = self._stand_ins[id(parameter)] = parameter.detach().requires_grad_()
         return found
-
-    def _as_it_is(self) -> nn.Module | None:
-        """A copy of the model without the engine, sharing its parameters."""
-        with self._forwards.lifted():
-            return copies.of_model(self.model, sharing=self.model.parameters())
 
     def detach(self) -> None:
         """Take the engine off the model."""

@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from assay.errors import UnsupportedModelError
-from assay.models import compat
+from assay.models import compat, copies
 
 
 class Forwards:
     """The forwards of a model that were replaced."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._compiled = compat.compiled(model)
+        self._model, self._compiled = model, compat.compiled(model)
         self._replaced: list[tuple[nn.Module, Any]] = []
 
     def replace(self, owner: nn.Module, run: Callable[..., Any]) -> None:
@@ -69,6 +69,11 @@ class Forwards:
         finally:
             for module, forward in ours:
                 _put(module, forward)
+
+    def copy(self) -> nn.Module | None:
+        """The model as it is, with its own forwards and sharing its parameters; None if it cannot be copied."""
+        with self.lifted():
+            return copies.of_model(self._model, sharing=self._model.parameters())
 
     def restore(self) -> None:
         """Remove all replacements."""

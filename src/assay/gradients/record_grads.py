@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from assay.gradients.arithmetic import zeros_for
-from assay.gradients.rules.correlation import Basis, Filtered, corner
+from assay.gradients.arithmetic import corner, zeros_for
+from assay.gradients.rules.correlation import Basis, Filtered
 from assay.gradients.uses.base import Apart, Found
 
 Reduce = Callable[[Tensor], Tensor]

@@ -58,7 +58,7 @@ class Units:
             return
         if any(module is other for other in self._modules()):  # one module in two places
             return
-        if attention.ruled(module):
+        if isinstance(module, nn.MultiheadAttention) and attention.ruled(module):
             names = {n: self._canonical[id(p)] for n, p in own.items()}
             rows = attention.Projection(0, 0)  # the call says which rows
             self.attending.append(Unit(path, module, rows, names, frozenset(own)))

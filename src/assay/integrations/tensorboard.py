@@ -1,7 +1,8 @@
-"""`--log tensorboard`: what a run may show anyway, as event files in its directory.
+"""`--log tensorboard`: event files in the run's directory, with what the run may show anyway.
 
-Logged is what `Progress` holds at the end of an epoch, and nothing else: the released training loss, accuracy on the test (or
-validation) records, the verified ε. Files are written record by record and flushed, and their names do not tell the name of the machine.
+They hold what `Progress` has at the end of an epoch and nothing else: the released training loss, accuracy on the test
+(or validation) records, the verified ε. Files are written record by record and flushed. Their names do not contain the
+name of the machine.
 """
 
 from __future__ import annotations
@@ -37,12 +38,15 @@ def check(name: str | None) -> None:
 
 @contextmanager
 def logging(name: str | None, directory: Path, scored: str = "test") -> Iterator[Callback]:
-    """A callback that writes event files into the run's directory; without a name one that does nothing.
+    """A callback that writes event files into the run's directory; without a name it does nothing.
 
     Args:
         name: One of `LOGS`, or None.
         directory: The run's directory.
-        scored: Which records accuracies are of.
+        scored: On which records accuracy is measured.
+
+    Yields:
+        The callback.
 
     Raises:
         ConfigError: The log is not known, or its package is not installed.

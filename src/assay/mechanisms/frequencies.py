@@ -43,3 +43,25 @@ def low_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
     nearest = int((counts.cumsum(0) - rho * math.prod(sizes)).abs().argmin())
     kept: Tensor = radius.mul(1e12).round() <= levels[nearest]
     return kept[..., : sizes[-1] // 2 + 1].contiguous()
+
+
+@functools.lru_cache(maxsize=256)
+def leading_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
+    """What is left of each frequency if the first ⌈ρn⌉ of n on each axis are kept and the real part is taken.
+
+    Nobody folds frequencies here: index k stays and its conjugate -k goes, unless that is among the first as well. The
+    real part then has half of both. So a frequency keeps all (the mean does), half or nothing of itself.
+
+    Args:
+        sizes: The sizes of the transformed axes.
+        rho: The share of frequencies to keep on each axis.
+
+    Returns:
+        Gains of 0, ½ or 1, of shape [*sizes[:-1], sizes[-1]//2 + 1].
+    """
+    kept = torch.ones(sizes, dtype=torch.float64)
+    for axis, n in enumerate(sizes):
+        kept.narrow(axis, math.ceil(rho * n), n - math.ceil(rho * n)).zero_()
+    axes = tuple(range(len(sizes)))
+    gains: Tensor = (kept + kept.flip(axes).roll([1] * len(sizes), axes)) / 2
+    return gains[..., : sizes[-1] // 2 + 1].contiguous()

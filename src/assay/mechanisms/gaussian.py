@@ -5,16 +5,12 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 
 from assay.errors import ConfigError
 from assay.mechanisms.types import Bounded, Private
-from assay.randomness.normal import add_normal
-
-if TYPE_CHECKING:
-    from assay.randomness.streams import Stream
+from assay.randomness.streams import Stream, add_normal
 
 
 @functools.lru_cache(maxsize=64)

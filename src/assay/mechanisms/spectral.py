@@ -21,12 +21,10 @@ from assay.errors import ConfigError
 from assay.mechanisms.frequencies import spectral_axes
 from assay.mechanisms.gaussian import gaussian_event
 from assay.mechanisms.types import Bounded, Grads, Private
-from assay.randomness.normal import add_normal
+from assay.randomness.streams import Stream, add_normal
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from assay.randomness.streams import Stream
 
 
 @dataclass(frozen=True, kw_only=True)

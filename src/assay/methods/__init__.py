@@ -1,13 +1,14 @@
-"""Methods: one file a paper's method. A file that defines `METHOD` is found by itself; nothing else needs an edit.
+"""Methods: one file per method. The registry finds a file that defines `METHOD`; nothing else needs an edit.
 
-`assay._util.registry` tells how a method from outside this package is added.
+`assay._util.registry` says how to add a method from outside this package.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay._util.method_registry import MethodRegistry
 from assay.errors import ConfigError
@@ -32,58 +33,69 @@ class Method(ABC):
     """
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
-    """Which of its fields a user may set."""
+    """The fields that a user may set."""
     varying_noise: ClassVar[bool] = False
     """Whether its claim holds for noise that changes over a run."""
 
     name: str
-    """What it is called."""
+    """Its name in `--method` and in records."""
     summary: str
-    """One line: what it does, and whose it is."""
+    """One line: what it does, and who published it."""
     soundness: str
-    """One line: is the published form sound, and if not, why not."""
+    """One line: whether the published form is sound, and if not, why."""
     optimizer: str = "sgd"
-    """The optimizer the paper uses; the default of the command line."""
+    """The paper's optimizer, which is the default of the command line."""
     variant: str = "sound"
-    """`sound`: noise is relative to what one record can really move, and a target ε is a verified one. `published`: the
-    paper's algorithm to the letter, and a target ε is a claimed one.
+    """`sound`: noise is relative to what one record can really change, and a target ε is a verified one. `published`:
+    the paper's algorithm to the letter, and a target ε is a claimed one.
     """
 
     @property
     def clip(self) -> ClipRule:
-        """The clipping rule it is used with unless another is given."""
+        """The default clipping rule."""
         return Flat(0.5)
 
     @property
     def layers(self) -> int | None:
-        """How many layers it clips one by one; None where that does not matter or is not known yet."""
+        """The number of layers that it clips separately; None if that does not matter or is not known yet."""
         return None
 
     @property
     def needs_layers(self) -> bool:
-        """Whether it clips layer by layer and does not know yet how many there are."""
+        """Whether it clips layers separately and does not know yet how many there are."""
         return False
 
     @abstractmethod
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
-        """The step. `noise_multiplier` is what the gradient's own noise must have (a plan may give part of a step's
-        privacy away).
+        """The step.
+
+        Args:
+            plan: the plan that it belongs to.
+            noise_multiplier: that of the gradient's noise; a plan may give a share of a step's privacy to other
+            releases.
+
+        Raises:
+            ConfigError: the plan's settings do not fit the method.
         """
 
     @abstractmethod
     def claimed(self, plan: Plan) -> float:
-        """ε by the paper's own formula or accountant, at the plan's δ, for the noise that the plan really adds."""
+        """ε by the paper's formula or accountant, at the plan's δ, for the noise that the plan really adds."""
 
     def stage(self, plan: Plan) -> Stage | None:  # noqa: ARG002
         """What is released before the first step (`assay.methods.stage`), if anything."""
         return None
 
     def for_layers(self, layers: list[str]) -> Method:  # noqa: ARG002
-        """The method for a model with these layers; refused where it was set up for another number of them."""
+        """The method for a model with these layers.
+
+        Raises:
+            ConfigError: it was set up for another number of layers.
+        """
         return self
 
     def for_model(self, model: nn.Module) -> Method:
-        """The method with all that it must know of the model."""
+        """The method with everything that it must know about the model."""
         from assay.models.layers import trainable_layers
 
         return self.for_layers(trainable_layers(model))
@@ -99,6 +111,56 @@ options = METHODS.options
 
 
 def check_variant(value: str) -> None:
-    """Refuse a variant that does not exist."""
+    """Refuse a variant that does not exist.
+
+    Raises:
+        ConfigError: names those that do.
+    """
     if value not in VARIANTS:
         raise ConfigError("variant", value, "one of " + ", ".join(VARIANTS))
+
+
+def method_of(
+    name: str,
+    variant: str | None,
+    noise_form: str | None,
+    groups: int | None,
+    typed: Sequence[str] | None,
+) -> Method:
+    """The method of this name with the given options.
+
+    Args:
+        name: a name that `available` lists.
+        variant: "sound" or "published".
+        noise_form: the form of the noise, for methods in the frequency domain.
+        groups: the number of layers that are clipped separately.
+        typed: further options as texts `key=value`.
+
+    Raises:
+        ConfigError: there is no such method, it does not take an option, or one is given twice.
+
+    >>> method_of("lssgd", "published", None, None, ["sigma=2"]).sigma
+    2.0
+    """
+    return get(name, **given_once(typed, {"variant": variant, "noise_form": noise_form, "groups": groups}))
+
+
+def given_once(typed: Sequence[str] | None, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """A method's options: texts `key=value`, together with those that have a flag of their own.
+
+    Raises:
+        ConfigError: an option is given twice, or is not `key=value`.
+
+    >>> given_once(["sigma=2"], {"variant": "published", "groups": None})
+    {'sigma': '2', 'variant': 'published'}
+    """
+    given: dict[str, str] = {}
+    for text in typed or []:
+        key, equals, value = text.partition("=")
+        if not equals or key in given:
+            raise ConfigError("option", text, "key=value, each key once")
+        given[key] = value
+    named = {key: value for key, value in flags.items() if value is not None}
+    for key in given.keys() & named.keys():
+        raise ConfigError("option", f"{key}={given[key]}", "an option given once: its own flag was used too")
+    return given | named

@@ -3,24 +3,26 @@
 Wang, Jiang, Guo, Cai, Wang and Jia: "Training with Differential Privacy: A Gradient-Preserving Noise Reduction Approach
 with Provable Security", 2024, arXiv:2409.11663. For Spectral-DP we follow section 2.4 of that paper.
 
-Both clip the gradient of each of L layers at c in the unitary Fourier domain and add noise of scale σc to the
-coefficients, once per step. (Algorithm 2 writes the draw inside the loop over records, but Eq. 7 and the claim only
-make sense with one draw per step.) GReDP keeps the real part of the inverse transform; Spectral-DP keeps a share ρ of
-the frequencies. Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map
+Both clip the gradient of each of L layers at c in the unitary Fourier domain and add noise to the coefficients, once
+per step. GReDP keeps the real part of the inverse transform; Spectral-DP keeps a share ρ of the frequencies. Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map
 (`full`, Eq. 14-16). Fully connected layers are meant to be block-circulant (Eq. 17-20, `assay.models.circulant`).
 
-Claimed ε: the Rényi accountant at noise multiplier σ, as if the L layers were one layer clipped at c, and (GReDP,
-Theorem 1) as if half the noise protected as well as all of it.
+How we read GReDP. Algorithm 2 clips each layer at c, draws noise of scale σc inside the loop over records, and does not
+say how the L layers are charged. We draw once per step, as Eq. 7 does. Claimed ε: the Rényi accountant at noise
+multiplier σ, as if the L layers were one layer clipped at c, and (Theorem 1) as if half the noise protected as well as
+all of it. `readings` gives what other readings would be worth.
 
-What is true: L layers together move by c√L. The released vector has noise of standard deviation σc·a in its even part
-and σc·b in its odd part (`assay.mechanisms.spectral`):
+What is true: L layers together move by c√L. With noise of scale σc the released vector has noise of standard deviation
+σc·a in its even part and σc·b in its odd part (`assay.mechanisms.spectral`):
 
 | noise form | a, b | verified multiplier |
 |---|---|---|
 | `complex` (Theorem 1: ½σ²c² in each part) | √½, √½ | σ/√(2L) |
 | `real` (Corollary 1: real-valued σ²c²) | 1, 0 | 0: differences of mirrored coordinates have no noise, ε = ∞ |
 | `a/b` (Theorem 2) | a, b | σ·min(a, b)/√L |
-| `hermitian` (Spectral-DP: the transform of real white noise) | 1, 1 | σ/√L |
+| `hermitian` (the transform of real white noise) | 1, 1 | σ/√L |
+
+How Spectral-DP charges its layers is told in `assay.methods.spectral`.
 
 In the full domain with `real` noise the mirrored coordinates lie outside the corner that becomes the kernel's gradient.
 Circulant layers have no such outside, so the form counts as ∞ everywhere.
@@ -36,12 +38,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from dp_accounting.dp_event import GaussianDpEvent
+from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from assay.accounting.epsilon import rdp_epsilon
+from assay.accounting.adjacency import Adjacency
+from assay.accounting.epsilon import epsilon, rdp_epsilon
 from assay.errors import ConfigError
 from assay.gradients.clip_rules.per_layer import PerLayer
-from assay.mechanisms.gaussian import Gaussian
+from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
@@ -64,6 +67,10 @@ class FrequencyDomain(Method):
     rho: float
     domain: str | None = None
     groups: int | None = None
+    jointly: bool = False
+    """Whether the published noise is relative to what all layers move together, and not to one layer."""
+    one_sided: bool = False
+    """Whether the published filter keeps the first coefficients only (`assay.methods.denoise.lowpass`)."""
 
     def __post_init__(self) -> None:
         check_variant(self.variant)
@@ -109,27 +116,27 @@ class FrequencyDomain(Method):
                 "clip", str(plan.clip), f"per-layer:C with {self.name}: every layer is clipped by itself, at c = C/√L"
             )
         a, b = self._parts()
-        filtered = self.rho < 1
+        one_sided = self.one_sided and self.variant == "published"
         if self.variant == "sound":
             noise: Gaussian | Spectral = Gaussian(multiplier=noise_multiplier)
         else:
-            noise = Spectral(
-                multiplier=noise_multiplier, reference=plan.clip.bound / math.sqrt(self._layers()), a=a, b=b
-            )
+            noise = Spectral(multiplier=noise_multiplier, reference=plan.clip.bound / self._over_claimed(), a=a, b=b)
         return Chain(
             clip=plan.fresh_clip(),
             noise=noise,
             micro=plan.micro_batch,
             # Only coloured noise and averages of micro-batches need whole maps.
-            rules=rules(self._domain(), maps=not noise.white or plan.micro_batch > 1, rho=self.rho),
-            decode=(LowPass(rho=self.rho),) if filtered else (),
+            rules=rules(
+                self._domain(), maps=not noise.white or plan.micro_batch > 1, rho=self.rho, one_sided=one_sided
+            ),
+            decode=(LowPass(rho=self.rho, one_sided=one_sided),) if self.rho < 1 else (),
         )
 
     def claimed(self, plan: Plan) -> float:
         """The Rényi accountant at the paper's σ: the noise divided by what the paper takes for the bound."""
         sigma = plan.noise_multiplier
         if self.variant == "sound":
-            sigma *= math.sqrt(self._layers()) / self._parts()[0]
+            sigma *= self._over_claimed() / self._parts()[0]
         return rdp_epsilon(plan.sampler.compose(GaussianDpEvent(sigma), plan.steps), plan.delta, plan.adjacency)
 
     def _parts(self) -> tuple[float, float]:
@@ -147,6 +154,10 @@ class FrequencyDomain(Method):
         """The papers work on the whole map. In the kernel's domain clipping takes less away."""
         return self.domain or ("full" if self.variant == "published" else "kernel")
 
+    def _over_claimed(self) -> float:
+        """What all layers move together, over what the paper takes for the bound."""
+        return 1.0 if self.jointly else math.sqrt(self._layers())
+
     def _layers(self) -> int:
         if self.groups is None:
             raise ConfigError(
@@ -155,11 +166,45 @@ class FrequencyDomain(Method):
         return self.groups
 
 
+def readings(
+    *, records: int, batch_size: float, steps: int, layers: int, delta: float, sigma: float
+) -> dict[str, float]:
+    """What GReDP's noise is worth, verified, under each reading of the paper that we know of.
+
+    Args:
+        records: How many records there are.
+        batch_size: The expected size of a batch.
+        steps: How many steps the run takes.
+        layers: L, the number of layers clipped one by one.
+        delta: δ.
+        sigma: The paper's σ.
+
+    Returns:
+        The verified ε by reading.
+    """
+    multipliers = {
+        "half the noise, layers clipped together": sigma / math.sqrt(2),
+        "all the noise, layers charged as one": sigma / math.sqrt(layers),
+        "half the noise, layers charged as one": sigma / math.sqrt(2 * layers),
+        "the same with noise for every record (Algorithm 2 as printed)": sigma * math.sqrt(batch_size / (2 * layers)),
+        "real-valued noise on circulant layers (Corollary 1)": 0.0,
+    }
+    rate = batch_size / records
+    return {
+        name: epsilon(
+            SelfComposedDpEvent(PoissonSampledDpEvent(rate, gaussian_event(multiplier)), steps),
+            delta,
+            Adjacency.ADD_OR_REMOVE_ONE,
+        )
+        for name, multiplier in multipliers.items()
+    }
+
+
 METHOD = FrequencyDomain(
     name="gredp",
     summary="GReDP: each layer's gradient clipped and noised in the frequency domain, imaginary part dropped",
-    soundness="not sound: half the noise at the old ε, L layers charged as one (verified multiplier σ/√(2L)); "
-    "with real-valued noise ε = ∞",
+    soundness="not sound as we read it: half the noise at the old ε, L layers charged as one (verified multiplier "
+    "σ/√(2L)); with real-valued noise ε = ∞",
     noise_form="complex",
     rho=1.0,
 )

@@ -1,7 +1,7 @@
-"""A plan: everything that decides ε, and what a gradient goes through on its way to the optimizer.
+"""A plan: everything that decides ε, and how a gradient gets from the records to the optimizer.
 
-The plan that states ε is the plan that runs: it builds the sampler that draws the batches and the chain that clips and
-adds the noise, and its event is what those two say they cost.
+The plan that states ε is the plan that runs. It builds the sampler that draws the batches and the chain that clips and
+adds the noise, and its event is the cost that those two state.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from assay.methods.stage import Stage, event_of
 if TYPE_CHECKING:
     from torch import nn
 
-_LEAST_NOISE = 1e-30  # far from where squares are 0 in floating point; ε is ∞ long before
+_LEAST_NOISE = 1e-30  # its square is far from 0 in floating point; ε is ∞ for much larger noise
 _DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
-MOST_STEPS = 2**53  # whole numbers are exact up to here, and events count no further
+MOST_STEPS = 2**53  # floating-point numbers count exactly up to here, and so do events
 
 # Defaults that `Plan` and `Plan.calibrated` share. All are immutable.
 _CLIP, _SCHEDULE, _METHOD = Flat(), Constant(), DPSGD()
@@ -63,36 +63,42 @@ def _check_kind(name: str, value: object, kind: type[Any] | tuple[type[Any], ...
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A private training run as its privacy sees it.
+    """Everything about a training run that decides its privacy.
 
-    Its parts are objects. Their texts, as the command line and JSON have them, are read by `parse` of the module that each is from:
+    Settings are objects. The module of each has a `parse` for its text, as in the command line and in JSON:
     `assay.gradients.clipping.parse("flat:0.5")`.
 
     Attributes:
-        records: how many records there are.
-        batch_size: the expected size of a batch; what sums are divided by.
-        steps: how many steps the run takes.
-        noise_multiplier: the noise of a whole step, over what one record moves its sum by. Where a step releases more than the
-            gradient (a training loss, a count for adaptive clipping), each release gets a share s of the step's privacy and noise of
-            multiplier σ/√s; jointly they are exactly one Gaussian release of multiplier σ.
+        records: the number of records.
+        batch_size: the expected size of a batch, by which sums are divided.
+        steps: the number of steps.
+        noise_multiplier: the noise σ of a whole step, relative to what one record can move its sum by. A step may
+            release more than the gradient (a training loss, a count for adaptive clipping). Each release then gets a
+            share s of the step's privacy and noise of multiplier σ/√s. Together they are exactly one Gaussian release
+            of multiplier σ.
         delta: δ.
-        noise_schedule: lets the noise fall over the run, where `noise_multiplier` is then that of the first steps, or correlates the
-            noise of its steps, where batches are drawn in turns (`assay.accounting.schedules`).
+        noise_schedule: lets the noise fall over the run, where `noise_multiplier` is that of the first steps, or
+            correlates the noise of its steps, where batches are drawn in turns (`assay.accounting.schedules`).
         clip: how a record's gradient is bounded (`assay.gradients.clipping`).
-        micro_batch: how many records' gradients are averaged before they are clipped.
-        center: releases the mean of the inputs before training, which the model then subtracts (`assay.methods.perturb.mean`).
+        micro_batch: the number of records whose gradients are averaged before clipping.
+        center: releases the mean of the inputs before training, and the model subtracts it
+            (`assay.methods.perturb.mean`).
         sampling: the sampler's class (`assay.data.sampling`).
         adjacency: which data sets are neighbours.
         method: how a step works (`assay.methods`).
-        encode: added to what the method does before clipping, in this order (`assay.methods.encode`).
-        denoise: added to what the method does after the noise, in this order (`assay.methods.denoise`).
-        exact: releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`): the same ε, whose
-            proof then covers the arithmetic of sums and noise.
+        encode: applied before clipping, in this order, after what the method does there (`assay.methods.encode`).
+        denoise: applied after the noise, in this order, after what the method does there (`assay.methods.denoise`).
+        exact: releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`). ε is the same, and
+            its proof also covers the arithmetic of sums and noise.
         epsilon_limit: a ceiling on the verified ε.
-        epsilon_claimed: what a published variant was calibrated to claim, which is no ceiling on anything.
+        epsilon_claimed: the ε that a published variant was calibrated to claim. It limits nothing.
 
     Raises:
-        ConfigError: a setting is of another type or out of its range, or two do not go together.
+        ConfigError: a setting has another type or is out of range, or two do not fit together.
+
+    >>> plan = Plan(records=60_000, batch_size=512, steps=1000, noise_multiplier=1.0, delta=1e-5)
+    >>> round(plan.epsilon(), 2)
+    1.54
     """
 
     records: int
@@ -125,7 +131,7 @@ class Plan:
         _ = self.sampler  # its own checks: batch_size against records
 
     def _check_parts(self) -> None:
-        """Every part is an object of its kind: a text here would be compared with objects, and ε would not be what it says."""
+        """Refuse settings that are no objects of their kind: a text would be compared with objects, and ε be wrong."""
         _check_kind(
             "clip",
             self.clip,
@@ -173,8 +179,8 @@ class Plan:
             raise ConfigError(
                 "adjacency",
                 self.adjacency.value,
-                f"replace-one with sampling {self.sampling.name}: adding a record changes the number of records, and with it "
-                "every batch",
+                f"replace-one with sampling {self.sampling.name}: adding a record changes the number of records, and "
+                "with it every batch",
             )
         if self.micro_batch > 1 and self.clip.queries:
             raise ConfigError(
@@ -212,7 +218,7 @@ class Plan:
             )
 
     def _check_exact(self) -> None:
-        """Refuse what exact noise is not proven for."""
+        """Refuse settings for which exact noise is not proved."""
         _check_kind("exact", self.exact, bool, "True or False")
         if not self.exact:
             return
@@ -248,7 +254,7 @@ class Plan:
         return self.sampling(self.records, self.batch_size) if in_turns is None else in_turns
 
     def epochs_after(self, steps: int) -> float:
-        """How often each record has been used on average."""
+        """How often each record was used on average after this many steps."""
         return steps * self.sampler.rate
 
     def ends_epoch(self, step: int) -> bool:
@@ -256,23 +262,28 @@ class Plan:
         return math.floor(self.epochs_after(step) + 1e-9) > math.floor(self.epochs_after(step - 1) + 1e-9)
 
     def fresh_clip(self) -> ClipRule:
-        """The clipping rule in its initial state (adaptive rules change as they run)."""
+        """The clipping rule in its initial state; adaptive rules change as they run."""
         return copy.copy(self.clip)
 
     def chain(self, gradient_share: float = 1.0, noise_factor: float = 1.0) -> Chain:
-        """The step, its gradient release taking this share of the step's privacy, at this factor of the noise schedule."""
+        """The step.
+
+        Args:
+            gradient_share: the gradient's share of the step's privacy.
+            noise_factor: the factor of the noise schedule.
+        """
         multiplier = self.noise_multiplier * noise_factor / math.sqrt(gradient_share)
         chain = self.method.chain(self, multiplier)
         for part in self.encode:
             chain = part.applied(chain)
-        if self._bands > 1:  # plain Gaussian noise is all that a method of varying noise has
+        if self._bands > 1:  # methods of varying noise have plain Gaussian noise
             chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
         if self.exact:
             chain = self._made_exact(chain)
-        return replace(chain, after=(*chain.after, *denoising.fresh(self.denoise)))
+        return replace(chain, after=(*chain.after, *map(copy.copy, self.denoise)))
 
     def _made_exact(self, chain: Chain) -> Chain:
-        """The chain with exact noise in the place of floating-point noise of the same multiplier."""
+        """The chain with exact noise instead of floating-point noise of the same multiplier."""
         noise = chain.noise
         if type(noise) is not Gaussian or noise.reference is not None or self.method.stage(self) is not None:
             raise ConfigError(
@@ -281,16 +292,16 @@ class Plan:
         return replace(chain, noise=ExactGaussian(multiplier=noise.multiplier, grid=Grid(chain.clip.l2)))
 
     def for_model(self, model: nn.Module) -> Plan:
-        """The plan for this model: methods may need to know its layers and their sizes."""
+        """The plan for this model. Methods may need its layers and their sizes."""
         return replace(self, method=self.method.for_model(model))
 
     def for_layers(self, layers: list[str]) -> Plan:
-        """The plan for a model with these layers: methods that clip them one by one need to know how many there are."""
+        """The plan for a model with these layers. Methods that clip them separately need their number."""
         return replace(self, method=self.method.for_layers(layers))
 
     @cached_property
     def step_event(self) -> DpEvent:
-        """What one step releases about its batch, before amplification; of a schedule, the first step, which has the most noise."""
+        """What one step releases about its batch, before amplification; in a schedule the first step."""
         return self.chain().event()
 
     @cached_property
@@ -302,16 +313,16 @@ class Plan:
 
     @property
     def stage_option(self) -> tuple[str, str]:
-        """Which option asked for the stage, and its value: for errors about it."""
+        """The option that asked for the stage, and its value, for errors."""
         return ("method", self.method.name) if self.center is None else ("center", mean.describe(self.center))
 
     @cached_property
     def stage_event(self) -> DpEvent:
-        """What that costs."""
+        """The cost of the stage."""
         return ComposedDpEvent([]) if self.stage is None else event_of(self.stage)
 
     def steps_event(self, steps: int, start: int = 0) -> DpEvent:
-        """What this many steps from step `start` on cost, without what comes before them: each stretch of equal noise by itself."""
+        """The cost of `steps` steps from step `start` on, each stretch of equal noise by itself."""
         if len(self.stretches) == 1:
             return self.sampler.compose(self.step_event, steps)
         return ComposedDpEvent(
@@ -322,13 +333,19 @@ class Plan:
         )
 
     def event(self, steps: int | None = None) -> DpEvent:
-        """What the run costs with `steps` steps (all of them by default)."""
+        """The cost of the run with `steps` steps; all of them by default."""
         steps_event = self.steps_event(self.steps if steps is None else steps)
         return steps_event if self.stage is None else ComposedDpEvent([self.stage_event, steps_event])
 
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool) -> bool:
-        """Whether a ledger of this plan may charge so many steps from step `origin` on, or a release made once, with this event
-        (`Ledger.check_fits`). Where an earlier version did not write the origin down, and it matters, that cannot be said: True.
+        """Whether an entry fits this plan, for `Ledger.check_fits`.
+
+        Args:
+            steps: the number of steps that it charges.
+            origin: the step that they begin with. Earlier versions did not store it; where it matters, this returns
+            True.
+            event: what it charges.
+            once: whether it is a release made once.
         """
         if once:
             expected = self.stage_event
@@ -342,20 +359,20 @@ class Plan:
         return bool(steps) and charged == events.to_json(self.sampler.composed_before(self.step_event, steps))
 
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
-        """The verified ε of the plan."""
+        """The verified ε of the plan, at its δ or another, for all its steps or fewer."""
         return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
 
     def claimed(self, steps: int | None = None) -> float:
-        """The ε that the method's paper would report for this run, or for one that ended after so many steps."""
+        """The ε that the method's paper would report for this run, or after `steps` of its steps."""
         if steps == 0:
             return 0.0
         if steps is None or not isinstance(self.noise_schedule, Constant):
-            # A schedule goes over a whole run: what a part of it would claim no paper says.
+            # A schedule covers a whole run: no paper says what fewer steps would claim.
             return self.method.claimed(self)
         return self.method.claimed(replace(self, steps=steps))
 
     def targeted(self) -> float:
-        """The ε that a target is about: the verified one, or for a published variant the claimed one."""
+        """The ε that a target refers to: the verified one, or the claimed one of a published variant."""
         return self.claimed() if self.method.variant == "published" else self.epsilon()
 
     @classmethod
@@ -380,20 +397,20 @@ class Plan:
         denoise: Sequence[Denoiser] = (),
         exact: bool = False,
     ) -> Plan:
-        """The plan whose verified ε is in [0.99 ε, ε]: finds what is left out of noise_multiplier, epochs or steps,
-        and batch_size. For a published variant it is the claimed ε.
+        """The plan whose verified ε is in [0.99 ε, ε]; for a published variant the claimed ε is.
 
-        Steps and batch sizes are whole numbers, so the largest one within ε is taken, which may fall further below it. Full batches are
-        all records, given or not.
+        Leave out one of `noise_multiplier`, `epochs` and `steps`, or `batch_size`, and this computes it. Steps and
+        batch sizes are whole numbers. The largest one within ε counts, and may have a smaller ε. Full batches hold all
+        records, given or not.
 
         Args:
             epsilon: the target. The verified ε of a sound variant never exceeds it.
             delta: δ.
-            records: how many records there are.
-            batch_size: the expected batch size; left out, the largest is found.
-            epochs: the length of the run in epochs, or give `steps`; both left out, the longest is found.
+            records: the number of records.
+            batch_size: the expected batch size; None for the largest.
+            epochs: the length of the run in epochs. If it and `steps` are None, the longest.
             steps: the length of the run in steps.
-            noise_multiplier: the noise; left out, the least is found.
+            noise_multiplier: the noise; None for the least.
             noise_schedule: how the noise changes over the run.
             clip: the clipping rule.
             micro_batch: how many records are averaged before clipping.
@@ -409,20 +426,24 @@ class Plan:
             The plan, with `epsilon` as its `epsilon_limit` (`epsilon_claimed` for a published variant).
 
         Raises:
-            ConfigError: not exactly one thing is left out, no plan stays within ε, or a setting is bad.
+            ConfigError: not exactly one of them is left out, no plan stays within ε, or a setting is not accepted.
+
+        >>> plan = Plan.calibrated(epsilon=1, delta=1e-5, records=60_000, batch_size=512, epochs=10)
+        >>> round(plan.noise_multiplier, 2), plan.steps
+        (1.33, 1172)
         """
         check_above_zero("epsilon", epsilon)
         _check_whole("records", records, 1)
         if epochs is not None and steps is not None:
             raise ConfigError("steps", steps, "epochs or steps, not both")
         length = epochs if steps is None else steps
-        whole = getattr(sampling, "whole", False)  # what is no sampler is refused below
+        whole = getattr(sampling, "whole", False)  # anything but a sampler is refused below
         if batch_size is None and whole and None not in (noise_multiplier, length):
             raise ConfigError(
                 "sampling",
                 sampling.name,
-                "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the batch is all "
-                "records",
+                "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the "
+                "batch is all records",
             )
         given = {"noise_multiplier": noise_multiplier, "epochs": epochs, "steps": steps, "batch_size": batch_size}
         if whole and batch_size is None:
@@ -456,8 +477,7 @@ class Plan:
         return start._aimed_at(epsilon)._longest(epsilon) if length is None else start.within(epsilon)
 
     def within(self, epsilon: float) -> Plan:
-        """This plan with the least noise for which ε, the verified one or for a published variant the claimed one, is in
-        [0.99 ε, ε].
+        """This plan with the least noise for which ε is in [0.99 ε, ε]: the verified ε, or a published variant's claim.
 
         Args:
             epsilon: the target, which becomes the plan's `epsilon_limit` (`epsilon_claimed` for a published variant).
@@ -470,7 +490,7 @@ class Plan:
         return replace(aimed, noise_multiplier=least)
 
     def _aimed_at(self, epsilon: float) -> Plan:
-        """The plan with this target, which what is released before training must leave something of."""
+        """The plan with this target. A release before training must not use it up."""
         check_above_zero("epsilon", epsilon)
         published = self.method.variant == "published"
         aimed = replace(
@@ -480,14 +500,14 @@ class Plan:
         return aimed
 
     def _lasting(self, epochs: float | None) -> Plan:
-        """The plan with the steps of this many epochs, if any are asked for."""
+        """The plan with the steps of this many epochs; unchanged for None."""
         return self if epochs is None else replace(self, steps=steps_for(epochs, self.sampler))
 
     def _largest_batch(self, target: float, epochs: float | None) -> Plan:
         def made(size: int) -> Plan:
             return replace(self, batch_size=size)._lasting(epochs)
 
-        largest = max(1, self.records // self._bands)  # a batch is drawn from one of the bands
+        largest = max(1, self.records // self._bands)  # a batch comes from one of the bands
         size = most_steps(lambda n: made(n).targeted(), target, limit=largest)
         if size == 0:
             spent = made(1).targeted()
@@ -501,7 +521,7 @@ class Plan:
         return replace(self, steps=count)
 
     def _check_center(self, allowed: float) -> None:
-        """Refuse a mean that alone costs more than is allowed: no noise of the steps makes up for it."""
+        """Refuse a mean that alone costs more than is allowed, whatever the noise of the steps."""
         if self.center is None or self.method.variant == "published":
             return
         alone = epsilon(self.stage_event, self.delta, self.adjacency)
@@ -509,11 +529,12 @@ class Plan:
             raise ConfigError(
                 "center",
                 mean.describe(self.center),
-                f"more noise: what it releases before training costs ε = {alone:.4g} by itself, and {allowed:g} is allowed in all",
+                f"more noise: what it releases before training costs ε = {alone:.4g} by itself, and {allowed:g} is "
+                "allowed in all",
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that is needed to make the plan again."""
+        """The plan as JSON, from which `from_json` builds an equal plan."""
         return {
             "records": self.records,
             "batch_size": self.batch_size,
@@ -537,10 +558,10 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
-        """The plan that `to_json` described, of this version or an earlier one.
+        """The plan that `to_json` of this version or an earlier one wrote.
 
         Raises:
-            ConfigError: A field is missing, not known, or out of its range.
+            ConfigError: a field is missing, unknown, or out of range.
         """
         check_fields("plan", data, [*(f.name for f in fields(cls)), "options"])
         for name in ("clip", "adjacency", "method", "options", "encode", "denoise"):
@@ -570,7 +591,11 @@ def _adjacency(name: str) -> Adjacency:
 
 
 def steps_for(epochs: float | None, sampler: Sampler) -> int:
-    """Steps in this many epochs, at least one."""
+    """The number of steps in this many epochs, at least one.
+
+    Raises:
+        ConfigError: `epochs` is not a number above 0, or too large.
+    """
     if epochs is not None:
         check_number("epochs", epochs, "a number above 0")
     if epochs is None or not (math.isfinite(epochs) and epochs > 0):

@@ -1,11 +1,19 @@
-"""Spectral-DP, as section 2.4 of GReDP (arXiv:2409.11663) describes it; `assay.methods.gredp` states the guarantee.
+"""Spectral-DP: noise in the frequency domain, of which a share is kept; `assay.methods.gredp` has the shared parts.
 
 Feng, Xu, Wen, Venkitasubramaniam and Ding: "Spectral-DP: Differentially Private Deep Learning through Spectral
-Perturbation and Filtering", IEEE S&P 2023, arXiv:2307.13231.
+Perturbation and Filtering", IEEE S&P 2023, arXiv:2307.13231. We know the method from section 2.4 of GReDP
+(arXiv:2409.11663) and from the authors' public code (cfeng6/Spectral-DP).
 
-It adds noise of scale σc to the Fourier coefficients of each layer's clipped gradient and keeps the lowest share ρ of
-the frequencies. In the paper's words the noise has variance (K/N)σ²c², which is what Hermitian noise gives. The filter
-keeps a frequency together with its conjugate, so that the result is real.
+How we read it. Each of L layers is clipped at c = C/√L, so that all of them together move by C. Noise of scale σC is
+added to the Fourier coefficients, and the first ⌈ρn⌉ of n coefficients on each axis are kept, of which the real part is
+taken: the filter of the authors' code. In the paper's words the noise has variance (K/N)σ²C², which is what Hermitian
+noise gives. Claimed ε: the Rényi accountant at σ. That holds: the filter is post-processing, and L layers move by C.
+
+What the authors' code does otherwise, and what is not built here: it clips gradients that are divided by the batch size
+already, draws noise for every record, and leaves the last coefficient of a block without noise. None of this is in the
+description that we follow.
+
+`sound` keeps each frequency together with its conjugate, so that nothing is lost of those that stay.
 """
 
 from __future__ import annotations
@@ -15,7 +23,9 @@ from assay.methods.gredp import FrequencyDomain
 METHOD = FrequencyDomain(
     name="spectral",
     summary="Spectral-DP: noise in the frequency domain, low frequencies kept (Feng et al. 2023)",
-    soundness="not sound: L layers charged as one (verified multiplier σ/√L); with real-valued noise ε = ∞",
+    soundness="sound as we read it: layers clipped at C/√L, noise relative to C; with real-valued noise ε = ∞",
     noise_form="hermitian",
     rho=0.5,
+    jointly=True,
+    one_sided=True,
 )

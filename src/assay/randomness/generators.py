@@ -4,6 +4,9 @@
 float64 number of 64 bits by inverting the distribution function. Training needs float32 normal numbers by the million:
 `Encrypted` makes them of 32 bits each by Box and Muller's method. `Generated` takes torch's own numbers, which repeat
 with a seed and do not withstand an attack.
+
+float32 normal numbers are drawn piece by piece (`PiecewiseNormal`). A piece stays in a core's cache while it is drawn,
+checked and added. A whole vector of noise would have to be allocated, which for a large one costs as much as drawing it.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import functools
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
@@ -25,7 +28,7 @@ from torch import Tensor
 from assay._util.process import Unique
 from assay.errors import AssayError
 from assay.randomness import normal
-from assay.randomness.normal import PIECE, PiecewiseNormal
+from assay.randomness.normal import PIECE
 
 if TYPE_CHECKING:
     from assay.randomness.streams import Stream
@@ -44,6 +47,90 @@ class Shake(Protocol):
     def copy(self) -> Self: ...
     def update(self, data: bytes, /) -> None: ...
     def digest(self, length: int, /) -> bytes: ...
+
+
+class PiecewiseNormal(ABC):
+    """A stream that draws float32 normal numbers into existing memory, a piece at a time."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def fill(self, piece: Tensor) -> Mapping[int, float]:
+        """Draw into a piece. Numbers beyond `normal.TAIL` are returned by their place, with 0 left there."""
+
+    @abstractmethod
+    def uniform(self, n: int) -> Tensor:
+        """As `assay.randomness.streams.Stream.uniform`."""
+
+    @abstractmethod
+    def normal(self, shape: Sequence[int], *, dtype: torch.dtype, device: torch.device | str) -> Tensor:
+        """As `assay.randomness.streams.Stream.normal`."""
+
+    def normal_float32(self, shape: Sequence[int]) -> Tensor:
+        """Normal numbers on the CPU; those beyond `normal.TAIL` come from the tail's true distribution."""
+        drawn = torch.empty(tuple(shape), dtype=torch.float32)
+        flat, beyond = drawn.view(-1), {}
+        for start, piece in _pieces(flat):
+            beyond.update(_placed(self.fill(piece), start))
+        if beyond:
+            where, tail = self._tail(beyond)
+            flat[where] = tail
+        return drawn
+
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        """Add std · `normal` in place, bit for bit. A float32 vector on the CPU needs no memory for its noise."""
+        for group in normal.drawn_together(values):
+            if (vector := _only_vector(group)) is None:
+                size = sum(v.numel() for v in group)
+                drawn = self.normal((size,), dtype=group[0].dtype, device=group[0].device)
+                normal.add_vector(group, std, drawn)
+            else:
+                self._add(vector, std)
+
+    def _add(self, vector: Tensor, std: float) -> None:
+        beyond: dict[int, float] = {}
+        for start, target in _pieces(vector):
+            piece = _memory.numbers if len(target) == PIECE else _memory.numbers[: len(target)]
+            beyond.update(_placed(self.fill(piece), start))
+            target.add_(piece, alpha=std)
+        if beyond:
+            where, tail = self._tail(beyond)
+            vector[where] = vector[where].add_(tail, alpha=std)
+
+    def _tail(self, beyond: Mapping[int, float]) -> tuple[Tensor, Tensor]:
+        """The places of numbers beyond `normal.TAIL`, in order, and what belongs there."""
+        places = sorted(beyond)
+        replaced = torch.tensor([beyond[place] for place in places])
+        return torch.tensor(places), normal.tail_numbers(replaced, self.uniform(len(places)))
+
+
+class _Memory(threading.local):
+    """Memory for one piece, one per thread and kept between calls: allocating it would cost as much as drawing."""
+
+    @functools.cached_property
+    def numbers(self) -> Tensor:
+        return torch.empty(PIECE)
+
+
+_memory = _Memory()
+
+
+def _only_vector(values: Sequence[Tensor]) -> Tensor | None:
+    """A single contiguous float32 value on the CPU as a vector to write to; None for anything else."""
+    if len(values) != 1:
+        return None
+    (only,) = values
+    plain = only.dtype == torch.float32 and only.device.type == "cpu" and only.is_contiguous()
+    return only.view(-1) if plain else None
+
+
+def _pieces(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(flat), PIECE):
+        yield start, flat[start : start + PIECE]
+
+
+def _placed(beyond: Mapping[int, float], start: int) -> dict[int, float]:
+    return {start + place: number for place, number in beyond.items()}
 
 
 class _FromBits(Unique, ABC):

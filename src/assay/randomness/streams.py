@@ -17,16 +17,18 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-
+from assay._util.lazy import torch
 from assay._util.process import Unique, here
 from assay.errors import ConfigError
-from assay.randomness.generators import KEY_BYTES, Encrypted, Generated, Hashed, Shake
-from assay.randomness.normal import add_drawn, add_normal, drawn_together
+from assay.randomness.normal import add_drawn, add_vector, drawn_together
 from assay.randomness.rounded import Words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from assay.randomness.generators import Shake
 
 
 class Stream(Protocol):
@@ -113,6 +115,8 @@ class OsSeeded(_OsKey):
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
         seed = self._seed(purpose, step)
+        from assay.randomness.generators import KEY_BYTES, Encrypted, Generated
+
         return Encrypted(seed.digest(KEY_BYTES), Generated(seed))
 
     def describe(self) -> str:
@@ -134,6 +138,8 @@ class Secure(_OsKey):
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this purpose and step, in this process only."""
+        from assay.randomness.generators import Hashed
+
         return Hashed(self._seed(purpose, step))
 
     def describe(self) -> str:
@@ -164,6 +170,8 @@ class Seeded:
 
     def stream(self, purpose: str, step: int) -> Stream:
         """The numbers for this seed, purpose and step."""
+        from assay.randomness.generators import Generated
+
         return Generated(_hash(self._key, purpose, step))
 
     def describe(self) -> str:
@@ -222,6 +230,31 @@ def source(seed: int | None, secure: bool) -> Randomness:
 def _hash(key: bytes, purpose: str, step: int) -> Shake:
     # Key and step have fixed lengths, so no two inputs give the same bytes.
     return hashlib.shake_256(key + step.to_bytes(8, "little") + purpose.encode())
+
+
+@runtime_checkable
+class AddsNormal(Protocol):
+    """A stream with a faster way to add its normal numbers than to hand them over first."""
+
+    def add_normal(self, values: Sequence[Tensor], std: float) -> None:
+        """As the function `add_normal`, and with the same numbers as if it called `normal`."""
+        ...
+
+
+def add_normal(values: Sequence[Tensor], std: float, stream: Stream) -> None:
+    """Add std · z to the values in place, z being independent standard normal numbers of the stream.
+
+    Args:
+        values: What the noise is added to.
+        std: The noise's standard deviation. Nothing is drawn if it is 0.
+        stream: Where the noise comes from.
+    """
+    if not values or std == 0:
+        return
+    if isinstance(stream, AddsNormal):
+        stream.add_normal(values, std)
+    else:
+        add_drawn(values, std, stream.normal)
 
 
 _BLOCK_NUMBERS, _SERIES = 1 << 16, 64  # 256 KB: what fits a core's cache is drawn fastest
@@ -303,10 +336,11 @@ class _Step:
 
     def add_normal(self, values: Sequence[Tensor], std: float) -> None:
         for group in drawn_together(values):
-            if _exceeds_block(sum(v.numel() for v in group)):
+            size = sum(v.numel() for v in group)
+            if _exceeds_block(size):
                 add_normal(group, std, self._blocks.stream_of_call(self._step, self._next_call()))
             else:
-                add_drawn(group, std, self.normal)
+                add_vector(group, std, self.normal((size,), dtype=group[0].dtype, device=group[0].device))
 
     def _next_call(self) -> int:
         call, self._calls = self._calls, self._calls + 1

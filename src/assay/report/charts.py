@@ -1,22 +1,32 @@
-"""Charts as SVG, written by hand: no library to bundle, sharp in print, coloured by the page's own style sheet.
+"""Charts as SVG without a library to bundle: sharp in print, coloured by the page's style sheet.
 
-A series has a colour and a shape, so that no chart is read by colour alone. Each mark carries its values as text, which the page shows
-when it is pointed at or reached with the arrow keys.
+A series has a colour and a shape, so that nobody depends on colour alone. Each mark carries its values as text. The
+page shows them when a reader points at the mark or reaches it with the arrow keys.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from assay.report.html import Html, join, tag
 
 WIDTH, HEIGHT = 480, 320
 _RIGHT, _TOP, _BOTTOM = 14, 12, 56
-_LETTER = 9.2  # the widest that a digit of an axis gets
-_BEYOND = 46  # room for what lies at infinity
-SHAPES = 7
+_LETTER = 9.2  # the width of the widest digit of an axis
+_BEYOND = 46  # the width of the strip for infinite values
+_PLUS = ((-0.45, -1.15), (0.45, -1.15), (0.45, -0.45), (1.15, -0.45), (1.15, 0.45), (0.45, 0.45))
+_POLYGONS = (
+    ((-0.88, -0.88), (0.88, -0.88), (0.88, 0.88), (-0.88, 0.88)),
+    ((0, -1.2), (1.15, 0.8), (-1.15, 0.8)),
+    ((0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)),
+    ((0, 1.2), (1.15, -0.8), (-1.15, -0.8)),
+    (*_PLUS, *((-x, -y) for x, y in _PLUS)),
+    ((-1, -0.5), (1, -0.5), (1, 0.5), (-1, 0.5)),
+)
+"""The corners of marks, in units of their size; the first mark is a circle."""
+SHAPES = 1 + len(_POLYGONS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,9 +42,7 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Points of one kind. `hollow` marks published variants, whose ε is what it is only because it was verified. `marks` are
-    large, small (False) or none (None): a line alone, its values in a table.
-    """
+    """Points of one kind. `hollow` is for published variants. `marks` are large, small (False) or absent (None)."""
 
     label: str
     style: int
@@ -63,11 +71,11 @@ class _Scale:
     log: bool
 
     def at(self, value: float) -> float:
-        """Where a value lies; of 0, which has no logarithm, the low end of the axis."""
+        """The position of a value; of 0, which has no logarithm, the low end of the axis."""
         value = max(value, self.low) if self.log else value
         low, high = (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
-        part = ((math.log(value) if self.log else value) - low) / (high - low)
-        return self.start + part * (self.end - self.start)
+        share = ((math.log(value) if self.log else value) - low) / (high - low)
+        return self.start + share * (self.end - self.start)
 
 
 @dataclass
@@ -77,7 +85,6 @@ class _Frame:
     beyond: float | None
     left: float
     right: float
-    parts: list[Html] = field(default_factory=list)
 
 
 def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
@@ -90,7 +97,7 @@ def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
     right = WIDTH - _RIGHT - (_BEYOND if infinite else 0)
     heights = [v for s in shown for p in s.points for v in (p.y, p.low, p.high) if v is not None]
     up = _scale(heights, y, HEIGHT - _BOTTOM, _TOP, pad=True)
-    # room for the axis's name and the longest of its numbers
+    # wide enough for the axis's name and the longest of its numbers
     left = max(64.0, 34 + _LETTER * max((len(_said(value, y)) for value in _ticks(up, 6)), default=0))
     frame = _Frame(
         x=_scale([p.x for p in finite] or [1.0], x, left, right, pad=not x.from_zero),
@@ -113,22 +120,22 @@ def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
 
 
 def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad: bool) -> _Scale:
-    if axis.log:  # 0 is drawn at the end, and must not stretch what lies between
+    if axis.log:  # 0 is drawn at the end, and must not stretch the axis
         values = [value for value in values if value > 0] or [1.0]
     low, high = min(values), max(values)
     if axis.log:
         low, high = max(low, 1e-9), max(high, 1e-9)
-        room = 1.25 if high / low > 1.6 else 1.6
-        return _Scale(low / room, high * room, start, end, True)
+        margin = 1.25 if high / low > 1.6 else 1.6
+        return _Scale(low / margin, high * margin, start, end, True)
     if axis.from_zero:
         low = 0.0
     if high - low < (1e-3 if axis.percent else 1e-6 * max(abs(low), abs(high), 1e-6)):  # in effect one value
         around = 0.05 if axis.percent else 0.5 * max(abs(low), abs(high)) or 0.5
         low, high = low - around, high + around
-    room = (0.08 if pad else 0.02) * (high - low)
-    low, high = (low if axis.from_zero else low - room), high + room
+    margin = (0.08 if pad else 0.02) * (high - low)
+    low, high = (low if axis.from_zero else low - margin), high + margin
     if axis.percent:
-        low, high = max(0.0, low), min(1.0, high) if high - room <= 1.0 else high
+        low, high = max(0.0, low), min(1.0, high) if high - margin <= 1.0 else high
     return _Scale(low, high, start, end, False)
 
 
@@ -136,12 +143,11 @@ def _ticks(scale: _Scale, wanted: int) -> list[float]:
     if scale.log:
         first, last = math.floor(math.log10(scale.low)), math.ceil(math.log10(scale.high))
         for factors in ((1, 2, 5), (1, 3), (1,)):
-            found = [
-                m * 10.0**e for e in range(first, last + 1) for m in factors if scale.low <= m * 10.0**e <= scale.high
-            ]
-            if len(found) <= wanted:
-                return found or _between(scale)
-        return found[:: math.ceil(len(found) / wanted)]
+            every = (m * 10.0**e for e in range(first, last + 1) for m in factors)
+            ticks = [value for value in every if scale.low <= value <= scale.high]
+            if len(ticks) <= wanted:
+                return ticks or _between(scale)
+        return ticks[:: math.ceil(len(ticks) / wanted)]
     raw = (scale.high - scale.low) / wanted
     size = 10.0 ** math.floor(math.log10(raw))
     step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
@@ -155,29 +161,27 @@ def _between(scale: _Scale) -> list[float]:
 
 
 def _axes(frame: _Frame, x: Axis, y: Axis, *, drawn: bool) -> Html:
-    bottom, parts = HEIGHT - _BOTTOM, []
+    bottom, drawing = HEIGHT - _BOTTOM, []
     for value in _ticks(frame.y, 6):
         at = round(frame.y.at(value), 1)
-        parts.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
-        parts.append(tag("text", _said(value, y), x=frame.left - 8, y=at + 5, text_anchor="end"))
+        drawing.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
+        drawing.append(tag("text", _said(value, y), x=frame.left - 8, y=at + 5, text_anchor="end"))
     free, end = 0.0, WIDTH if frame.beyond is None else frame.beyond - _LETTER
     for value in _ticks(frame.x, 6) if drawn else []:
         at, half = round(frame.x.at(value), 1), _LETTER * len(_said(value, x)) / 2
-        parts.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="axis"))
+        drawing.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="axis"))
         if free <= at - half and at + half <= end:  # a number that would touch its neighbour is left out
-            parts.append(tag("text", _said(value, x), x=at, y=bottom + 25, text_anchor="middle"))
+            drawing.append(tag("text", _said(value, x), x=at, y=bottom + 25, text_anchor="middle"))
             free = at + half
     if frame.beyond is not None:
-        parts.append(tag("line", x1=frame.right, x2=frame.right, y1=_TOP, y2=bottom, class_="beyond"))
-        parts.append(tag("text", "∞", x=frame.beyond, y=bottom + 25, text_anchor="middle"))
-    parts.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
-    middle = (frame.left + WIDTH - _RIGHT) / 2
-    parts.append(tag("text", x.label, x=middle, y=HEIGHT - 9, text_anchor="middle", class_="name"))
-    turned = f"rotate(-90 16 {(_TOP + bottom) / 2:g})"
-    parts.append(
-        tag("text", y.label, x=16, y=f"{(_TOP + bottom) / 2:g}", text_anchor="middle", transform=turned, class_="name")
-    )
-    return tag("g", parts, class_="axes", aria_hidden="true")
+        drawing.append(tag("line", x1=frame.right, x2=frame.right, y1=_TOP, y2=bottom, class_="beyond"))
+        drawing.append(tag("text", "∞", x=frame.beyond, y=bottom + 25, text_anchor="middle"))
+    drawing.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=bottom, y2=bottom, class_="axis"))
+    middle, height = (frame.left + WIDTH - _RIGHT) / 2, f"{(_TOP + bottom) / 2:g}"
+    drawing.append(tag("text", x.label, x=middle, y=HEIGHT - 9, text_anchor="middle", class_="name"))
+    turned = f"rotate(-90 16 {height})"
+    drawing.append(tag("text", y.label, x=16, y=height, text_anchor="middle", transform=turned, class_="name"))
+    return tag("g", drawing, class_="axes", aria_hidden="true")
 
 
 def _said(value: float, axis: Axis) -> str:
@@ -186,18 +190,18 @@ def _said(value: float, axis: Axis) -> str:
 
 def _series(one: Series, frame: _Frame) -> Html:
     line = [p for p in one.points if math.isfinite(p.x)]
-    parts: list[Html] = []
+    drawing: list[Html] = []
     if len(line) > 1:
         path = " ".join(f"{frame.x.at(p.x):.1f},{frame.y.at(p.y):.1f}" for p in line)
-        parts.append(tag("polyline", points=path, class_="line"))
+        drawing.append(tag("polyline", points=path, class_="line"))
     for p in one.points:
         across = frame.beyond if math.isinf(p.x) else frame.x.at(p.x)
         assert across is not None
-        parts += _bar(p, across, frame)
+        drawing += _bar(p, across, frame)
         if one.marks is not None:
-            parts.append(_mark(p, across, frame.y.at(p.y), one))
+            drawing.append(_mark(p, across, frame.y.at(p.y), one))
     styled = f"series s{one.style % SHAPES}{' hollow' if one.hollow else ''}"
-    return tag("g", parts, class_=styled, data_method=one.method)
+    return tag("g", drawing, class_=styled, data_method=one.method)
 
 
 def _bar(p: Point, across: float, frame: _Frame) -> list[Html]:
@@ -220,27 +224,10 @@ def _mark(p: Point, x: float, y: float, one: Series) -> Html:
 
 def shape(style: int, x: float, y: float, r: float) -> str:
     """The outline of a series' mark."""
-    match style % SHAPES:
-        case 0:
-            return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
-        case 1:
-            s = 0.88 * r
-            return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}Z"
-        case 2:
-            return f"M{x:.1f} {y - 1.2 * r:.1f}l{1.15 * r:.1f} {2 * r:.1f}h{-2.3 * r:.1f}Z"
-        case 3:
-            return f"M{x:.1f} {y - 1.3 * r:.1f}l{1.3 * r:.1f} {1.3 * r:.1f}l{-1.3 * r:.1f} {1.3 * r:.1f}l{-1.3 * r:.1f} {-1.3 * r:.1f}Z"
-        case 4:
-            return f"M{x:.1f} {y + 1.2 * r:.1f}l{1.15 * r:.1f} {-2 * r:.1f}h{-2.3 * r:.1f}Z"
-        case 5:
-            w = 0.45 * r
-            arm = 1.15 * r
-            return (
-                f"M{x - w:.1f} {y - arm:.1f}h{2 * w:.1f}v{arm - w:.1f}h{arm - w:.1f}v{2 * w:.1f}h{w - arm:.1f}v{arm - w:.1f}"
-                f"h{-2 * w:.1f}v{w - arm:.1f}h{w - arm:.1f}v{-2 * w:.1f}h{arm - w:.1f}Z"
-            )
-        case _:
-            return f"M{x - r:.1f} {y - 0.5 * r:.1f}h{2 * r:.1f}v{r:.1f}h{-2 * r:.1f}Z"
+    number = style % SHAPES
+    if number == 0:
+        return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
+    return "M" + "L".join(f"{x + right * r:.1f} {y + down * r:.1f}" for right, down in _POLYGONS[number - 1]) + "Z"
 
 
 def legend(entries: Sequence[Series]) -> Html:

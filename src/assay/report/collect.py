@@ -1,7 +1,7 @@
-"""The runs below a directory, whatever state they are in: finished, unfinished, damaged. None is dropped silently, none is changed.
+"""The runs below a directory, in whatever state: finished, unfinished, damaged. None is dropped silently.
 
-Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one repairs a torn
-last line.
+Collecting only reads. The ledger of a run that may be at work is copied before it is opened, because opening one
+repairs a torn last line.
 """
 
 from __future__ import annotations
@@ -17,19 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from assay._util.files import is_part
-from assay.accounting.ledger import spent
+from assay.accounting.ledger import read_ledger
 from assay.attacks.storage import read_attacks
 from assay.audit.aside import read_aside
 from assay.errors import AssayError, ConfigError
+from assay.federated.kinds import epsilon_if_ended, kind_of
 from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import scored
+from assay.runs.totals import Part, part_of
+from assay.runs.verification import check_epsilon, check_statement
 from assay.studies.directory import Study
 from assay.studies.summary import tried
+from assay.training.inputs import is_choice
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_LARGEST_PICTURE = 4_000_000  # bytes; a page that does not open helps nobody
-_BEGINNING = ".run.json."  # a run.json that was never finished
+_LARGEST_PICTURE = 4_000_000  # bytes; larger ones would make the page too slow to open
+_BEGINNING = ".run.json."  # a run.json that was never completed
 _WATCHED = (
     "run.json",
     "record.json",
@@ -43,7 +47,7 @@ _WATCHED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A PNG found in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
+    """A PNG in a run's directory; `data` is empty for one that is not shown, and `why` says why."""
 
     name: str
     data: str = ""
@@ -62,11 +66,13 @@ class Finished:
     aside: tuple[Mapping[str, Any], ...] = ()
     pictures: tuple[Picture, ...] = ()
     trouble: str = ""
+    part: Part | None = None
+    """What it spent, for the total of several; None where its ledger is not beside its record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """A run without a record: what is charged so far, by its ledger."""
+    """A run without a record: what is charged so far, by its ledger, and the ε that holds if it ends here."""
 
     name: str
     method: str
@@ -80,6 +86,7 @@ class Unfinished:
     changed: str
     scored: str
     trouble: str = ""
+    part: Part | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +113,14 @@ Entry = Finished | Unfinished | Damaged
 
 @dataclass
 class Collector:
-    """Collects again and again (`--serve`), reading only what has changed.
+    """Collects repeatedly (`--serve`), reading only what has changed.
 
-    Figures that no ε covers (results of attacks, audits that trained again) are left out, unless `uncovered` asks for them.
+    Args:
+        root: The directory.
+        uncovered: Include figures that no ε covers: results of attacks, and audits that trained again.
+
+    Raises:
+        ConfigError: There is no such directory.
     """
 
     root: Path
@@ -120,7 +132,7 @@ class Collector:
             raise ConfigError("directory", str(self.root), "a directory: a run, a study, or one with runs below it")
 
     def collect(self) -> Collected:
-        """The state of things now."""
+        """The runs as they are now."""
         entries: list[Entry] = []
         damaged: list[Damaged] = []
         waiting: list[str] = []
@@ -163,7 +175,7 @@ class Collector:
 def _find(root: Path) -> tuple[list[Path], list[Path]]:
     runs, studies = [], []
     for folder, below, files in os.walk(root):
-        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is no run
+        below[:] = sorted(name for name in below if not is_part(name))  # a copy that was killed is not a run
         if "study.json" in files:
             studies.append(Path(folder))
         if "run.json" in files or "record.json" in files or any(name.startswith(_BEGINNING) for name in files):
@@ -198,12 +210,9 @@ def _read(path: Path, name: str, uncovered: bool) -> Entry:
         return _unfinished(directory, name)
     except (AssayError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         why = str(error).replace(str(path), name)
-        return Damaged(
-            name=name,
-            why=why
-            if isinstance(error, AssayError | OSError)
-            else f"a file has not the form it should have: {error!r}",
-        )
+        if not isinstance(error, AssayError | OSError):
+            why = f"a file does not have the form it should have: {error!r}"
+        return Damaged(name=name, why=why)
 
 
 def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
@@ -215,16 +224,20 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         number(record["epsilon"].get(key))
     if number(record["epsilon"]["verified"]) is None or not 0 < float(record["epsilon"]["delta"]) < 1:
         raise ValueError("epsilon in record.json")
-    tried(record.get("tuning"))  # has the form it should have
+    tried(record.get("tuning"))  # raises if it has another form
     trouble: list[str] = []
     spec = _optional(directory.read_spec, "run.json", {}, trouble) if directory.spec.exists() else {}
     statement = (
-        _optional(lambda: directory.read_statement(record), "statement.md", "", trouble)
+        _optional(lambda: _statement(directory, record), "statement.md", "", trouble)
         if directory.statement.exists()
         else ""
     )
     if not statement and not trouble:
         trouble.append("statement.md is missing")
+    if directory.ledger.exists():
+        directory.check_files(record, directory.ledger.name)
+    if not check_epsilon(directory, record):  # a run that says less than its ledger counts nowhere
+        trouble.append("ε was not recomputed: there is no ledger")
     attacks: Iterable[Mapping[str, Any]] = ()
     aside: Iterable[Mapping[str, Any]] = ()
     if uncovered:
@@ -239,7 +252,20 @@ def _finished(directory: RunDirectory, name: str, uncovered: bool) -> Finished:
         aside=tuple(aside),
         pictures=tuple(_picture(path, directory.path) for path in _png_files(directory.path)),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
+
+
+def _statement(directory: RunDirectory, record: Mapping[str, Any]) -> str:
+    text = directory.read_statement(record)
+    check_statement(directory, record, text)
+    return text
+
+
+def _part(directory: RunDirectory) -> Part | None:
+    """What a run spent by its ledger, if it is there and whole; what is wrong with it is said elsewhere."""
+    found: Part | None = _optional(lambda: part_of(directory.path), "ledger.jsonl", None, [])
+    return found
 
 
 def _optional(read: Callable[[], Any], what: str, otherwise: Any, trouble: list[str]) -> Any:
@@ -254,9 +280,7 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
     spec = directory.read_spec()
     plan, names = spec.get("plan", {}), spec.get("names", {})
     trouble: list[str] = []
-    charged, epsilon, delta = _optional(
-        lambda: spent(directory.ledger, directory.digest()), "ledger.jsonl", (None, None, None), trouble
-    )
+    charged, epsilon, delta = _optional(lambda: _charged(directory, spec), "ledger.jsonl", (None, None, None), trouble)
     history: Iterable[Mapping[str, Any]] = ()
     if directory.checkpoint.exists():
         state = _optional(lambda: _progress(directory, spec), "the checkpoint", {}, trouble)
@@ -275,7 +299,18 @@ def _unfinished(directory: RunDirectory, name: str) -> Unfinished:
         changed=datetime.datetime.fromtimestamp(latest, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         scored=scored(names),
         trouble="; ".join(trouble),
+        part=_part(directory),
     )
+
+
+def _charged(directory: RunDirectory, spec: Mapping[str, Any]) -> tuple[int, float, float | None]:
+    """Steps charged so far, and the ε and δ that hold if the run ends here."""
+    ledger = read_ledger(directory.ledger, directory.digest())
+    if ledger is None:
+        return 0, 0.0, None
+    if is_choice(spec):
+        return ledger.total_steps, ledger.epsilon(), ledger.delta
+    return ledger.total_steps, epsilon_if_ended(kind_of(spec).plan(spec["plan"]), ledger), ledger.delta
 
 
 def _progress(directory: RunDirectory, spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -296,12 +331,15 @@ def _picture(path: Path, run: Path) -> Picture:
 
 
 def number(value: object) -> float | None:
-    """A number of a record: "inf" is infinity, None is unknown; anything else that is no number is an error."""
+    """A number of a record: "inf" is infinity, None and NaN are unknown.
+
+    Raises:
+        ValueError: It is anything else.
+    """
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ValueError(f"{value!r} is not a number")
     if isinstance(value, str) and value != "inf":
         raise ValueError(f"{value!r} is not a number")
-    found = float(value)
-    return None if math.isnan(found) else found
+    return None if math.isnan(float(value)) else float(value)

@@ -1,4 +1,4 @@
-"""The charts of a report: accuracy against verified ε, and what happened while training, over the seeds of each setting."""
+"""The charts of a report: accuracy against verified ε, and the course of training, over the seeds of each setting."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SPENT = Axis(label="verified ε so far", from_zero=True)
 
 
 def accuracy_axis(scored: str) -> Axis:
-    """Of accuracies on these records: `test` or `validation`."""
+    """The axis of accuracies on these records: `test` or `validation`."""
     return Axis(label=f"{scored} accuracy", percent=True)
 
 
 def against_epsilon(groups: Sequence[Group], styles: Mapping[str, int]) -> list[Series]:
-    """Mean accuracy ± standard deviation over seeds at the verified ε, a series for each method as it was set."""
+    """Mean accuracy ± standard deviation over seeds at the verified ε, a series for each method and its options."""
     by_label: dict[str, list[Group]] = {}
     for group in groups:
         if group.mean is not None:
@@ -57,7 +57,10 @@ def _point(group: Group) -> Point:
 
 
 def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> list[Series]:
-    """`test_accuracy`, `test_loss` or `epsilon` of each setting's history, averaged over its seeds at the epochs all of them reached."""
+    """The history of each setting, averaged over its seeds at the epochs that all of them reached.
+
+    `what` is `test_accuracy`, `test_loss` or `epsilon`.
+    """
     drawn = [(group, _mean_history(group, what)) for group in groups]
     drawn = [(group, points) for group, points in drawn if points]
     most = max(8, _MOST_MARKS // max(1, len(drawn)))
@@ -68,7 +71,7 @@ def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> 
             method=group.method,
             hollow=group.variant == "published",
             marks=False,
-            points=_thinned(points, most),
+            points=_thin(points, most),
         )
         for group, points in drawn
     ]
@@ -92,12 +95,12 @@ def _mean_history(group: Group, what: str) -> list[Point]:
 
 
 def when(entry: Mapping[str, Any]) -> float | None:
-    """The time of a history entry: its round if it is federated, else its epoch, or for runs that have none its step."""
-    return next((found for key in ("round", "epoch", "step") if (found := finite(entry.get(key))) is not None), None)
+    """The time of a history entry: its round, or else its epoch, or else its step."""
+    return next((time for key in ("round", "epoch", "step") if (time := finite(entry.get(key))) is not None), None)
 
 
 def time_axis(histories: Iterable[Sequence[Mapping[str, Any]]]) -> Axis:
-    """Named after what `when` finds."""
+    """The axis for the times of `when`."""
     named = {_counted(entry) for history in histories for entry in history}
     return Axis(label=" or ".join(sorted(named)) or "epoch", from_zero=True)
 
@@ -112,24 +115,24 @@ def _said(value: float, what: str) -> str:
     return f"verified ε {at_most(value)}" if what == "epsilon" else f"{value:.4g}"
 
 
-def _thinned(points: list[Point], most: int) -> list[Point]:
+def _thin(points: list[Point], most: int) -> list[Point]:
     """Every n-th point, and always the last."""
     step = math.ceil(len(points) / most)
     return points if step <= 1 else [*points[:-1:step], points[-1]]
 
 
 def of_history(history: Sequence[Mapping[str, Any]], what: str, label: str, *, marks: bool) -> list[Series]:
-    """One run's own curve; without marks where there are so many runs that a page would get slow."""
+    """The curve of one run; without marks where many runs would make the page slow."""
     points = []
     for entry in history:
         value, time = finite(entry.get(what)), when(entry)
         if value is not None and time is not None:
             points.append(Point(x=time, y=value, tip=f"{_counted(entry)} {time:g}: {_said(value, what)}"))
-    return [Series(label=label, style=0, method="", marks=False if marks else None, points=_thinned(points, 200))]
+    return [Series(label=label, style=0, method="", marks=False if marks else None, points=_thin(points, 200))]
 
 
 def infinite_epsilon(history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the run spent more than any number from some epoch on."""
+    """Whether ε is infinite from some epoch on."""
     try:
         return any(math.isinf(number(entry.get("epsilon")) or 0.0) for entry in history)
     except ValueError:

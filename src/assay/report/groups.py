@@ -1,4 +1,4 @@
-"""Runs that differ in nothing but their seed, taken together; and what the three ε of a setting say, in words."""
+"""Groups of runs that differ only in their seed, and what the three ε of a setting say, in words."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from typing import Any
 
 from assay._util.figures import at_least, at_most
 from assay.report.collect import Finished, number
+from assay.runs.signoff import uncharged
 from assay.runs.statement import scored
 from assay.studies.summary import tried
 
 _ROUNDING = 1e-9  # two ways to compute the same ε may differ by this much of it
-_SLACK = 1.01  # a verified ε is within 1 % of the exact one: below that nothing is said about a claim
+_SLACK = 1.01  # a verified ε is within 1 % of the exact one: a smaller excess says nothing about a claim
 
 
 class Tone(StrEnum):
@@ -29,7 +30,7 @@ class Tone(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What a reader should take away."""
+    """The conclusion for a reader."""
 
     tone: Tone
     words: str
@@ -38,7 +39,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """One setting and its seeds. ε over several seeds is the largest, an audited one the smallest: no seed did worse."""
+    """One setting and its seeds. Over seeds, ε is the largest and audited ε the smallest: both hold for each seed."""
 
     key: str
     method: str
@@ -58,12 +59,12 @@ class Group:
 
     @property
     def family(self) -> str:
-        """The method with its options: what has a colour and a shape of its own."""
+        """The method with its options, which has one colour and shape."""
         return f"{self.method} ({self.options})" if self.options else self.method
 
     @property
     def label(self) -> str:
-        """The method with its options and whether it is the published variant."""
+        """The method with its options, and whether it is the published variant."""
         return f"{self.family}, published" if self.variant == "published" else self.family
 
     @property
@@ -74,13 +75,13 @@ class Group:
 
     @property
     def scored(self) -> str:
-        """Which records accuracies are of: `test` or `validation`."""
+        """On which records accuracy was measured: `test` or `validation`."""
         return scored(self.runs[0].record)
 
     @property
     def accuracies(self) -> list[float]:
-        """Of the seeds that have one."""
-        return [found for run in self.runs if (found := accuracy(run)) is not None]
+        """The accuracies of the seeds that have one."""
+        return [value for run in self.runs if (value := accuracy(run)) is not None]
 
     @property
     def mean(self) -> float | None:
@@ -93,19 +94,19 @@ class Group:
         return statistics.stdev(self.accuracies) if len(self.accuracies) > 1 else None
 
     def sent(self, way: str) -> float | None:
-        """Megabytes between server and clients in a whole run, `up` or `down`, mean over seeds; None if there were no clients."""
+        """Megabytes between server and clients in a run, `up` or `down`, mean over seeds; None without clients."""
         counts = [finite((run.record.get("federated") or {}).get(f"bytes_{way}")) for run in self.runs]
         known = [count for count in counts if count is not None]
         return round(statistics.mean(known) / 1e6, 3) if known else None
 
     @property
     def tried(self) -> str:
-        """How the settings were found, in a column; of runs that found the same ones differently, each way."""
+        """How the settings were found, for a column; each way if runs found them differently."""
         return " or ".join(dict.fromkeys(tried(run.record.get("tuning")) for run in self.runs))
 
     @property
     def above(self) -> bool:
-        """Whether an audit of any seed shows more than that seed has spent."""
+        """Whether an audit of any seed shows more than that seed spent."""
         pairs = [
             (number(eps.get("audited")), number(eps["verified"])) for eps in (r.record["epsilon"] for r in self.runs)
         ]
@@ -113,7 +114,7 @@ class Group:
 
     @property
     def seeded(self) -> bool:
-        """Whether a seed was fixed: reproducible, and therefore not private."""
+        """Whether a seed was fixed: the run is then reproducible, and therefore not private."""
         return any(run.record.get("seed") is not None for run in self.runs)
 
 
@@ -125,17 +126,17 @@ def accuracy(run: Finished) -> float | None:
 def finite(value: object) -> float | None:
     """A number that can be drawn."""
     try:
-        found = number(value)
+        parsed = number(value)
     except ValueError:
         return None
-    return found if found is not None and math.isfinite(found) else None
+    return parsed if parsed is not None and math.isfinite(parsed) else None
 
 
-_SHOWN = ("target", "accuracy on")  # what a table shows in columns of their own
+_SHOWN = ("target", "accuracy on")  # a table has separate columns for these
 
 
-def grouped(runs: Sequence[Finished]) -> list[Group]:
-    """The settings, in the order in which they are met, each with what distinguishes it from others of its method."""
+def group_runs(runs: Sequence[Finished]) -> list[Group]:
+    """The settings in the order of their first run, each with what distinguishes it from others of its method."""
     by_key: dict[str, list[Finished]] = {}
     for run in runs:
         by_key.setdefault(json.dumps(_settings(run), sort_keys=True, default=str), []).append(run)
@@ -155,8 +156,8 @@ def _group(key: str, members: Sequence[Finished], setting: str) -> Group:
     first = members[0].record
     eps = [run.record["epsilon"] for run in members]
     options = {name: value for name, value in (first.get("options") or {}).items() if name not in ("variant", "groups")}
-    audited = [found for e in eps if (found := number(e.get("audited"))) is not None]
-    claimed = [found for e in eps if (found := number(e.get("claimed"))) is not None]
+    audited = [value for e in eps if (value := number(e.get("audited"))) is not None]
+    claimed = [value for e in eps if (value := number(e.get("claimed"))) is not None]
     return Group(
         key=key,
         method=first["method"],
@@ -181,26 +182,17 @@ def _circulant(run: Finished) -> str:
     return "" if block is None else f", circulant {block}"
 
 
+_COMPARED = (
+    *("method", "variant", "options", "encode", "denoise", "model"),
+    *("data", "records", "clip", "micro_batch", "sampling"),
+)
 _FEDERATED = ("clients", "rounds", "unit", "noise", "min_answers", "partition", "partition_seed")
 
 
 def _settings(run: Finished) -> dict[str, Any]:
-    """Everything that tells two settings apart, the seed and what follows from it left out."""
+    """Everything that distinguishes two settings, without the seed and what follows from it."""
     record, eps = run.record, run.record["epsilon"]
-    kept = (
-        "method",
-        "variant",
-        "options",
-        "encode",
-        "denoise",
-        "model",
-        "data",
-        "records",
-        "clip",
-        "micro_batch",
-        "sampling",
-    )
-    settings = {name: record.get(name) for name in kept}
+    settings = {name: record.get(name) for name in _COMPARED}
     settings |= {"circulant": _circulant(run), "accuracy on": scored(record)}
     target = eps.get("target")
     settings |= {
@@ -227,55 +219,54 @@ def _flat(settings: Mapping[str, Any], at: str = "") -> dict[str, str]:
             inner = "" if name in ("training", "optimizer", "sampling") else f"{name} "
             out |= _flat(value, at + inner)
         else:
-            said = (
-                ", ".join(map(str, value))
-                if isinstance(value, list)
-                else f"{value:g}"
-                if isinstance(value, float)
-                else value
-            )
-            out[(at + name).replace("_", " ")] = str(said)
+            listed = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            out[(at + name).replace("_", " ")] = f"{value:g}" if isinstance(value, float) else listed
     return out
 
 
 def _kin(settings: Mapping[str, str]) -> tuple[str | None, ...]:
-    """Settings of which a table shows the rest in columns of their own."""
-    own = [f"{k}={v}" for k, v in sorted(settings.items()) if k.startswith("options ")]
-    columns = [
-        settings.get(name) for name in ("method", "variant", "data", "model", "circulant", "target", "target is")
-    ]
-    return (*columns, *own)
+    """What a table shows in separate columns: settings that agree in it need a column for what differs."""
+    options = [f"{k}={v}" for k, v in sorted(settings.items()) if k.startswith("options ")]
+    columns = ("method", "variant", "data", "model", "circulant", "target", "target is")
+    return (*map(settings.get, columns), *options)
 
 
 def verdict(group: Group) -> Verdict:
-    """The three ε of a setting in words. Only an audit refutes a claim; a verified ε above it says that nothing supports it."""
+    """The three ε of a setting in words.
+
+    Only an audit refutes a claim. A verified ε above a claim says that nothing supports it.
+    """
     spent, claimed = at_most(group.verified), group.claimed
     audits = [run.record["audit"] for run in group.runs if isinstance(run.record.get("audit"), Mapping)]
     aside = [run.record["audits_aside"] for run in group.runs if isinstance(run.record.get("audits_aside"), Mapping)]
     said = {str(audit.get("verdict")) for audit in audits} | {str(one.get("alarm")) for one in aside}
     shown = "" if group.audited is None else f"; an attack shows {_least(group.audited)}"
-    if "bug" in said:
-        return Verdict(tone=Tone.BAD, words="implementation bug", detail=f"audited above verified{shown}")
-    if "claim-refuted" in said:
-        real = "no finite ε holds" if math.isinf(group.verified) else f"it spends {spent}"
-        return Verdict(tone=Tone.BAD, words="claim refuted", detail=f"claims {_most(claimed)}, {real}{shown}")
-    if math.isinf(group.verified):
-        return Verdict(tone=Tone.BAD, words="no privacy", detail=f"no finite ε holds; claims {_most(claimed)}{shown}")
-    if group.variant == "published" and claimed is not None and group.verified > _SLACK * claimed:
-        return Verdict(
-            tone=Tone.BAD, words="claim not supported", detail=f"claims {_most(claimed)}, spends {spent}{shown}"
-        )
-    within = "" if group.target is None or group.target_is != "verified" else f" of {group.target:g} allowed"
-    if group.target is not None and group.target_is == "verified" and group.verified > group.target:
-        return Verdict(tone=Tone.BAD, words="over its budget", detail=f"spent {spent}{within}{shown}")
-    if "suspect" in said or group.above:
-        return Verdict(
-            tone=Tone.NOTE,
-            words="look into it",
-            detail=f"spent {spent}{within}; an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug",
-        )
-    consistent = ", and an audit agrees" if "consistent" in said else ""
-    return Verdict(tone=Tone.GOOD, words="holds", detail=f"spent {spent}{within}{shown}{consistent}")
+    allowed = group.target if group.target_is == "verified" else None
+    unbounded = math.isinf(group.verified)
+    unsupported = group.variant == "published" and claimed is not None and group.verified > _SLACK * claimed
+    claims = f"claims {_most(claimed)}"
+    within = f"spent {spent}" + ("" if allowed is None else f" of {allowed:g} allowed")
+    suspicion = "an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug"
+    troubles = [run.trouble for run in group.runs if run.trouble]
+    tried = uncharged(group.runs[0].record.get("tuning"))
+    agrees = ", and an audit agrees" if "consistent" in said else ""
+    cases = (  # the first that applies
+        ("bug" in said, Tone.BAD, "implementation bug", f"audited above verified{shown}"),
+        (
+            "claim-refuted" in said,
+            Tone.BAD,
+            "claim refuted",
+            f"{claims}, {'no finite ε holds' if unbounded else f'it spends {spent}'}{shown}",
+        ),
+        (unbounded, Tone.BAD, "no privacy", f"no finite ε holds; {claims}{shown}"),
+        (unsupported, Tone.BAD, "claim not supported", f"{claims}, spends {spent}{shown}"),
+        (allowed is not None and group.verified > allowed, Tone.BAD, "over its budget", f"{within}{shown}"),
+        (bool(troubles), Tone.BAD, "files damaged", f"{within}{shown}; {' '.join(troubles[:1])}"),
+        ("suspect" in said or group.above, Tone.NOTE, "look into it", f"{within}; {suspicion}"),
+        (bool(tried), Tone.NOTE, "holds for the run alone", f"{within}{shown}; {tried}"),
+        (True, Tone.GOOD, "holds", f"{within}{shown}{agrees}"),
+    )
+    return next(Verdict(tone=tone, words=words, detail=detail) for applies, tone, words, detail in cases if applies)
 
 
 def _most(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""HTML from Python, escaped unless it is HTML already: names and notes of runs are anybody's text."""
+"""HTML from Python, escaped unless it is HTML already: anybody may have written the names and notes of runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ def join(*children: Child) -> Html:
 
 
 def tag(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """An element. `class_` and `for_` are class and for, underscores become hyphens; True is a bare attribute, None and False none."""
+    """An element.
+
+    `class_` and `for_` are class and for; other underscores become hyphens. True is a bare attribute; None and False
+    leave it out.
+    """
     said = []
     for key, value in attributes.items():
         if value is None or value is False:

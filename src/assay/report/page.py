@@ -1,4 +1,4 @@
-"""The page: everything in one file, nothing fetched from anywhere, nothing trusted that came from a run's files."""
+"""The page: one file that fetches nothing and trusts nothing from a run's files."""
 
 from __future__ import annotations
 
@@ -9,16 +9,25 @@ from string import Template
 
 from assay.report.collect import Collected
 from assay.report.html import Html, join, tag
-from assay.report.sections import Page, rendered
+from assay.report.sections import Page, render_all
 
 
 def render(found: Collected, *, live: bool = False, token: str = "") -> str:
-    """The whole page. A `live` one asks the server it came from whether there is news."""
-    return filled(found.title, join(*rendered(Page(found))), live=live, token=token)
+    """The whole page.
+
+    Args:
+        found: The runs.
+        live: The page asks its server whether there is news.
+        token: The state of the runs, for a live page.
+
+    Returns:
+        HTML.
+    """
+    return fill(found.title, join(*render_all(Page(found))), live=live, token=token)
 
 
-def filled(title: str, body: Html, *, live: bool = False, token: str = "") -> str:
-    """A page around its body, with style and script inside and nothing else allowed to run."""
+def fill(title: str, body: Html, *, live: bool = False, token: str = "") -> str:
+    """Put a body into a page with its style and script; nothing else may run."""
     script = _asset("report.js")
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return Template(_asset("page.html")).substitute(

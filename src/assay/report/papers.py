@@ -1,6 +1,6 @@
-"""One page about a folder of experiments: every table of every paper, theirs and ours side by side, from the records kept beside the TOMLs.
+"""One page about a folder of experiments: every table of every paper, theirs and ours side by side.
 
-Nothing is run, and nothing depends on when or where the page is made: the same records give the same page.
+It comes from the results beside the TOMLs. Nothing is run, and the same results give the same page.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from assay.errors import AssayError, ConfigError
 from assay.report.charts import Axis, Point, Series, legend, plot
 from assay.report.curves import accuracy_axis
+from assay.report.elements import badge, figure, num, section, table
 from assay.report.groups import Tone
 from assay.report.html import Html, join, tag
-from assay.report.page import filled
-from assay.report.parts import badge, figure, num, section, table
+from assay.report.page import fill
 from assay.studies import results, summary, tables
 from assay.studies.columns import columns, number_in
 from assay.studies.results import Results
@@ -29,7 +29,17 @@ Measured = tuple[Table, Results]
 
 
 def render(where: Path) -> str:
-    """The page."""
+    """The page.
+
+    Args:
+        where: The folder of experiments.
+
+    Returns:
+        HTML.
+
+    Raises:
+        ConfigError: No table has results.
+    """
     names = tables.names(where)
     papers = list(dict.fromkeys(name.partition("/")[0] for name in names))
     found = {paper: list(_measured(where, [n for n in names if n.startswith(f"{paper}/")])) for paper in papers}
@@ -40,11 +50,11 @@ def render(where: Path) -> str:
         _overview(found, missing),
         [_paper(where, paper, measured) for paper, measured in found.items() if measured],
     )
-    return filled("Papers, measured again", body)
+    return fill("Papers, measured again", body)
 
 
 def _measured(where: Path, names: Sequence[str]) -> Iterator[Measured]:
-    """What has results, the paper's settings before reduced ones."""
+    """The tables with results: the paper's settings, or else reduced ones."""
     for name in names:
         for scale in SCALES:
             if (where / f"{name}{'' if scale == 'full' else f'.{scale}'}.json").exists():
@@ -127,7 +137,7 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
         reduced,
         spent,
         tag("p", asked.note.strip()) if asked.note else None,
-        _drawn(asked, cells),
+        _drawing(asked, cells),
         _rows(asked, found, cells),
         [_picture(where / asked.name, name, caption) for name, caption in asked.pictures.items()],
         made,
@@ -152,7 +162,7 @@ def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
     return table(f"{asked.name}: ours{' and the paper’s' if asked.theirs else ''}", heads, rows)
 
 
-def _drawn(asked: Table, cells: Sequence[Cell]) -> Html | None:
+def _drawing(asked: Table, cells: Sequence[Cell]) -> Html | None:
     """The paper's figure: a panel for each combination of labels of the axes that are neither x nor series."""
     how = asked.figure
     if how is None:
@@ -234,17 +244,12 @@ def _at_label(cell: Cell, label: str) -> list[Point]:
 
 
 def _over_epochs(cell: Cell) -> list[Point]:
-    """Mean over the seeds at the epochs that all of them have."""
+    """The mean over the seeds at the epochs that all of them have."""
     curves = [dict(run.history) for run in cell.runs if run.history]
     common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
-    return [
-        Point(
-            x=epoch,
-            y=statistics.mean(curve[epoch] for curve in curves),
-            tip=f"{', '.join(cell.labels)}: {100 * statistics.mean(curve[epoch] for curve in curves):.2f} % after {epoch:g}",
-        )
-        for epoch in common
-    ]
+    means = {epoch: statistics.mean(curve[epoch] for curve in curves) for epoch in common}
+    name = ", ".join(cell.labels)
+    return [Point(x=epoch, y=y, tip=f"{name}: {100 * y:.2f} % after {epoch:g}") for epoch, y in means.items()]
 
 
 def _picture(stem: Path, name: str, caption: str) -> Html:

@@ -1,7 +1,7 @@
-"""`assay report --serve`: the page of a directory as it is now, for as long as somebody watches.
+"""`assay report --serve`: the page of a directory as it is now.
 
-Read only, three addresses: the page, its state (which the page asks for every two seconds), and nothing else. On a loopback address a request
-must name a loopback host, so that no page of somebody else's can read it through the browser.
+The server only reads, and has two addresses: the page, and its state, which the page asks for every two seconds. On a
+loopback address a request must name a loopback host, so that no foreign page can read it through the browser.
 """
 
 from __future__ import annotations
@@ -115,4 +115,4 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """A line a request helps nobody."""
+        """Print nothing: a line for each request would help nobody."""

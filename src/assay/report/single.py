@@ -12,17 +12,17 @@ from assay.attacks.evaluation import NOT_PRIVATE
 from assay.audit.aside import NOT_COVERED
 from assay.report import statement
 from assay.report.collect import Finished
+from assay.report.elements import curves_of, ident, num, path_name, section, table
 from assay.report.groups import accuracy, finite
 from assay.report.html import Html, join, tag
-from assay.report.parts import curves_of, ident, num, path_name, section, table
 from assay.runs.statement import scored
 
 _OPEN_AT_MOST = 2  # runs whose statement is open from the start
-_MARKED_AT_MOST = 60  # runs whose own curves have a mark for each value; with more the values are in their tables only
+_MARKED_AT_MOST = 60  # runs whose curves have a mark for each value; with more, only their tables have the values
 
 
 def attacks(runs: Sequence[Finished]) -> Html | None:
-    """What membership inference could do against the runs that were attacked."""
+    """What membership inference achieved against the runs that were attacked."""
     rows = [row for run in runs for row in (_attack_row(run, result) for result in run.attacks) if row is not None]
     if not rows:
         return None
@@ -45,7 +45,7 @@ def attacks(runs: Sequence[Finished]) -> Html | None:
 
 
 def audits_aside(runs: Sequence[Finished]) -> Html | None:
-    """What audits found that trained on the records again."""
+    """The results of audits that trained on the records again."""
     rows = [
         tag(
             "tr",
@@ -98,7 +98,7 @@ def _estimate(found: object) -> Html:
 
 
 def runs_section(runs: Sequence[Finished]) -> Html | None:
-    """Every finished run, to be opened."""
+    """Every finished run, to unfold."""
     if not runs:
         return None
     opened = len(runs) <= _OPEN_AT_MOST
@@ -157,7 +157,7 @@ def _pictures(run: Finished) -> Html | None:
 
 
 def _history(history: Sequence[Mapping[str, Any]], on: str) -> Html | None:
-    """Every value of the history as a table, fields that this version does not know included; `test_...` are those on `on` records."""
+    """The whole history as a table, with fields that this version does not know; `test_...` are on `on` records."""
     if not history:
         return None
     columns = list(dict.fromkeys(key for entry in history for key in entry))

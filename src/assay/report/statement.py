@@ -1,4 +1,4 @@
-"""A privacy statement (the Markdown that `assay.runs.statement` writes) as HTML. Knows what statements use, escapes everything else."""
+"""A privacy statement (the Markdown of `assay.runs.statement`) as HTML. What statements do not use is escaped."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def _block(lines: list[str]) -> Html:
 
 
 def inline(text: str) -> Html:
-    """Bold and code; all else is text."""
-    parts: list[Html | str] = []
+    """Bold and code; everything else is text."""
+    pieces: list[Html | str] = []
     for piece in re.split(r"(\*\*.+?\*\*|`[^`]+`)", text):
         if piece.startswith("**") and piece.endswith("**") and len(piece) > 4:
-            parts.append(tag("strong", piece[2:-2]))
+            pieces.append(tag("strong", piece[2:-2]))
         elif piece.startswith("`") and piece.endswith("`") and len(piece) > 2:
-            parts.append(tag("code", piece[1:-1]))
+            pieces.append(tag("code", piece[1:-1]))
         else:
-            parts.append(piece)
-    return join(*parts)
+            pieces.append(piece)
+    return join(*pieces)

@@ -1,17 +1,17 @@
-"""The section on runs that are not finished, not begun or damaged: named, with what is charged so far."""
+"""The section on runs that are not finished, not begun or damaged, with what is charged so far."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from assay.report.collect import Collected, Damaged, Unfinished
+from assay.report.elements import curves_of, epsilon, ident, num, path_name, section, table
 from assay.report.groups import finite
 from assay.report.html import Html, tag
-from assay.report.parts import curves_of, epsilon, ident, num, path_name, section, table
 
 
 def unfinished(found: Collected) -> Html | None:
-    """Nothing if every run is finished and whole."""
+    """The section; None if every run is finished and whole."""
     if not (found.unfinished or found.damaged or found.waiting):
         return None
     return section(
@@ -37,18 +37,18 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
     rows = []
     for entry in entries:
         last = entry.history[-1] if entry.history else {}
-        part = entry.charged / entry.planned if entry.charged is not None and entry.planned else None
+        share = entry.charged / entry.planned if entry.charged is not None and entry.planned else None
         aside = "" if entry.scored == "test" else f" ({entry.scored})"
         latest = finite(last.get("test_accuracy"))
         steps = "not known" if entry.charged is None else f"{entry.charged} of {entry.planned}"
-        bar = None if part is None else tag("progress", max=1, value=min(1.0, part), aria_label=f"{part:.0%}")
+        bar = None if share is None else tag("progress", max=1, value=min(1.0, share), aria_label=f"{share:.0%}")
         rows.append(
             tag(
                 "tr",
                 tag("th", path_name(entry.name), scope="row"),
                 tag("td", entry.method),
                 tag("td", f"{entry.data}, {entry.model}"),
-                tag("td", steps, " ", bar, class_="num", data_value="" if part is None else part),
+                tag("td", steps, " ", bar, class_="num", data_value="" if share is None else share),
                 epsilon(entry.epsilon),
                 num(latest, None if latest is None else f"{100 * latest:.2f}" + aside),
                 tag("td", entry.changed, tag("div", entry.trouble, class_="trouble") if entry.trouble else None),
@@ -61,15 +61,17 @@ def _unfinished(entries: Sequence[Unfinished]) -> Html | None:
         ("method", False),
         ("data, model", False),
         ("steps charged", True),
-        ("ε spent so far", True),
+        ("ε if it ends here", True),
         ("accuracy so far (%)", True),
         ("last charged", False),
     ]
-    return table("Unfinished: what is charged so far is spent; assay resume goes on with a run", heads, rows)
+    return table(
+        "Unfinished: assay resume continues a run; one that ends here has spent the ε of its whole plan", heads, rows
+    )
 
 
 def _going(entry: Unfinished) -> Html:
-    """The curves of a run that is not at its end."""
+    """The curves of an unfinished run."""
     return tag(
         "details",
         tag("summary", tag("span", path_name(entry.name), class_="run-name"), tag("span", "so far", class_="hint")),

@@ -1,4 +1,4 @@
-"""A page written: what `assay report` does, as a call."""
+"""Write a page, as `assay report` does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from assay.studies import tables
 
 @dataclass(frozen=True, kw_only=True)
 class Written:
-    """A page, and the runs that it is about; of an experiments folder it has none."""
+    """A page, and the runs that it is about; None for an experiments folder."""
 
     path: Path
     found: Collected | None = None
@@ -29,7 +29,8 @@ def write(directory: Path | str, *, out: Path | str | None = None, uncovered: bo
     Args:
         directory: What the page is about.
         out: The page to write; None for `report.html` in the directory.
-        uncovered: Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of the records.
+        uncovered: Also show attacks and audits that trained again. No ε covers them: such a page is for the holder of
+            the records.
 
     Returns:
         Where the page is, and which runs were found.
@@ -39,14 +40,14 @@ def write(directory: Path | str, *, out: Path | str | None = None, uncovered: bo
     """
     root, target = Path(directory), None if out is None else Path(out)
     if tables.names(root):
-        return Written(path=_written(papers.render(root), root, target))
+        return Written(path=_write(papers.render(root), root, target))
     found = Collector(root, uncovered).collect()
     if not (found.finished or found.unfinished or found.damaged or found.waiting):
         raise ConfigError("directory", str(directory), "a directory with runs in it; there are none below this one")
-    return Written(path=_written(render(found), root, target), found=found)
+    return Written(path=_write(render(found), root, target), found=found)
 
 
-def _written(page: str, directory: Path, out: Path | None) -> Path:
+def _write(page: str, directory: Path, out: Path | None) -> Path:
     target = out or directory / "report.html"
     if target.is_dir():
         raise ConfigError("out", str(target), "the name of a file; there is a directory of that name")

@@ -1,4 +1,4 @@
-"""Callbacks: code of yours that sees a run as it goes, and may end it.
+"""Callbacks: your code, which sees a run's progress and may end it.
 
     class Patience(assay.Callback):
         def on_epoch(self, progress, model):
@@ -6,16 +6,15 @@
 
     assay.fit(model, train, plan=plan, test=test, callbacks=[Patience()])
 
-A callback sees released values only: it costs no privacy. Nor does it save any. When a callback ends a run, that moment
-follows from what was released, and an ε computed for a number of steps that was chosen in this way is too small (Rogers,
-Roth, Ullman and Vadhan 2016, "Privacy odometers and filters: pay-as-you-go composition", arXiv 1605.08294). The ε of all
-steps that the run could have taken holds: ending early is post-processing of them. So the ledger is charged for all.
+A callback sees released values only, so it costs no privacy. Nor does it save any: when it ends a run, that moment
+depends on what was released. An ε computed for the steps taken so far would be too small (Rogers, Roth, Ullman and
+Vadhan, "Privacy odometers and filters: pay-as-you-go composition", 2016, arXiv:1605.08294). The ε of all steps that the
+run could have taken holds, because ending early is post-processing of them. So the ledger is charged for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,10 +24,10 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Sees a run as it goes. Override what you need; every method here does nothing.
+    """Sees a run's progress. Override what you need; every method here does nothing.
 
-    On several ranks callbacks are called on the leader alone. What a callback raises ends the run with that error, after
-    a checkpoint was written: `assay.resume` continues it.
+    On several ranks callbacks are called on the leader alone. An exception in a callback ends the run with that error,
+    after a checkpoint was written: `assay.resume` continues it.
     """
 
     def on_step(self, progress: Progress) -> bool | None:  # noqa: ARG002
@@ -38,7 +37,7 @@ class Callback:
             progress: Where the run is.
 
         Returns:
-            True to end the run here; it is then finished, with its record, its statement and the ε of its whole plan.
+            True to end the run here. It then has its record, its statement and the ε of its whole plan.
         """
         return None
 
@@ -88,14 +87,18 @@ class Callbacks:
         self.stop = False
         self.error: Exception | None = None
 
-    def tell(self, now: Progress, model: Callable[[], AbstractContextManager[nn.Module]]) -> None:
-        """Tell all of them about this step; `model` opens the released model, at the end of an epoch only."""
+    def tell_step(self, now: Progress) -> None:
+        """Tell all of them about this step."""
         self._call(lambda callback: callback.on_step(now))
-        if now.epoch_end and self._all and self.error is None:
-            import torch  # a command line shows its help without it
 
-            with model() as released, torch.no_grad():
-                self._call(lambda callback: callback.on_epoch(now, released))
+    @property
+    def want_epochs(self) -> bool:
+        """Whether there is anybody to tell about the end of an epoch."""
+        return bool(self._all) and self.error is None
+
+    def tell_epoch(self, now: Progress, model: nn.Module) -> None:
+        """Tell all of them that an epoch is over, with the released model."""
+        self._call(lambda callback: callback.on_epoch(now, model))
 
     def end(self, result: Result) -> None:
         """Tell all of them that the run is finished."""
@@ -104,13 +107,13 @@ class Callbacks:
 
     @property
     def pause(self) -> bool:
-        """Whether the run cannot simply go on."""
+        """Whether the run cannot simply continue."""
         return self.stop or self.error is not None
 
     def _call(self, method: Callable[[Callback], bool | None]) -> None:
         for callback in self._all:
             try:
                 self.stop = bool(method(callback)) or self.stop
-            except Exception as error:  # somebody's own code; the run must write its checkpoint first
+            except Exception as error:  # a user's code; the run must write its checkpoint first
                 self.error = error
                 return

@@ -1,9 +1,10 @@
 """Checkpoints: one safetensors file, tensors plus JSON, no pickle; a crash while writing leaves the previous one.
 
-What is stored is released already (parameters, optimizer state, averages) or was never sensitive (the step's number).
+What is stored is already released (parameters, optimizer state, averages) or was never sensitive (the step's number).
 The state of a random generator is never stored: whoever had it could subtract the noise.
 
-A checkpoint has a digest of its tensors, and one of that, of its state and of the run it belongs to; both are compared when it is read.
+A checkpoint has a digest of its tensors, and one of that, of its state and of its run. Both are compared when it is
+read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from assay._util import digest, seals
+from assay._util import seals
 from assay._util.files import replacing
 from assay.errors import AssayError
 
@@ -33,15 +34,15 @@ def save(path: Path, tensors: dict[str, Tensor], state: dict[str, Any], run: str
 
     Args:
         path: The file.
-        tensors: What is stored.
-        state: What is stored beside it, as JSON.
+        tensors: The tensors.
+        state: What is stored beside them, as JSON.
         run: The digest of the `run.json` that it belongs to (`RunDirectory.digest`).
     """
     kept = {name: t.detach().to("cpu").contiguous().clone() for name, t in tensors.items()}
     said = {"run": run or "", "state": json.dumps(state, allow_nan=False), "tensors": _digest(kept)}
     metadata = {"schema": SCHEMA, **said, seals.FIELD: seals.of_text(*said.values())}
-    with replacing(path) as part:
-        save_file(kept, part, metadata=metadata)
+    with replacing(path) as temporary:
+        save_file(kept, temporary, metadata=metadata)
 
 
 def load(path: Path, run: str | None = None) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -50,6 +51,9 @@ def load(path: Path, run: str | None = None) -> tuple[dict[str, Tensor], dict[st
     Args:
         path: The file.
         run: The digest of the `run.json` that it must belong to; None for any.
+
+    Returns:
+        The tensors and the state.
 
     Raises:
         AssayError: It is damaged, of another version, or of another run.
@@ -66,7 +70,7 @@ def _read(path: Path, run: str | None, *, tensors: bool) -> tuple[dict[str, Tens
     try:
         with safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
-            found = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118 - not a mapping
+            stored = {name: file.get_tensor(name) for name in file.keys()} if tensors else {}  # noqa: SIM118
     except (SafetensorError, OSError, RuntimeError, ValueError) as error:
         raise AssayError(f"the checkpoint {path} cannot be read: {error}") from error
     schema = metadata.get("schema")
@@ -75,14 +79,14 @@ def _read(path: Path, run: str | None, *, tensors: bool) -> tuple[dict[str, Tens
             f"{path} is not a checkpoint of this version of Assay (schema {schema!r}, expected {SCHEMA!r})"
         )
     if schema == SCHEMA:
-        _check(path, metadata, run, found if tensors else None)
+        _check(path, metadata, run, stored if tensors else None)
     try:
         known = json.loads(metadata["state"])
     except (KeyError, ValueError) as error:
         raise AssayError(f"{path} is damaged: its field state cannot be read ({error!r})") from error
     if not isinstance(known, dict):
         raise AssayError(f"{path} is damaged: its field state is {known!r}, not an object")
-    return found, known
+    return stored, known
 
 
 def _check(path: Path, metadata: dict[str, str], run: str | None, tensors: dict[str, Tensor] | None) -> None:
@@ -98,15 +102,15 @@ def _check(path: Path, metadata: dict[str, str], run: str | None, tensors: dict[
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:
-    return digest.of_tensors(sorted(tensors.items()))
+    return seals.of_tensors(sorted(tensors.items()))
 
 
 @contextlib.contextmanager
 def fitting(path: Path | None) -> Iterator[None]:
-    """Take up a checkpoint.
+    """Load a checkpoint into a model inside this context.
 
     Raises:
-        AssayError: What is done inside fails: the checkpoint does not go with the model, or with the settings.
+        AssayError: That fails: the checkpoint does not fit the model or the settings.
     """
     try:
         yield
@@ -135,7 +139,7 @@ def restore_optimizer(
     plain: dict[str, Any],
     split: Callable[[Tensor, Tensor], Tensor] = lambda _, whole: whole,
 ) -> None:
-    """Put back what `optimizer_state` gave; `split(parameter, value)` gives what a parameter is kept with."""
+    """Load what `optimizer_state` gave; `split(parameter, value)` returns this rank's share of a value."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Any]] = {int(i): dict(entry) for i, entry in plain["state"].items()}
     for name, value in tensors.items():

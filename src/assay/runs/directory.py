@@ -1,9 +1,9 @@
 """The directory of a run.
 
     run.json            what was asked for; enough to resume
-    ledger.jsonl        what has been spent; written first, never taken away
+    ledger.jsonl        what has been spent; written first, never deleted
     stage.safetensors   what was released before training, if the method does that (and relevance.png, a picture of it)
-    records.safetensors while unfinished: what of it only going on needs, such as noisy records
+    records.safetensors while unfinished: what of that release only training needs, such as noisy records
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
     ledgers/            if --force replaced earlier runs here: what those had spent; never deleted
@@ -13,9 +13,9 @@
 
 `record.json` is written last: a directory that has it is complete.
 
-Every file shows damage when it is read. `run.json` and `record.json` have a digest of their content, the ledger's lines one each; the header of the
-ledger and the checkpoint name the digest of `run.json`, and the record has the SHA-256 of all other files. Runs of earlier versions,
-whose `run.json` has no digest, are read without.
+Every file shows damage when it is read. `run.json` and `record.json` have a digest of their content, and so has each
+line of the ledger. The header of the ledger and the checkpoint name the digest of `run.json`, and the record has the
+SHA-256 of all other files. Earlier versions wrote no digest into `run.json`; their runs are read without.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ RECORD_SCHEMA = "assay.record/2"
 _SPECS = {SPEC_SCHEMA: True, "assay.run/1": False}
 _UNSEALED_RECORD = "assay.record/1"
 _RECORDS = {RECORD_SCHEMA: True, _UNSEALED_RECORD: False}
-FEDERATED = "federated"
-"""The `kind` of a federated run in its run.json."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +78,12 @@ class RunDirectory:
 
     @property
     def records(self) -> Path:
-        """What of that release only an unfinished run needs."""
+        """What only an unfinished run needs of that release."""
         return self.path / "records.safetensors"
 
     @property
     def checkpoint(self) -> Path:
-        """Where to go on."""
+        """Where to continue."""
         return self.path / "checkpoint.safetensors"
 
     @property
@@ -105,7 +103,7 @@ class RunDirectory:
 
     @property
     def kept_models(self) -> Path:
-        """Models on the way, by round, of a federated run that was asked to keep some."""
+        """Intermediate models by round, of a federated run that was asked to keep some."""
         return self.path / "rounds"
 
     @property
@@ -135,13 +133,20 @@ class RunDirectory:
 
     @property
     def resume_command(self) -> str:
-        """What goes on with the run, as a shell takes it."""
+        """The shell command that continues the run."""
         return f"assay resume {shlex.quote(str(self.path))}"
 
     @classmethod
     def create(cls, path: Path, spec: dict[str, Any], *, force: bool = False) -> RunDirectory:
-        """A new run's directory. An existing one is refused; with `force` an earlier *run* is replaced, nothing else
-        is ever deleted. The ledgers of all runs that were replaced stay, in `earlier`. Of several that ask for the same directory at once, one gets it.
+        """Make a new run's directory. Of several callers at the same time, one gets it.
+
+        Args:
+            path: A directory that is new or empty.
+            spec: What `run.json` will hold.
+            force: Replace an earlier *run*; nothing else is ever deleted. Its ledger stays, in `earlier`.
+
+        Returns:
+            The directory.
 
         Raises:
             ConfigError: The directory is not free for a new run.
@@ -150,7 +155,7 @@ class RunDirectory:
         run = cls(path)
         if not path.is_file():
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        with alone_in(path.absolute().parent):  # from the look at what is there to what says whose it is
+        with alone_in(path.absolute().parent):  # nobody else may come between looking and writing run.json
             if run._replaces(force=force):
                 run._clear()
             path.mkdir(parents=True, exist_ok=True)
@@ -162,12 +167,13 @@ class RunDirectory:
         replace_text(
             run.notice,
             f"This run is unfinished. Resume it with\n\n    {run.resume_command}\n\n"
-            "Until then its privacy cost is what ledger.jsonl says, and it has no statement.\n",
+            "Until then it has no statement. If it is never resumed, it has spent the ε of its whole plan;\n"
+            "assay show says how much.\n",
         )
         return run
 
     def _replaces(self, *, force: bool) -> bool:
-        """Refuse a directory that is not free for a new run; whether there is an earlier one to replace."""
+        """Refuse a directory that is not free for a new run; say whether there is an earlier one to replace."""
         path = self.path
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
@@ -186,9 +192,9 @@ class RunDirectory:
         return True
 
     def _clear(self) -> None:
-        """Delete the run that is here, except for what says what it spent, and what those before it did.
+        """Delete the run that is here, except for its ledgers and those of runs before it.
 
-        At every moment the directory is a run's, or holds ledgers only, and no ledger is without its name.
+        At every moment the directory is a run's, or holds ledgers only, and every ledger has its name.
         """
         clients = self.path / "clients"  # of a federated run: a ledger for each client
         for path in self.path.iterdir():
@@ -208,7 +214,7 @@ class RunDirectory:
         self.spec.unlink()
 
     def _check_idle(self) -> None:
-        """Refuse to take its directory from under a run that is at work: it would go on charging a ledger that nobody reads."""
+        """Refuse to replace a run that is at work: it would keep charging a ledger that nobody reads."""
         if self.ledger.exists():
             with self.ledger.open("rb") as file:
                 if not lock(file):
@@ -216,7 +222,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> RunDirectory:
-        """An existing run."""
+        """Open an existing run.
+
+        Raises:
+            ConfigError: There is none in this directory.
+        """
         run = cls(path)
         if not run.spec.exists():
             raise ConfigError("run", str(path), "the directory of a run (it holds a run.json)")
@@ -229,7 +239,7 @@ class RunDirectory:
             AssayError: `run.json` is damaged or of another version. Names the field.
         """
         spec = schema.read(self.spec, _SPECS)
-        schema.check(self.spec, spec, schema.FEDERATED_SPEC if spec.get("kind") == FEDERATED else schema.SPEC)
+        schema.check(self.spec, spec, schema.spec_of(spec))
         return spec
 
     def digest(self) -> str | None:
@@ -250,12 +260,12 @@ class RunDirectory:
         return ledger
 
     def claim(self, ledger: Ledger) -> None:
-        """Have the directory to oneself, by its ledger, until that is closed; what killed processes left unfinished is removed.
+        """Lock the directory, by its ledger, until that is closed, and remove what killed processes left behind.
 
         Raises:
-            LedgerError: Somebody else has it, or another run has begun here meanwhile.
+            LedgerError: Another process has it, or another run has begun here meanwhile.
         """
-        ledger.claim()
+        ledger.lock()
         if ledger.run != self.digest():
             raise LedgerError(f"{self.spec} was replaced: another run has begun in {self.path}")
         for folder in (self.path, self.kept_models):
@@ -276,11 +286,19 @@ class RunDirectory:
         return record
 
     def check_files(self, record: Mapping[str, Any], *names: str) -> None:
-        """`AssayError` where files of a finished run (all that it lists, if none is named) are not what its record says."""
+        """Compare files of a finished run with its record.
+
+        Args:
+            record: The record.
+            *names: The files; all that the record lists if none is named.
+
+        Raises:
+            AssayError: A file is missing or damaged.
+        """
         listed = record.get("files", {})
         for name in names or listed:
             if name not in listed:
-                continue  # an earlier version, or a file that the run has not
+                continue  # a run of an earlier version, or one without this file
             path = self.path / name
             if not path.is_file():
                 raise AssayError(f"{path} is missing: {self.record} lists it")
@@ -291,12 +309,12 @@ class RunDirectory:
         """The statement that belongs to the record of a finished run.
 
         Raises:
-            AssayError: It is missing, no text, or not the one that the record was written with.
+            AssayError: It is missing, not text, or not the one that the record was written with.
         """
         record = self.read_record() if record is None else record
         listed = record.get("files", {}).get(self.statement.name)
         if listed is not None and self.next_statement.exists() and seals.of_file(self.next_statement) == listed:
-            return self.next_statement.read_text(encoding="utf-8")  # somebody was killed between record and statement
+            return self.next_statement.read_text(encoding="utf-8")  # its writer was killed after it wrote the record
         try:
             text = self.statement.read_bytes().decode("utf-8")
         except FileNotFoundError as error:
@@ -324,8 +342,20 @@ class RunDirectory:
         except (SafetensorError, OSError) as error:
             raise AssayError(f"{path} cannot be read: {error}") from error
 
+    def digests(self) -> dict[str, str]:
+        """The SHA-256 of each file of the run but its record and its statement."""
+        models = sorted(self.kept_models.glob("*.safetensors"))
+        there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
+        return {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+
     def write_record(self, record: Mapping[str, Any], statement: str) -> dict[str, Any]:
-        """Write the statement and the record, with the digests of all files of the run: both or neither, whenever the process ends.
+        """Write the statement and the record, with the digests of all files of the run.
+
+        Both are written or neither, whenever the process ends.
+
+        Args:
+            record: The record.
+            statement: The statement that belongs to it.
 
         Returns:
             The record as it was written.
@@ -335,19 +365,17 @@ class RunDirectory:
         replace_text(target, statement)
         whole: dict[str, Any] = {**record, "schema": _UNSEALED_RECORD}
         if self.digest() is not None:
-            models = sorted(self.kept_models.glob("*.safetensors"))
-            there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
-            files = {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
+            files = self.digests()
             files[self.statement.name] = seals.of_file(target)
             whole = seals.sealed({**record, "schema": RECORD_SCHEMA, "files": files})
-        replace_json(self.record, whole)  # what decides: from here on the new statement counts
+        replace_json(self.record, whole)  # from here on the new statement counts
         if again:
             target.replace(self.statement)
             sync_folder(self.path)
         return whole
 
     def settle_statement(self) -> None:
-        """Put a statement in its place whose writer was killed after the record was written."""
+        """Put a statement in its place if its writer was killed after it wrote the record."""
         if not self.next_statement.exists():
             return
         with contextlib.suppress(OSError), self.alone():
@@ -357,24 +385,27 @@ class RunDirectory:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Have a finished run's record to oneself; who comes later waits."""
+        """Lock a finished run's record; others wait."""
         with self.spec.open("rb") as file:
             while not lock(file):
                 time.sleep(0.02)
             yield
 
     def finish(self) -> None:
-        """Everything is there: take away what said otherwise."""
+        """Delete the files that only an unfinished run has."""
         self.notice.unlink(missing_ok=True)
         self.checkpoint.unlink(missing_ok=True)
         self.records.unlink(missing_ok=True)
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """What a record.json holds, wherever it was copied to.
+    """Read a record.json, wherever it was copied to.
 
     Args:
         path: The file.
+
+    Returns:
+        The record.
 
     Raises:
         AssayError: It is damaged, or not the record of a run. Names the field.

@@ -1,4 +1,4 @@
-"""The loss of each task, one value for each record."""
+"""The loss of each task, with a value for each record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HUBER = 0.25  # where Huber's loss turns from a square to a line, on targets sc
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy, one value a record (averaged over positions where there are several)."""
+    """The cross-entropy of each record, averaged over positions where there are several."""
     losses = F.cross_entropy(output, target, reduction="none")
     return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
 
@@ -50,7 +50,7 @@ def loss_of(task: Task | None) -> Loss:
         task: What is predicted.
 
     Returns:
-        `loss(output, target)`, one value for each record.
+        `loss(output, target)`, with a value for each record.
     """
     if task is not None and task.kind == MULTILABEL:
         return binary_cross_entropy

@@ -1,8 +1,8 @@
 """How well a model does on records that ε does not protect: the figures that each task has.
 
 They are scikit-learn's where it has them. The calibration error is the expected calibration error over 15 bins of equal
-width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean distance
-between the probability of the predicted class and how often it is right.
+width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean
+distance between the probability of the predicted class and how often it is right.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def shown(result: Mapping[str, Any]) -> dict[str, str]:
     """The figures of a record's `result` beside accuracy and loss, as people read them.
 
     Args:
-        result: What a record holds.
+        result: The record's `result`.
 
     Returns:
-        Text by what it is called; figures that were not measured are left out.
+        Text by name; figures that were not measured are left out.
     """
     return {
         words: f"{value:.2%}" if name in _SHARES else f"{value:.4g}"
@@ -58,17 +58,17 @@ def measured(task: Task, outputs: Tensor, targets: Tensor) -> dict[str, float | 
 
     Args:
         task: What is predicted.
-        outputs: What the model says of each record.
-        targets: What is true, as `Task` says.
+        outputs: The model's output for each record.
+        targets: The true values, in the form that `Task` describes.
 
     Returns:
         Figures by the names of `LABELS`, and `test_accuracy`; None where one is not defined for these records.
     """
     y, scores = targets.cpu().numpy(), outputs.detach().float().cpu()
     if not bool(torch.isfinite(scores).all()):
-        return {}  # noise can make a model useless; figures of it would be made up
+        return {}  # noise can make a model useless; its figures would mean nothing
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a class that is missing among the test records makes a figure undefined
+        warnings.simplefilter("ignore")  # a figure is undefined if a class is missing among the test records
         if task.kind == REGRESSION:
             return _regression(task, scores, y)
         if task.kind == MULTILABEL:
@@ -94,7 +94,7 @@ def _auc(p: npt.NDArray[Any], y: npt.NDArray[Any]) -> float | None:
     from sklearn import metrics
 
     there = np.unique(y)
-    if len(there) != p.shape[1]:  # of a class without test records there is no curve
+    if len(there) != p.shape[1]:  # a class without test records has no curve
         return None
     if p.shape[1] == 2:
         return float(metrics.roc_auc_score(y, p[:, 1]))
@@ -145,7 +145,7 @@ def calibration_error(confidence: npt.NDArray[Any], right: npt.NDArray[np.bool_]
 
 
 def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | None, float | None]:
-    """Accuracy (None where the output is not a score for each class) and mean loss."""
+    """Accuracy (None where the output does not score each class) and mean loss."""
     right, total, counted = 0, 0.0, 0
     classes = True
     for start in range(0, len(records), _TOGETHER):
@@ -167,7 +167,7 @@ def figures(model: nn.Module, records: Records, task: Task | None) -> dict[str, 
     Args:
         model: The model, in eval mode.
         records: Pairs of input and target.
-        task: What is predicted; None takes it from the outputs, if there is a score for each class.
+        task: What is predicted; None infers it from the outputs, if they score each class.
 
     Returns:
         As `measured`; empty where there is no such task, or no records.

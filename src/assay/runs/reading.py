@@ -7,6 +7,7 @@ from typing import Any
 
 from assay.runs.directory import RunDirectory, read_record
 from assay.runs.statement import statement
+from assay.runs.verification import check_epsilon, check_statement
 
 
 def record_of(run: Path | str) -> dict[str, Any]:
@@ -37,7 +38,7 @@ def statement_of(run: Path | str) -> str:
 
     Raises:
         ConfigError: It is not the directory of a run.
-        AssayError: The run is unfinished, or one of its files is damaged.
+        AssayError: The run is unfinished, one of its files is damaged, or its ledger gives a larger ε than it says.
     """
     path = Path(run)
     if path.is_file():
@@ -46,4 +47,7 @@ def statement_of(run: Path | str) -> str:
     directory.settle_statement()
     record = directory.read_record()  # refuses an unfinished run, and says how to resume it
     directory.check_files(record, *(file.name for file in (directory.spec, directory.ledger)))
-    return directory.read_statement(record)
+    text = directory.read_statement(record)
+    check_statement(directory, record, text)
+    check_epsilon(directory, record)
+    return text

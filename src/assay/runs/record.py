@@ -1,10 +1,11 @@
 """`record.json`: a finished run for programs. Versioned; the fields are documented in docs/record.md.
 
-A number that is infinite is the string "inf": JSON has no other way to say it, and nobody must read it as missing.
+An infinite number is the string "inf", because JSON has no other way to say it and it must not look missing.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import platform
 from collections.abc import Mapping, Sequence
@@ -23,7 +24,7 @@ SCHEMA = RECORD_SCHEMA
 
 
 class Priced(Protocol):
-    """What a record asks of a plan, central or federated: its targets and its paper's claim."""
+    """What a record needs of a plan, central or federated: its targets and its paper's claim."""
 
     @property
     def delta(self) -> float: ...
@@ -34,18 +35,23 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def event(self) -> DpEvent: ...
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
 
 def number(value: float | None) -> float | str | None:
-    """A number as JSON can hold it: "inf" for infinity, None for what is not known."""
+    """A number as JSON can hold it: "inf" for infinity, None for an unknown one.
+
+    >>> number(math.inf)
+    'inf'
+    """
     if value is None or math.isnan(value):
         return None
     return "inf" if math.isinf(value) else float(value)
 
 
 def environment() -> dict[str, Any]:
-    """What the run was made with."""
+    """The versions and the platform of this process."""
     return {
         "assay": version("assay-dp"),
         "python": platform.python_version(),
@@ -57,8 +63,16 @@ def environment() -> dict[str, Any]:
 
 
 def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float | None = None) -> dict[str, Any]:
-    """ε as a record holds it: verified from the ledger alone, claimed by the plan's method (`claimed`, if the run ended before its
-    plan did), not yet audited.
+    """ε as a record holds it.
+
+    Args:
+        plan: What was promised.
+        ledger: What was spent. The verified ε comes from it alone.
+        accountant: The accountant's name.
+        claimed: The claimed ε, if the run ended before its plan; None asks the plan's method.
+
+    Returns:
+        The field `epsilon` of the record; not yet audited.
     """
     event, verified = ledger.event(), ledger.epsilon()
     deltas = sorted({plan.delta, *(10.0**-k for k in range(3, 10))}, reverse=True)
@@ -116,7 +130,7 @@ class Sentences:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What a kind of run knows of itself for its record; docs/record.md explains each."""
+    """What a kind of run contributes to its record; docs/record.md explains each field."""
 
     kind: str
     method: str
@@ -159,7 +173,7 @@ def build_record(
     Args:
         plan: What was promised.
         ledger: What was spent.
-        facts: What this kind of run says of itself.
+        facts: What this kind of run contributes.
         names: Describes model and data.
         training: The settings that do not decide ε.
         steps: The steps or rounds behind the model.
@@ -209,6 +223,9 @@ def build_record(
         "history": history,
         "result": {key: number(value) for key, value in result.items()},
         "tuning": names.get("tuning"),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "operator": names.get("operator"),
+        "budget": None,
         "seed": training["seed"],
         "training": dict(training),
         "federated": None if facts.federated is None else dict(facts.federated),

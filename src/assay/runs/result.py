@@ -1,4 +1,4 @@
-"""What comes out of a run, here or across clients: how far it is, how well it does, and its files."""
+"""The result of a run, central or federated: its progress, its model and its files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class InterruptedRunError(AssayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run is. Every number in it may be shown: the loss is a released one."""
+    """How far a run is. Every number in it may be shown: the loss is released with noise."""
 
     step: int
     steps: int
@@ -39,10 +39,15 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A trained model and its record; `directory` is where they were written, if anywhere.
+    """A trained model and its record.
 
-    `nonfinite` counts gradients that held NaN or Inf and were left out. It is for the operator: it is not private, and not in
-    the record.
+    Attributes:
+        model: The trained model.
+        record: What `record.json` holds.
+        statement: The privacy statement, in Markdown.
+        directory: Where they were written, if anywhere.
+        nonfinite: How many gradients held NaN or Inf and were left out. Only for the operator: it is not private, and
+            not in the record.
     """
 
     model: nn.Module
@@ -90,9 +95,12 @@ def write_result(
         The model with its record and its statement.
     """
     model.eval()
-    text = statement(record)
     if directory is not None:
         save_model(directory.model, model.state_dict() if tensors is None else tensors)
+        if directory.digest() is not None:  # not a run that an earlier version began
+            record = {**record, "files": directory.digests()}  # the statement names some of them
+    text = statement(record)
+    if directory is not None:
         record = directory.write_record(record, text)
         directory.finish()
     return Result(model=model, record=record, statement=text, directory=directory, nonfinite=nonfinite)
@@ -102,5 +110,5 @@ def save_model(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Parameters and buffers as safetensors, written whole."""
     whole = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}
     path.parent.mkdir(exist_ok=True)
-    with replacing(path) as part:
-        save_file(whole, part)
+    with replacing(path) as temporary:
+        save_file(whole, temporary)

@@ -1,15 +1,17 @@
 """One run, from its start or its checkpoint to its files: the same for every kind of run.
 
-A run opens its ledger, takes its directory for itself, keeps its history, writes checkpoints, tells callbacks, stops when
-it is asked to, and writes record, statement and model. How it advances by one step or one round is its `Course`.
+A run opens its ledger, locks its directory, keeps its history, writes checkpoints, tells callbacks, stops when it is
+asked to, and writes record, statement and model. Its `Course` says how it advances by one step or one round.
 """
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, ClassVar
 
 import torch
@@ -19,14 +21,15 @@ from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.data.task import Task
 from assay.distributed.world import ALONE, World
+from assay.errors import AssayError
 from assay.methods.stage import Loss
 from assay.runs import checkpoint, schema
+from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
 from assay.runs.metrics import figures
 from assay.runs.record import Facts, Priced, build_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, evaluate, write_result
-from assay.runs.stopping import stop_requests
 
 Saved = tuple[dict[str, Tensor], dict[str, Any]]
 """A checkpoint: tensors by name, and what is plain JSON."""
@@ -80,10 +83,10 @@ class Course(ABC):
 
     @abstractmethod
     def state(self) -> Saved:
-        """What a checkpoint holds of the course, whole on every rank."""
+        """The course's state for a checkpoint, whole on every rank."""
 
     def settle(self) -> None:  # noqa: B027 - most courses charge exactly as they go
-        """Bring the ledger to what was taken, where it was charged ahead."""
+        """Reduce the ledger's charge to what was taken, where it was charged ahead."""
 
     @abstractmethod
     def charge_rest(self) -> None:
@@ -91,7 +94,7 @@ class Course(ABC):
 
     @abstractmethod
     def epsilon(self) -> float:
-        """The verified ε of all that is charged."""
+        """The verified ε of everything that is charged."""
 
     @abstractmethod
     def epsilon_taken(self) -> float:
@@ -99,11 +102,11 @@ class Course(ABC):
 
     @abstractmethod
     def note(self) -> dict[str, Any]:
-        """What an entry of the history has beside the common facts; a new epoch begins."""
+        """What a history entry has beside the common facts. A new epoch begins."""
 
     @abstractmethod
     def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
-        """What the record says of this kind of run.
+        """What the record says about this kind of run.
 
         Args:
             names: Describes model and data.
@@ -112,10 +115,10 @@ class Course(ABC):
 
     @abstractmethod
     def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
-        """The model to release, its tensors where they are not its own, and how many gradients or answers were left out."""
+        """The model, its tensors if it does not hold them whole, and how many gradients or answers were left out."""
 
     def close(self) -> None:  # noqa: B027 - a course may hold nothing
-        """Give back what the course holds."""
+        """Free what the course holds."""
 
 
 Begin = Callable[[Ledger, RunDirectory | None, Saved | None], Course]
@@ -123,10 +126,13 @@ Begin = Callable[[Ledger, RunDirectory | None, Saved | None], Course]
 
 
 def steps_covered(state: Mapping[str, Any]) -> int:
-    """How many charged steps or rounds a checkpoint stands for: its ledger must hold as many.
+    """How many charged steps or rounds are behind a checkpoint. The ledger must hold as many.
 
     Args:
-        state: What a checkpoint holds as plain JSON.
+        state: The checkpoint's JSON.
+
+    Returns:
+        Their number.
     """
     return int(state["charged"] if "charged" in state else state["step"])
 
@@ -145,6 +151,7 @@ class Run:
         directory: RunDirectory | None = None,
         callbacks: Iterable[Callback] = (),
         ranks: World = ALONE,
+        lease: Lease | None = None,
     ) -> None:
         """Open the ledger and begin, or continue from the checkpoint in `directory`.
 
@@ -155,36 +162,51 @@ class Run:
             names: Describes model and data in the record.
             test: Records to measure accuracy on. They are not protected.
             directory: Where the run is written, if anywhere.
-            callbacks: See the released progress and may end the run.
+            callbacks: Told about the released progress; they may end the run.
             ranks: The processes that train together.
+            lease: Its part in a budget, if it has one. It is reserved here.
         """
         if not ranks.leader:  # only the leader writes and shows
             directory, callbacks = None, ()
         self._world, self._plan, self._directory = ranks, plan, directory
-        self._training, self._names, self._test = training, names, test
+        self._training, self._names, self._test, self._lease = training, names, test, lease
         self._callbacks = Callbacks(callbacks)
         self._history: list[dict[str, Any]] = []
         self._seconds, self._stopped = 0.0, False
         self._digest: str | None = None
-        opened: list[Ledger] = []  # by the leader; an error of its own must reach the others
+        opened: list[Ledger] = []  # by the leader, whose errors must reach the others
         ranks.once(lambda: opened.append(_ledger(plan, directory)))
         self._ledger = opened[0] if opened else _ledger(plan, None)
-        with ExitStack() as undo:  # what fails here leaves model and ledger to others
+        with ExitStack() as undo:  # an error here leaves model and ledger to others
             undo.callback(self._ledger.close)
             saved = ranks.once(self._claim)
+            if lease is not None:
+                self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory)).covers
+                undo.push(self._give_back)
             if saved is not None:
                 state = saved[1]
                 ranks.once(lambda: self._ledger.check_covers(steps_covered(state)))
                 self._history, self._seconds = state["history"], state["seconds"]
             self._course = begin(self._ledger, directory, saved)
             undo.callback(self._course.close)
-            self._close = undo.pop_all().close
+            self._undo = undo.pop_all()
+
+    def _give_back(self, failed: object, *_: object) -> None:
+        """End the reservation of a run that failed and cannot be resumed, or that has released nothing.
+
+        Any other that did not finish keeps it, and is resumed or settled by its ledger.
+        """
+        if self._lease is None or failed is None or not self._world.leader:
+            return
+        if self._directory is None or self._ledger.is_empty:
+            with suppress(AssayError, OSError):  # what failed is said, and the reservation stands
+                self._lease.end(self._ledger, "failed")
 
     def _claim(self) -> Saved | None:
-        """Take the directory, which is this run's alone from here on; return the checkpoint in it, if there is one."""
+        """Lock the directory for this run; return the checkpoint in it, if there is one."""
         directory = self._directory
         if directory is None:
-            self._ledger.claim()
+            self._ledger.lock()
             return None
         directory.claim(self._ledger)
         self._ledger.check_fits(self._plan.fits)
@@ -204,12 +226,10 @@ class Run:
         Raises:
             InterruptedRunError: The process was asked to stop; a checkpoint is written.
         """
-        try:
+        with self._undo:
             with stop_requests() as stop:
                 self._advance(stop)
             result = self._finish()
-        finally:
-            self._close()
         self._callbacks.end(result)
         return result
 
@@ -258,6 +278,10 @@ class Run:
             self._save()
         self._history[-1]["epsilon"] = number(self._world.once(self._course.epsilon))
 
+    def _settled(self) -> dict[str, Any]:
+        """What the record says of the run's budget, after what is left of its reservation was given back."""
+        return {} if self._lease is None else {FIELD: self._lease.end(self._ledger)}
+
     def _note(self) -> None:
         """Add an entry to the history."""
         course = self._course
@@ -286,7 +310,10 @@ class Run:
             accuracy=last.get("test_accuracy"),
             epoch_end=at_end,
         )
-        self._callbacks.tell(now, self._course.released_model)
+        self._callbacks.tell_step(now)
+        if at_end and self._callbacks.want_epochs:
+            with self._course.released_model() as model, torch.no_grad():
+                self._callbacks.tell_epoch(now, model)
 
     def _save(self) -> None:
         tensors, state = self._course.state()
@@ -307,32 +334,35 @@ class Run:
         return self._history[-1]["test_accuracy"], None if loss is None else float(loss)
 
     def _figures(self) -> dict[str, float | None]:
-        """Every figure of the run's task on the test records; a pass of its own, once."""
+        """Every figure of the run's task on the test records, in a separate pass."""
         if self._test is None:
             return {}
-        said = self._names.get("task")
+        task = self._names.get("task")
         with self._course.released_model() as model:
-            return figures(model, self._test, None if said is None else Task.from_json(said))
+            return figures(model, self._test, None if task is None else Task.from_json(task))
 
     def _finish(self) -> Result:
         course = self._course
         course.settle()
         accuracy, test_loss = self._last_result()
-        found = self._figures()
+        measured = self._figures()
         if accuracy is None:
-            accuracy = found.get("test_accuracy")
+            accuracy = measured.get("test_accuracy")
         record = self._world.once(
-            lambda: build_record(
-                plan=self._plan,
-                ledger=self._ledger,
-                facts=course.facts(self._names, stopped=self._stopped),
-                names=self._names,
-                training=self._training,
-                steps=course.taken,
-                stopped=self._stopped,
-                history=self._history,
-                result={**found, "test_accuracy": accuracy, "test_loss": test_loss},
-                seconds=self._seconds,
+            lambda: (
+                build_record(
+                    plan=self._plan,
+                    ledger=self._ledger,
+                    facts=course.facts(self._names, stopped=self._stopped),
+                    names=self._names,
+                    training=self._training,
+                    steps=course.taken,
+                    stopped=self._stopped,
+                    history=self._history,
+                    result={**measured, "test_accuracy": accuracy, "test_loss": test_loss},
+                    seconds=self._seconds,
+                )
+                | self._settled()
             )
         )
         model, tensors, left_out = course.finish()
@@ -342,3 +372,22 @@ class Run:
 def _ledger(plan: Priced, directory: RunDirectory | None) -> Ledger:
     terms: dict[str, Any] = {"delta": plan.delta, "adjacency": plan.adjacency, "ceiling": plan.epsilon_limit}
     return Ledger(None, **terms) if directory is None else directory.open_ledger(**terms)
+
+
+@contextmanager
+def stop_requests() -> Iterator[Callable[[], bool]]:
+    """SIGTERM and SIGINT ask for a checkpoint and an orderly end, after the step at hand. A second one ends at once."""
+    asked = threading.Event()
+    kept: Sequence[tuple[int, Any]] = []
+    if threading.current_thread() is threading.main_thread():
+
+        def ask(number: int, _frame: Any) -> None:
+            asked.set()
+            signal.signal(number, signal.SIG_DFL)
+
+        kept = [(number, signal.signal(number, ask)) for number in (signal.SIGTERM, signal.SIGINT)]
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in kept:
+            signal.signal(number, handler)

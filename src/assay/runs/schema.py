@@ -1,7 +1,7 @@
-"""What the JSON files of a run hold: one check a file, whose errors name the file and the field.
+"""The shapes of a run's JSON files, and a check whose errors name the file and the field.
 
-A shape is a type, a tuple of types (None among them where a value may be missing), a list of one shape, or a mapping of field names to
-shapes. A field whose name ends with "?" may be left out. Fields that a shape does not name are not looked at.
+A shape is a type, a tuple of types (with None where a value may be missing), a list of one shape, or a mapping of field
+names to shapes. A field whose name ends with "?" may be left out. Fields that a shape does not name are ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from assay._util import seals
 from assay.errors import AssayError
 
 Shape: TypeAlias = "type | tuple[type, ...] | list[Shape] | Mapping[str, Shape]"
+
+CENTRAL, FEDERATED = "central", "federated"
+"""The kinds of runs: `kind` in run.json and record.json. Earlier versions did not name the kind of a central run."""
 
 _NUMBER = (int, float)
 _AMOUNT = (int, float, str)  # "inf" is a string
@@ -72,6 +75,7 @@ _NAMES: Mapping[str, Shape] = {
     "init?": _TEXT,
     "init_sha256?": _TEXT,
     "log?": _TEXT,
+    "operator?": _TEXT,
     "tuning?": (dict, NoneType),
     "target?": _TEXT,
     "schema?": (dict, NoneType),
@@ -79,7 +83,7 @@ _NAMES: Mapping[str, Shape] = {
     "unit_column?": _TEXT,
 }
 _TRAINING: Mapping[str, Shape] = {"optimizer?": dict, "seed?": _WHOLE, "device?": str}
-SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES}
+SPEC: Mapping[str, Shape] = {"plan": _PLAN, "training": _TRAINING, "names": _NAMES, "budget?": (dict, NoneType)}
 """`run.json` of `assay train`."""
 FEDERATED_SPEC: Mapping[str, Shape] = {
     "plan": _FEDERATED_PLAN,
@@ -87,6 +91,7 @@ FEDERATED_SPEC: Mapping[str, Shape] = {
     "names": _NAMES,
     "engine": str,
     "reach": dict,
+    "budget?": (dict, NoneType),
 }
 """`run.json` of `assay federate`."""
 RECORD: Mapping[str, Shape] = {
@@ -118,20 +123,23 @@ RECORD: Mapping[str, Shape] = {
     "history?": [dict],
     "result": {"test_accuracy": _LIMIT},
     "tuning?": (dict, NoneType),
+    "date?": _TEXT,
+    "operator?": _TEXT,
+    "budget?": (dict, NoneType),
     "seed?": _WHOLE,
     "training?": dict,
     "environment?": dict,
     "timing?": (dict, NoneType),
     "files?": dict,
 }
-"""`record.json`: what every version has written, and the kinds of what some have."""
+"""`record.json`: the fields of every version, and with "?" those that only some versions have."""
 CHECKPOINT: Mapping[str, Shape] = {
     "step": int,
     "optimizer": {"state": dict, "groups": [dict]},
     "history": [{"epsilon": _AMOUNT, "test_accuracy": _LIMIT, "test_loss": _MAYBE}],
     "seconds": _NUMBER,
 }
-"""The state in a checkpoint of `assay train`; what of it belongs to a part of the run is checked there."""
+"""The state in a checkpoint of `assay train`; fields of single components are checked by those."""
 FEDERATED_CHECKPOINT: Mapping[str, Shape] = {
     "round": int,
     "charged": int,
@@ -150,17 +158,25 @@ ATTACKS: Mapping[str, Shape] = {"attacks": [{"attack": str}]}
 """`attacks.json`."""
 
 
+def spec_of(spec: Mapping[str, Any]) -> Mapping[str, Shape]:
+    """The shape of this run.json."""
+    return FEDERATED_SPEC if spec.get("kind") == FEDERATED else SPEC
+
+
 def checkpoint_of(spec: Mapping[str, Any]) -> Mapping[str, Shape]:
-    """What the state of a checkpoint of this run looks like."""
-    return FEDERATED_CHECKPOINT if spec.get("kind") == "federated" else CHECKPOINT
+    """The shape of the state in a checkpoint of this run."""
+    return FEDERATED_CHECKPOINT if spec.get("kind") == FEDERATED else CHECKPOINT
 
 
 def read(path: Path, schemas: Mapping[str, bool]) -> dict[str, Any]:
-    """An object of JSON, of one of the schemas that are known, and what its digest was made of.
+    """Read a JSON object of a known schema, and check its digest.
 
     Args:
         path: The file.
-        schemas: The names that are known; True for those whose files have a digest.
+        schemas: The known schemas; True for those whose files have a digest.
+
+    Returns:
+        The object.
 
     Raises:
         AssayError: The file is damaged or of another version. Names the file and the field.
@@ -177,12 +193,16 @@ def read(path: Path, schemas: Mapping[str, bool]) -> dict[str, Any]:
     if schemas[schema]:
         seals.check(path, data)
     elif seals.FIELD in data:
-        raise AssayError(f"{path} is damaged: it has a field {seals.FIELD}, which files of schema {schema} have not")
+        raise AssayError(f"{path} is damaged: files of schema {schema} have no field {seals.FIELD}")
     return data
 
 
 def check(path: Path, value: Any, shape: Shape, field: str = "") -> None:
-    """`AssayError`, with file and field, where a value has not this shape."""
+    """Check the shape of a value.
+
+    Raises:
+        AssayError: It has another shape. Names the file and the field.
+    """
     if isinstance(shape, Mapping):
         if not isinstance(value, dict):
             raise _wrong(path, field, value, "an object")
@@ -228,4 +248,4 @@ def _said(value: Any) -> str:
 
 
 def _refuse(name: str) -> float:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")

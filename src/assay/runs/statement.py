@@ -1,6 +1,6 @@
 """The privacy statement: one page that a privacy officer can read and sign, made from the record of a run alone.
 
-Every ε on it is rounded to four digits, to the side that is true: an upper bound up, a lower bound down.
+Every ε on it has four significant digits: an upper bound is rounded up, a lower bound down. Settings have five.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from typing import Any
 from assay._util.figures import at_least, at_most
 from assay.accounting.epsilon import Bound
 from assay.errors import AssayError
+from assay.runs.signoff import budget_headline, coverage, sign_off
 
 _PUBLISHED = (
-    "the paper's algorithm to the letter; a target ε was one to claim, and the verified ε is what it really spent"
+    "the paper's algorithm to the letter. A target ε is the claimed one; the verified ε is what it really spent"
 )
 
 
 def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
-    """A number as people read it: no smaller than it is, or for a lower bound no larger."""
+    """An ε as people read it: an upper bound is rounded up, a lower bound down."""
     if value is None:
         return "not measured"
     if value == "inf":
@@ -27,8 +28,13 @@ def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
 
 
 def scored(facts: Mapping[str, Any]) -> str:
-    """Which records the accuracies of a run are of, by its record or its names: `test`, or `validation` where training records were set
-    aside for it.
+    """On which records accuracy was measured: `test`, or `validation` where training records were set aside for it.
+
+    Args:
+        facts: The run's record, or the `names` of its run.json.
+
+    Returns:
+        `test` or `validation`.
     """
     return "validation" if facts.get("validation_of") else "test"
 
@@ -43,13 +49,14 @@ def statement(record: Mapping[str, Any]) -> str:
         One page of Markdown.
 
     Raises:
-        AssayError: The record is of an earlier version, which did not store all that a statement says.
+        AssayError: An earlier version wrote the record, without everything that a statement says.
     """
     said = record.get("sentences")
     if said is None:
         raise AssayError(
-            "this record cannot be made into a statement: an earlier version of Assay wrote it, without `sentences` (how"
-            " noise was added, what ε covers, what is assumed). Show the run's directory, whose statement.md says them"
+            "this record cannot be made into a statement: an earlier version of Assay wrote it, without `sentences`"
+            " (how noise was added, what ε covers, what is assumed). Show the run's directory: its statement.md says"
+            " them"
         )
     lines = [
         *_head(record, said),
@@ -92,8 +99,7 @@ def statement(record: Mapping[str, Any]) -> str:
         "",
         *_items(
             [
-                "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
-                " settings that were tried and dropped.",
+                coverage(record),
                 *(f"Settings: {words}." for words in choices(record.get("tuning"))),
                 *said["assumed"],
             ]
@@ -102,6 +108,7 @@ def statement(record: Mapping[str, Any]) -> str:
         f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
         f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
         "",
+        *sign_off(record, shown, _units(record)),
     ]
     return "\n".join(lines)
 
@@ -118,34 +125,39 @@ def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
     return [
         f"# Privacy statement: {record['method']}{published} on {record['data']}{across}",
         "",
-        f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of privacy:"
-        f" {record['unit']}).",
+        f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of"
+        f" privacy: {record['unit']}).",
         "",
+        f"Smaller is safer: ε limits how much the model can reveal about {record['unit']}. δ is a small allowance on"
+        " top.",
+        "",
+        *budget_headline(record, shown),
         *_warnings(record, said["randomness"]),
         "| ε | value | meaning |",
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
-        f"| verified | {shown(eps['verified'])} | what follows from the noise, the clipping and the sampling really done |",
+        f"| verified | {shown(eps['verified'])} |"
+        " what follows from the noise, the clipping and the sampling really done |",
         f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",
         "",
     ]
 
 
 def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
-    """What must be said before any number."""
+    """What a reader must know before any number."""
     eps, lines = record["epsilon"], []
     if record["seed"] is not None:
         lines.append(
-            f"**Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the seed."
+            f"**Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the"
+            " seed."
         )
-    units = record["federated"]["clients"] if record["unit"] == "one client" else _at_stake(record)
-    if (large := large_delta(eps["delta"], units)) is not None:
+    if (large := large_delta(eps["delta"], _units(record))) is not None:
         lines.append(f"**δ is too large.** {large}.")
     if eps["verified"] == "inf":
         parts = record.get("parts") or []
         noisy = parts and all(part["verified"] != "inf" for part in parts)
         lines.append(
-            "**No privacy.** All that leaves has noise, but ε is beyond 1000, which is not told apart from ∞."
+            "**No privacy.** Everything that leaves has noise, but ε is beyond 1000, which counts as ∞."
             if noisy
             else "**No privacy.** Something in this run leaves without noise; no finite ε holds."
         )
@@ -156,13 +168,14 @@ def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
 _ENDED = {
     "budget-spent": ["The budget ended this run before its planned last step."],
     "stopped": [
-        "A callback ended this run before its planned last step, by what the run had released. ε counts all planned steps."
+        "A callback ended this run before its planned last step, because of what the run had released. ε counts all"
+        " planned steps."
     ],
 }
 
 
 def _alarm(aside: Mapping[str, Any]) -> list[str]:
-    """What an audit found that trained again, if it found more than the verified ε."""
+    """A warning if an audit that trained again found more than the verified ε."""
     if aside.get("alarm") is None:
         return []
     found = f"An audit found more than the verified ε, with {100 * aside['confidence']:g} % confidence"
@@ -196,16 +209,19 @@ def _steps(record: Mapping[str, Any]) -> str:
     if charged > taken:
         line += " (those lost in an interruption stay charged)"
     if rounds and rounds["refused_rounds"]:
-        line += (
-            f"; {rounds['refused_rounds']} of them were not opened, since too few clients answered, and stay charged"
-        )
+        line += f"; {rounds['refused_rounds']} were not opened, because too few clients answered, and stay charged"
     return line + "."
 
 
 def _at_stake(record: Mapping[str, Any]) -> int:
-    """How many records ε protects: those that were trained on and, of a choice that was charged, those it was made by."""
+    """How many records ε protects: those for training, and those for a choice of settings that was charged."""
     count: int = (record.get("tuning") or {}).get("records", record["records"])
     return count
+
+
+def _units(record: Mapping[str, Any]) -> int:
+    """How many records or clients there are, each of which ε protects."""
+    return int(record["federated"]["clients"]) if record["unit"] == "one client" else _at_stake(record)
 
 
 def _set_aside(record: Mapping[str, Any]) -> str:
@@ -214,24 +230,33 @@ def _set_aside(record: Mapping[str, Any]) -> str:
 
 
 def large_delta(delta: float, units: int) -> str | None:
-    """What a δ of 1/units or more allows, in words; None for one that is smaller, or where the number is not known (0)."""
+    """What a δ of 1/units or more allows, in words.
+
+    Args:
+        delta: δ.
+        units: How many records or clients are protected; 0 if that is not known.
+
+    Returns:
+        A sentence; None for a smaller δ.
+    """
     if delta * units < 1:
         return None
-    return f"δ = {delta:g} is not below 1/{units} = {1 / units:.2g}, so that one of the {units} may be given away whole, whatever ε is"
+    limit = f"δ = {delta:g} is not below 1/{units} = {1 / units:.4g}"
+    return f"{limit}, so one of the {units} may be revealed completely, whatever ε is"
 
 
 _BOUNDS: Mapping[str | None, str] = {
     Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
-    Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound within 1 % of the exact one "
-    "of what is charged",
-    Bound.LOOSE_PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound; how close it is to "
-    "the exact one is not known",
+    Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound"
+    " within 1 % of the exact one of what is charged",
+    Bound.LOOSE_PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper"
+    " bound; how close it is to the exact one is not known",
     Bound.RENYI: "Rényi divergences (dp_accounting): an upper bound, where no better one could be computed",
     Bound.SUM: "the sum of the ε of the single releases, an upper bound",
     Bound.NONE: "no finite ε was found",
-    None: "privacy loss distributions or, where those end, Rényi divergences (dp_accounting): an upper bound",  # records of earlier versions
+    None: "privacy loss distributions or, where those end, Rényi divergences (dp_accounting): an upper bound",
 }
-"""What a bound is, in words; None for records of earlier versions."""
+"""Bounds in words; None for records of earlier versions."""
 
 
 def _accountant(record: Mapping[str, Any], said: Mapping[str, Any]) -> str:
@@ -246,24 +271,38 @@ def _accountant(record: Mapping[str, Any], said: Mapping[str, Any]) -> str:
 
 
 def choices(tuning: Mapping[str, Any] | None) -> list[str]:
-    """How settings were found, in words: those that others were tried around first."""
+    """How settings were found, in words.
+
+    Args:
+        tuning: The record's `tuning`.
+
+    Returns:
+        A sentence for each choice, the first one first.
+    """
     if tuning is None:
         return []
     paid = "the choice is part of ε" if tuning["charged"] else "the choice was not charged"
-    if "candidates" in tuning:  # how many of them were tried in a choice that is charged is secret
-        found = f"one of {len(tuning['candidates'])} settings, chosen on {tuning['on']}; {paid}"
+    if "candidates" in tuning:  # how many of them a charged choice tried is secret
+        how = f"one of {len(tuning['candidates'])} settings, chosen on {tuning['on']}; {paid}"
     elif tuning["tried"]:
-        found = f"{tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
+        how = f"{tuning['tried']} settings were tried, on {tuning['on']}; {paid}"
     else:
-        found = f"chosen without looking at these records: {tuning['on']}"
-    last = f"{tuning['from']}; {found}"
+        how = f"chosen without looking at these records: {tuning['on']}"
+    last = f"{tuning['from']}; {how}"
     if changed := tuning.get("changed"):  # not in records of earlier versions
-        last = f"{tuning['from']}, with {', '.join(changed)} changed; the preset itself: {found}"
+        last = f"{tuning['from']}, with {', '.join(changed)} changed; the preset itself: {how}"
     return [*choices(tuning.get("start")), last]
 
 
 def initial_weights(record: Mapping[str, Any]) -> str | None:
-    """What the run began with and which layers were trained, in words; None where the model began as it was made and all of it was."""
+    """What the run began with and which layers were trained, in words.
+
+    Args:
+        record: The record.
+
+    Returns:
+        A sentence; None where all layers of a newly made model were trained.
+    """
     init, layers = record.get("init"), record.get("train_layers") or "all"  # not in records of earlier versions
     if init is None and layers == "all":
         return None
@@ -274,11 +313,11 @@ def initial_weights(record: Mapping[str, Any]) -> str | None:
         said = init + (f" (SHA-256 {digest})" if digest else "") + ", taken as public: nothing here shows that they are"
     anew = ", ".join(record.get("init_anew") or [])
     trained = "all layers" if layers == "all" else "the last layer" if count == "1" else f"the last {count} layers"
-    return said + (f"; begun anew: {anew}" if anew else "") + f"; trained: {trained}"
+    return said + (f"; newly initialised: {anew}" if anew else "") + f"; trained: {trained}"
 
 
 def _audit(record: Mapping[str, Any]) -> list[str]:
-    """What an audit said, if there was one; and that others trained on the records again, whose figures no ε covers."""
+    """What an audit showed, and that there are audits that trained again, whose figures no ε covers."""
     lines, audit = [], record["audit"]
     if audit is not None:
         assumed = f", assuming that {audit['assumption']}" if audit["assumption"] else ""
@@ -286,8 +325,8 @@ def _audit(record: Mapping[str, Any]) -> list[str]:
     if aside := record.get("audits_aside"):  # not in records of earlier versions
         count = "One audit" if aside["count"] == 1 else f"{aside['count']} audits"
         lines += [
-            f"{count} trained again on the same records. The figures are for the holder of the records (audits.json). ε"
-            " does not cover them: do not publish them.",
+            f"{count} trained again on the same records. The figures are for the holder of the records (audits.json)."
+            " ε does not cover them: do not publish them.",
             "",
         ]
     return lines

@@ -1,4 +1,4 @@
-"""Studies: grids of ordinary runs of `assay train` or `assay federate`, run by several workers, resumable, and summed up over seeds.
+"""Studies: grids of ordinary runs, trained by several workers, resumable, and summarised over seeds.
 
 assay.studies.compare("studies/two", ["dpsgd", "lssgd"], epsilon=[1, 3], data="digits", model="linear-head")
 assay.studies.reproduce("gredp/table1", scale="small")

@@ -1,6 +1,4 @@
-"""The columns of a measured table after its axes: what they are called, and a cell's number and its text in each. The Markdown beside a
-TOML and the page about the papers both show these.
-"""
+"""The columns of a measured table after its axes, for the Markdown beside a TOML and for the page about the papers."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from assay.studies.tables import Table
 
 @dataclass(frozen=True)
 class Column:
-    """A column of numbers: a cell's exact one, None where there is none, and how it is written."""
+    """A column: its title, a cell's exact number (None where there is none), and how it is written."""
 
     title: str
     value: Callable[[Cell], float | None]
@@ -26,7 +24,10 @@ class Column:
 
 
 def columns(table: Table, runs: Sequence[Measured]) -> list[Column]:
-    """Ours beside the paper's, ε by claim and by ledger, and where there are any: ε by attack, what clients and server sent each other, how presets were chosen."""
+    """The columns of a table: accuracies beside the paper's, ε, and what else its runs have.
+
+    Audited ε, bytes sent and how presets were chosen have columns only where some run has them.
+    """
     audited = any(run.audited is not None for run in runs)
     federated = table.grid.command == "federate"
     return [
@@ -41,7 +42,7 @@ def columns(table: Table, runs: Sequence[Measured]) -> list[Column]:
 
 
 def _measured(table: Table) -> list[Column]:
-    """Test accuracy; of a table of attacks, the accuracy of each and of all on average, where 50 % is what guessing achieves."""
+    """Test accuracy. In a table of attacks, the accuracy of each attack and of all on average; guessing gives 50 %."""
     if not table.attack:
         return _side_by_side(table, "ours", lambda cell: cell.accuracies, lambda cell: cell.labels)
     names: list[str] = table.attack["attack"]
@@ -55,7 +56,7 @@ def _measured(table: Table) -> list[Column]:
 def _side_by_side(
     table: Table, title: str, ours: Callable[[Cell], list[float]], labels: Callable[[Cell], tuple[str, ...]]
 ) -> list[Column]:
-    """What we measured, in percent by seed, and what the paper reports, if it reports anything."""
+    """What we measured, in percent, and what the paper reports, if anything."""
 
     def mean(cell: Cell) -> float | None:
         values = ours(cell)
@@ -81,8 +82,9 @@ def _sent(way: str) -> Column:
 
 
 def tried(runs: Sequence[Measured]) -> list[Column]:
-    """How many settings those of a cell were chosen from, whether ε has that choice in it, and what was changed; no column where nothing
-    is known of any run. What results from before it was kept do not say is what the preset says now.
+    """From how many settings those of a cell were chosen, whether ε covers that choice, and what was changed.
+
+    There is no column where nothing is known of any run. For old results that do not say it, the preset of today does.
     """
 
     def origin(cell: Cell) -> Mapping[str, Any] | None:
@@ -94,14 +96,14 @@ def tried(runs: Sequence[Measured]) -> list[Column]:
     return [
         Column(
             "settings tried",
-            lambda cell: None if (found := origin(cell)) is None else summary.settings_tried(found),
+            lambda cell: None if (tuning := origin(cell)) is None else summary.settings_tried(tuning),
             lambda cell: summary.tried(origin(cell)),
         )
     ]
 
 
 def number_in(text: str) -> float | None:
-    """What a paper reports, if it is a number and nothing else."""
+    """The number that a paper reports, if the text is a finite number."""
     try:
         value = float(text)
     except ValueError:

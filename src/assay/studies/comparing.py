@@ -1,4 +1,4 @@
-"""Methods against each other at the same ε, over seeds: a grid of ordinary runs, as a call."""
+"""Compare methods at the same ε, over seeds: a grid of ordinary runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay import methods as methods_room
+from assay import methods as central_methods
 from assay.errors import ConfigError, check_above_zero
 from assay.federated import methods as federated_methods
 from assay.runs.record import number
@@ -45,36 +45,36 @@ def compare(
     listener: Listener | None = None,
     **shared: Any,
 ) -> list[dict[str, Any]]:
-    """Train a grid of methods, ε and seeds, each run in a process of its own, and sum it up.
+    """Train a grid of methods, ε and seeds, each run in a separate process, and summarise it.
 
-        assay.studies.compare("studies/two", ["dpsgd", "lssgd:sigma=1"], epsilon=[1, 3], data="digits", model="linear-head")
+        assay.studies.compare("studies/two", ["dpsgd", "lssgd:sigma=1"], epsilon=[1, 3], data="digits")
 
-    The methods are all central, or all federated. A study that was stopped goes on with the same call. Seeds are fixed: the runs
-    are reproducible, not private.
+    The methods are all central, or all federated. The same call resumes a study that was stopped. Seeds are fixed: the
+    runs are reproducible, not private.
 
     Args:
-        out: The study's directory: new, or one to go on with.
+        out: The study's directory: new, or one to resume.
         methods: Entries such as `dpsgd` or `lssgd:sigma=1`; options are those of the method or of its command.
         epsilon: Target ε, one or several.
         seeds: How many seeds; they are 0, 1, ...
         equal: Which ε is made equal: `verified`, or `claimed` (published variants, where a method has one).
         workers: Runs at a time; None for one on each core.
-        listener: Is told how the study goes on.
+        listener: Told about the study's progress.
         **shared: Settings that all runs share (`assay.Settings`, or those of `assay.federated.federate`).
 
     Returns:
-        One cell for each method and ε: `cells(Study.open(out))`.
+        A cell for each method and ε: `cells(Study.open(out))`.
 
     Raises:
         ConfigError: A setting is not accepted. Nothing was trained.
         UnfinishedStudyError: Runs failed, or the study was asked to stop.
     """
-    study = prepared(out, methods, epsilon=epsilon, seeds=seeds, equal=equal, shared=shared)
+    study = prepare(out, methods, epsilon=epsilon, seeds=seeds, equal=equal, shared=shared)
     complete(study, workers, Silent() if listener is None else listener)
     return cells(study)
 
 
-def prepared(
+def prepare(
     out: Path | str,
     methods: str | Sequence[str],
     *,
@@ -83,7 +83,18 @@ def prepared(
     equal: str = "verified",
     shared: Mapping[str, Any],
 ) -> Study:
-    """The study of `compare`, with every setting checked and nothing trained; its directory is begun.
+    """Begin the study of `compare`: check every setting, make its directory, train nothing.
+
+    Args:
+        out: As for `compare`, and so the others.
+        methods: Entries.
+        epsilon: Target ε.
+        seeds: How many seeds.
+        equal: Which ε is made equal.
+        shared: Settings that all runs share.
+
+    Returns:
+        The study.
 
     Raises:
         ConfigError: As `compare`.
@@ -112,12 +123,12 @@ def prepared(
 
 
 def complete(study: Study, workers: int | None, listener: Listener) -> None:
-    """Do all that is not done."""
+    """Train the runs that are not finished."""
     running.complete(study, workers or os.cpu_count() or 1, listener)
 
 
 def cells(study: Study) -> list[dict[str, Any]]:
-    """What the runs of a study came to, a cell at a time, as JSON."""
+    """The results of a study, cell by cell, as JSON."""
     runs = summary.measured(study)
     return [
         {
@@ -135,41 +146,42 @@ def cells(study: Study) -> list[dict[str, Any]]:
 
 
 def _note_defaults(grid: Grid) -> None:
-    """Say it where methods bring bounds or optimizers of their own: accuracies then differ by these, too."""
-    own = {}
+    """Warn where methods have different default bounds or optimizers: accuracies then differ by these, too."""
+    used = {}
     for label, settings in grid.axes["method"].items():
-        method = methods_room.get(settings["method"])
+        method = central_methods.get(settings["method"])
         given = {**grid.shared, **settings}
-        own[label] = f"--clip {given.get('clip', method.clip)}, {given.get('optimizer', method.optimizer)}"
-    if len(set(own.values())) > 1:
-        said = "; ".join(f"{label}: {settings}" for label, settings in own.items())
+        used[label] = f"--clip {given.get('clip', method.clip)}, {given.get('optimizer', method.optimizer)}"
+    if len(set(used.values())) > 1:
+        said = "; ".join(f"{label}: {settings}" for label, settings in used.items())
         LOG.warning(
-            f"these are not compared at the same bound and optimizer ({said}). To give one its own: METHOD:clip=...,optimizer=..."
+            f"these are not compared at the same bound and optimizer ({said})."
+            " To give one its own: METHOD:clip=...,optimizer=..."
         )
 
 
 def method_axis(text: str, equal: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The command that the methods belong to, and what their entries stand for.
+    """The command that the methods belong to, and the settings of each entry.
 
-    Entries are such as `lssgd:sigma=1,over=tensor`; a part with = and no name before it belongs to the entry before.
+    Entries are such as `lssgd:sigma=1,over=tensor`; an option without a method belongs to the entry before.
     """
     entries: list[str] = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
-        if entries and "=" in part and ":" not in part.partition("=")[0]:
-            entries[-1] += ("," if ":" in entries[-1] else ":") + part
+    for piece in filter(None, (piece.strip() for piece in text.split(","))):
+        if entries and "=" in piece and ":" not in piece.partition("=")[0]:
+            entries[-1] += ("," if ":" in entries[-1] else ":") + piece
         else:
-            entries.append(part)
+            entries.append(piece)
     if not entries or len(set(entries)) < len(entries):
         raise ConfigError("methods", text, "at least one method, each entry once")
     command = _command(text, [entry.partition(":")[0] for entry in entries])
     return command, {entry: _method(command, entry, equal) for entry in entries}
 
 
-_ROOMS: Mapping[str, Any] = {"train": methods_room, "federate": federated_methods}
+_METHODS: Mapping[str, Any] = {"train": central_methods, "federate": federated_methods}
 
 
 def _command(text: str, names: list[str]) -> str:
-    known = {name: command for command, room in _ROOMS.items() for name in room.available()}
+    known = {name: command for command, package in _METHODS.items() for name in package.available()}
     for name in names:
         if name not in known:
             raise ConfigError("method", name, "one of " + ", ".join(known))
@@ -184,18 +196,18 @@ def _command(text: str, names: list[str]) -> str:
 
 def _method(command: str, entry: str, equal: str) -> dict[str, Any]:
     name, _, rest = entry.partition(":")
-    room = _ROOMS[command]
-    known = type(room.get(name)).OPTIONS
+    package = _METHODS[command]
+    known = type(package.get(name)).OPTIONS
     passed = rehearsal.options(command)
-    own: dict[str, str] = {}
+    options: dict[str, str] = {}
     settings: dict[str, Any] = {"method": name}
-    for part in rest.split(",") if rest else []:
-        key, equals, value = part.partition("=")
+    for option in rest.split(",") if rest else []:
+        key, equals, value = option.partition("=")
         key = key.replace("-", "_")
-        if not equals or key in own or key in settings:
+        if not equals or key in options or key in settings:
             raise ConfigError("methods", entry, "options as key=value, each once")
         if key in known:
-            own[key] = value
+            options[key] = value
         elif key in passed and key not in DECIDED:
             settings[key] = value
         else:
@@ -205,9 +217,9 @@ def _method(command: str, entry: str, equal: str) -> dict[str, Any]:
                 f"options of {name} ({', '.join(known) or 'it has none'}) or of assay {command}; not {key}",
             )
     if equal == "claimed" and "variant" in known:
-        own.setdefault("variant", "published")
-    room.get(name, **own)
-    return settings | ({"option": [f"{key}={value}" for key, value in own.items()]} if own else {})
+        options.setdefault("variant", "published")
+    package.get(name, **options)
+    return settings | ({"option": [f"{key}={value}" for key, value in options.items()]} if options else {})
 
 
 def _epsilon_axis(given: float | Iterable[float]) -> dict[str, dict[str, Any]]:

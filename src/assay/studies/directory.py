@@ -1,7 +1,8 @@
-"""The directory of a study: `study.json` says what is to be run, and below it every run has its own directory.
+"""The directory of a study: `study.json` says what to run, and every run has a directory below it.
 
-`study.json` has what presets stood for, too: a preset that has changed since is another setting. It is written whole before the first run starts and changes only by seeds that are added. The state of a study is that of its runs: nothing
-else is kept, so nothing can disagree after a crash.
+`study.json` also says what presets stood for: a preset that has changed since is another setting. The file is written
+whole before the first run starts, and later only gains seeds. The state of a study is that of its runs. Nothing else is
+stored, so nothing can disagree after a crash.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from assay.runs.directory import RunDirectory
 from assay.studies.grid import Grid, Run
 
 SCHEMA = "assay.study/1"
-_PATIENCE = 20.0  # seconds; what a killed study leaves behind writes its checkpoints and ends within a step
+_PATIENCE = 20.0  # seconds; runs that a killed study leaves behind write their checkpoints and end within a step
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,17 @@ class Study:
 
     @classmethod
     def at(cls, path: Path, grid: Grid) -> Study:
-        """The study of this grid in this directory, begun or gone on with, also with more seeds than it was begun with. A directory
-        that holds something else is refused, a study with other settings too, with the difference named.
+        """Begin the study of this grid in this directory, or open it if it is there, possibly to add seeds.
+
+        Args:
+            path: The directory.
+            grid: The runs.
+
+        Returns:
+            The study.
+
+        Raises:
+            ConfigError: The directory holds other files, or a study with other settings; it says how they differ.
         """
         study = cls(path, grid)
         wanted = json.loads(json.dumps({"schema": SCHEMA, **grid.to_json()}))  # numbers and lists as they come back
@@ -44,11 +54,9 @@ class Study:
             if {**there, "seeds": wanted["seeds"]} == wanted and set(there["seeds"]) < set(wanted["seeds"]):
                 replace_json(study.file, wanted)
             elif there != wanted:
-                raise ConfigError(
-                    "out",
-                    str(path),
-                    f"another directory, or the settings that its study was begun with; {'; '.join(differences(there, wanted))}",
-                )
+                changes = "; ".join(differences(there, wanted))
+                accepted = f"another directory, or the settings that its study was begun with; {changes}"
+                raise ConfigError("out", str(path), accepted)
             return study
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
@@ -60,7 +68,11 @@ class Study:
 
     @classmethod
     def open(cls, path: Path) -> Study:
-        """An existing study."""
+        """Open an existing study.
+
+        Raises:
+            ConfigError: There is none in this directory.
+        """
         study_file = path / "study.json"
         if not study_file.exists():
             raise ConfigError("study", str(path), "the directory of a study (it holds a study.json)")
@@ -81,9 +93,16 @@ class Study:
         return [run for run in there if not self.of(run).finished]
 
     @contextmanager
-    def claimed(self) -> Iterator[int]:
-        """One process at a time works on a study. The lock goes with a file that the runs inherit, so that runs which outlive a
-        killed study are waited for instead of being started twice.
+    def alone(self) -> Iterator[int]:
+        """Let one process at a time work on the study.
+
+        Runs inherit the locked file. So runs that outlive a killed study are waited for and not started twice.
+
+        Yields:
+            The file descriptor of the lock.
+
+        Raises:
+            AssayError: Another process works on the study.
         """
         with (self.path / ".lock").open("w") as file:
             end = time.monotonic() + _PATIENCE
@@ -97,7 +116,11 @@ class Study:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """`study.json`, of the version that this code knows."""
+    """Read a `study.json`.
+
+    Raises:
+        AssayError: It is damaged or of another version.
+    """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -109,7 +132,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def differences(there: Any, wanted: Any, at: str = "") -> list[str]:
-    """What differs between two JSON values, in words, place by place."""
+    """What differs between two JSON values, in words."""
     if isinstance(there, dict) and isinstance(wanted, dict):
         keys = [*there, *(key for key in wanted if key not in there)]
         return [

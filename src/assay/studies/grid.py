@@ -1,7 +1,8 @@
 """A grid of ordinary runs: settings that all share, axes whose labels each stand for a few settings, and seeds.
 
-A run is one label of each axis and one seed. One command runs them all, `assay train` or `assay federate`, and settings are the names
-and values of its own options. Wherever a grid is written down (TOML, study.json), settings stand under the name of that command.
+A run is one label of each axis and one seed. One command trains them all, `assay train` or `assay federate`, and
+settings are the names and values of its options. Wherever a grid is written (TOML, study.json), the settings are under
+the name of that command.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ class Run:
 
     @property
     def decided(self) -> dict[str, Any]:
-        """All that makes it this run and no other: what was asked for goes before what its preset says."""
+        """Everything that identifies the run. What was asked for overrides its preset."""
         return {**self.preset, **self.settings}
 
     @property
     def name(self) -> str:
-        """What a person calls it."""
+        """Its name for people."""
         return f"{', '.join(self.labels)}, seed {self.seed}"
 
     def directory(self, root: Path) -> Path:
@@ -48,7 +49,17 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True)
 class Grid:
-    """The runs of a study. `where` gives settings to some cells only, `last` has the last word everywhere."""
+    """The runs of a study.
+
+    Attributes:
+        title: For people.
+        shared: Settings of all runs.
+        axes: By axis and label, the settings that a label stands for.
+        seeds: The seeds.
+        where: Settings for some cells only.
+        last: Settings that override all others.
+        command: `train` or `federate`.
+    """
 
     title: str
     shared: Settings
@@ -58,7 +69,7 @@ class Grid:
     last: Settings = field(default_factory=dict)
     command: str = "train"
     presets: Mapping[str, Settings] | None = field(default=None, compare=False)
-    """What presets stood for when a study was begun; None for what they are now."""
+    """What presets stood for when a study was begun; None for what they stand for now."""
 
     def __post_init__(self) -> None:
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -92,9 +103,7 @@ class Grid:
         return presets.of(settings).settings if self.presets is None else self.presets.get(_named(settings), {})
 
     def settings(self, labels: tuple[str, ...]) -> dict[str, Any]:
-        """What the command is asked for in this cell. Lists of an axis add to lists that are there; an empty text takes a
-        setting away.
-        """
+        """The options of the command in this cell. Lists of an axis add to lists; an empty text removes a setting."""
         settings = dict(self.shared)
         here = dict(zip(self.axes, labels, strict=True))
         for axis, label in here.items():
@@ -106,8 +115,8 @@ class Grid:
                 settings |= rule.get(self.command, {})
         return {key: value for key, value in (settings | dict(self.last)).items() if value != ""}
 
-    def part(self, labels: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Grid:
-        """Only these labels of some axes, and only these seeds: runs with the names and the settings that they have in the whole."""
+    def subset(self, labels: Mapping[str, Sequence[str]], seeds: Sequence[int]) -> Grid:
+        """The runs with these labels of some axes and these seeds. Their names and settings do not change."""
         axes = dict(self.axes) | {
             axis: {label: self.axes[axis][label] for label in kept} for axis, kept in labels.items()
         }
@@ -121,14 +130,14 @@ class Grid:
         return replace(self, axes=axes, where=where, seeds=seeds)
 
     def rehearsals(self) -> Iterator[Run]:
-        """As few runs as name every label once: what is wrong with a label's settings shows in one of them."""
+        """As few runs as have every label once: an error in a label's settings shows in one of them."""
         axes = [list(labels) for labels in self.axes.values()]
         for i in range(max(map(len, axes), default=1)):
             labels = tuple(axis[i % len(axis)] for axis in axes)
             yield self.run(labels, self.seeds[0])
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that decides what is run."""
+        """The grid as `from_json` reads it."""
         axes = {
             axis: {label: dict(settings) for label, settings in labels.items()} for axis, labels in self.axes.items()
         }
@@ -166,12 +175,12 @@ def flags(settings: Settings) -> list[str]:
 
 
 def arguments(settings: Settings) -> frozenset[tuple[str, ...]]:
-    """Settings for comparison: equal where a command line would say the same, whatever the order of its options."""
+    """Settings for comparison: equal where the command lines have the same options, in any order."""
     return frozenset(filter(None, (tuple(flags({name: value})) for name, value in settings.items())))
 
 
 def _named(settings: Settings) -> str:
-    """A preset, with all that decides what it stands for."""
+    """A preset, with everything that decides what it stands for."""
     return ", ".join(str(settings[key]) for key in ("preset", "data", "epsilon") if key in settings)
 
 

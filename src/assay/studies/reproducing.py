@@ -1,4 +1,4 @@
-"""A paper's table run again, as a call."""
+"""Reproduce tables of papers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def reproduce(
     measure: bool = True,
     listening: Listening | None = None,
 ) -> Iterator[str]:
-    """Run tables of papers, write their results beside their TOML, and give theirs and ours side by side.
+    """Run tables of papers, write the results beside their TOML, and show theirs and ours side by side.
 
         for text in assay.studies.reproduce("gredp/table1", scale="small"):
             print(text)
@@ -35,31 +35,31 @@ def reproduce(
     Args:
         table: Tables of the experiments folder, by name.
         scale: `full`: the paper's settings; `small`: reduced as the table's file says.
-        only: A part: labels as AXIS=LABEL. What was measured before stays.
-        seeds: A part: this many of its seeds, from the first.
-        missing: A part: only what the results do not have yet, from any machine.
+        only: Run only these labels, each AXIS=LABEL. What was measured before stays.
+        seeds: Run only this many of its seeds, from the first.
+        missing: Run only what the results do not have yet, from any machine.
         experiments: The experiments folder; None for `experiments` here or above.
         runs: Where run directories go.
         workers: Runs at a time; None for one on each core.
-        measure: False runs nothing, and gives what was measured before.
-        listening: Makes a listener for a study, and the number of runs that are left.
+        measure: False runs nothing, and shows what was measured before.
+        listening: Makes a listener, from a study and the number of runs that are left.
 
     Yields:
         Each table in Markdown, when it is done.
 
     Raises:
-        ConfigError: There is no such table, part or scale, or the settings of a run are not accepted. Nothing was trained.
+        ConfigError: There is no such table, label or scale, or a run's settings are not accepted. Nothing was trained.
         UnfinishedStudyError: Runs failed, or the study was asked to stop.
     """
     where = tables.folder(experiments)
     wanted = [tables.read(where, name, scale) for name in ([table] if isinstance(table, str) else table)]
-    parts = [tables.part(asked, list(only), seeds) for asked in wanted]  # refused before anything is trained
-    for asked, part in zip(wanted, parts, strict=True):
+    grids = [tables.subset(asked, list(only), seeds) for asked in wanted]  # errors come before anything is trained
+    for asked, grid in zip(wanted, grids, strict=True):
         if measure:
             known = results.known(asked) if missing else frozenset()
-            study = Study(Path(runs) / asked.study, part, known)
+            study = Study(Path(runs) / asked.study, grid, known)
             _measure(asked, study, Path(runs), workers or os.cpu_count() or 1, listening or _silent)
-        yield results.render(asked, results.read(asked), None if measure else part)
+        yield results.render(asked, results.read(asked), None if measure else grid)
 
 
 def _silent(study: Study, left: int | None) -> AbstractContextManager[Listener]:  # noqa: ARG001
@@ -67,7 +67,7 @@ def _silent(study: Study, left: int | None) -> AbstractContextManager[Listener]:
 
 
 def _measure(table: tables.Table, asked: Study, runs: Path, workers: int, listening: Listening) -> None:
-    """Run a part in the directory of the whole: what other parts did there is not repeated, and they go on from here."""
+    """Run some of a table's runs in the directory of all of them: finished ones are not repeated."""
     if not any(asked.of(run).spec.exists() for run in asked.grid.runs()):
         rehearsal.rehearse(asked.grid, ", ".join)
     study = Study.at(asked.path, table.grid)

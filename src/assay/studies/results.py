@@ -1,6 +1,6 @@
 """A measured table: JSON beside its TOML, run by run, and Markdown with ours and theirs side by side.
 
-Who reads it learns when and on what it was measured, with which seeds, and what was reduced. The machine is described by what
+It says when and on what it was measured, with which seeds, and what was reduced. The machine is described by what
 matters to a figure (cores, system, versions), never by its name.
 """
 
@@ -30,7 +30,7 @@ SCHEMA = "assay.table/1"
 
 @dataclass(frozen=True, kw_only=True)
 class Results:
-    """What was measured for a table, when, and with what."""
+    """What was measured for a table, when, and on which machine."""
 
     title: str
     runs: Sequence[Measured]
@@ -40,7 +40,7 @@ class Results:
     reduced: Sequence[str] = field(default_factory=tuple)
 
     def to_json(self) -> dict[str, Any]:
-        """Run by run."""
+        """The results as `read` reads them."""
         return {
             "schema": SCHEMA,
             "title": self.title,
@@ -64,8 +64,15 @@ class Results:
 
 
 def collect(table: Table, study: Study) -> Results:
-    """The results so far: the finished runs of the study, and beside them the runs measured before that it does not have (on another
-    machine, or in a directory that is gone).
+    """The results so far.
+
+    Args:
+        table: The table.
+        study: Its runs on this machine.
+
+    Returns:
+        The finished runs of the study, and those measured before that it does not have: on another machine, or in a
+        directory that is gone.
     """
     here = _of_study(table, study)
     return _together(table, here, read(table)) if _json(table).exists() else here
@@ -91,8 +98,9 @@ def _written(directory: RunDirectory) -> float:
 
 
 def _together(table: Table, here: Results, before: Results) -> Results:
-    """Every run of the table that either has, from `here` if both do; date and machine of the newest. Of a table of attacks, a run
-    that was not attacked here does not take the place of one that was.
+    """Every run of the table that either has, from `here` if both do; date and machine are those of the newest.
+
+    In a table of attacks, a run that was not attacked here does not replace one that was.
     """
     cells = {labels: i for i, labels in enumerate(table.grid.cells())}
     old = {(run.seed, cells[run.labels]): run for run in _of_table(table, before)}
@@ -111,7 +119,7 @@ def _together(table: Table, here: Results, before: Results) -> Results:
 
 
 def _of_table(table: Table, results: Results) -> list[Measured]:
-    """What was measured under a label that is gone, or with settings that the table no longer has, is not of this table."""
+    """The results that belong to the table: not those of labels or settings that it no longer has."""
     cells = set(table.grid.cells())
     return [
         run
@@ -121,19 +129,27 @@ def _of_table(table: Table, results: Results) -> list[Measured]:
 
 
 def _attacked(table: Table, run: Measured) -> bool:
-    """Whether it has all that a table of attacks asks for; other tables ask for nothing."""
+    """Whether it has the result of every attack of the table, which may have none."""
     return set(table.attack.get("attack", ())) <= run.attacks.keys()
 
 
 def known(table: Table) -> frozenset[tuple[tuple[str, ...], int]]:
-    """The runs, by labels and seed, that the results beside the TOML have already."""
+    """The runs, by labels and seed, that the results beside the TOML already have."""
     if not _json(table).exists():
         return frozenset()
     return frozenset((run.labels, run.seed) for run in _of_table(table, read(table)) if _attacked(table, run))
 
 
 def write(table: Table, results: Results) -> tuple[Path, Path]:
-    """Write both forms beside the TOML."""
+    """Write JSON and Markdown beside the TOML.
+
+    Args:
+        table: The table.
+        results: What was measured.
+
+    Returns:
+        The two files.
+    """
     as_json, as_text = _json(table), table.stem.with_name(f"{table.stem.name}.md")
     replace_json(as_json, results.to_json())
     replace_text(as_text, render(table, results))
@@ -145,7 +161,17 @@ def _json(table: Table) -> Path:
 
 
 def read(table: Table) -> Results:
-    """What was measured before. Files from before there was a schema have neither date nor cores."""
+    """What was measured before. Files of early versions have neither date nor cores.
+
+    Args:
+        table: The table.
+
+    Returns:
+        The results.
+
+    Raises:
+        AssayError: There are none, or their file is damaged or of another version.
+    """
     path = _json(table)
     if not path.exists():
         raise AssayError(f"{table.name} has not been measured at scale {table.scale}: there is no {path}")
@@ -165,11 +191,20 @@ def read(table: Table) -> Results:
     )
 
 
-def render(table: Table, results: Results, part: Grid | None = None) -> str:
-    """The table in Markdown, with what a reader needs to judge it; only these cells and seeds of it, if a part is given."""
-    if part is not None:
-        cells = set(part.cells())
-        results = replace(results, runs=[run for run in results.runs if run.labels in cells and run.seed in part.seeds])
+def render(table: Table, results: Results, grid: Grid | None = None) -> str:
+    """The table in Markdown, with what a reader needs to judge it.
+
+    Args:
+        table: The table.
+        results: What was measured.
+        grid: Show only these cells and seeds; None for all.
+
+    Returns:
+        Markdown.
+    """
+    if grid is not None:
+        cells = set(grid.cells())
+        results = replace(results, runs=[run for run in results.runs if run.labels in cells and run.seed in grid.seeds])
     lines = [f"# {results.title}", ""]
     if results.reduced:
         lines += [f"**Reduced, not the paper's setting:** {'; '.join(results.reduced)}.", ""]
@@ -177,7 +212,7 @@ def render(table: Table, results: Results, part: Grid | None = None) -> str:
         lines += [table.note.strip(), ""]
     seeds = sorted({run.seed for run in results.runs})
     lines += [
-        rows(table, results, part),
+        rows(table, results, grid),
         "",
         f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
         f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Accuracy is mean ± standard deviation over seeds; "
@@ -194,7 +229,7 @@ def made_by(table: Table, results: Results) -> str:
 
 
 def commands(table: Table, results: Results) -> list[str]:
-    """What measures the runs that are there, and no others: the table's command where all are, or none."""
+    """The commands that measure exactly the runs in the results; the table's command if it has all or none."""
     depths: dict[int, list[tuple[str, ...]]] = {}
     for cell in summary.cells(results.runs, list(table.grid.cells())):
         there = {run.seed for run in cell.runs}
@@ -219,8 +254,9 @@ def _limited(table: Table, depth: int) -> Iterable[str]:
 
 
 def _blocks(cells: Sequence[tuple[str, ...]]) -> list[list[list[str]]]:
-    """Cells as full blocks, each a list of labels by axis, that have every cell once and no other: labels of the first axis with
-    the same cells along the others go together.
+    """Cells as full blocks, each a list of labels by axis, that have every cell once and no other.
+
+    Labels of the first axis that have the same cells along the other axes are in one block.
     """
     if not cells[0]:
         return [[]]
@@ -233,11 +269,11 @@ def _blocks(cells: Sequence[tuple[str, ...]]) -> list[list[list[str]]]:
     return [[labels, *block] for rest, labels in alike.items() for block in _blocks(rest)]
 
 
-def rows(table: Table, results: Results, part: Grid | None = None) -> str:
-    """One line a cell of the table, or of the part; cells that are not measured yet are there and say so."""
+def rows(table: Table, results: Results, grid: Grid | None = None) -> str:
+    """A line for each cell of the table, or of the grid; cells that are not measured yet say so."""
     shown = columns(table, results.runs)
     header = [*table.grid.axes, *(column.title for column in shown)]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
-    for cell in summary.cells(results.runs, list((part or table.grid).cells())):
+    for cell in summary.cells(results.runs, list((grid or table.grid).cells())):
         lines.append(f"| {' | '.join([*cell.labels, *(column.text(cell) for column in shown)])} |")
     return "\n".join(lines)

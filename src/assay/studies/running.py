@@ -1,8 +1,9 @@
-"""Doing what is not yet done: each run a process of its own with one thread, several at a time.
+"""Train the runs of a study that are not finished, several at a time.
 
-A run is started with the command of its study, an unfinished one is gone on with by `assay resume`, a finished one is never
-touched; one that another study has finished with the same options is copied. One thread a run: results do not depend on how many run beside each other. Finished runs may be attacked afterwards, with
-`assay attack`, in the same way.
+Each run is a process with one thread, so that results do not depend on how many run at the same time. A new run starts
+with the command of its study, an unfinished one continues with `assay resume`, and a finished one is never touched. A
+run that another study has finished with the same options is copied. Finished runs may be attacked afterwards in the
+same way, with `assay attack`.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from typing import IO, Protocol
 
 from assay.attacks.storage import read_attacks
 from assay.errors import AssayError, ConfigError
-from assay.runs.stopping import stop_requests
+from assay.runs.run import stop_requests
 from assay.studies import twins
 from assay.studies.directory import Study
 from assay.studies.grid import Run, Settings, flags
 
 _REFUSED, _BUDGET_SPENT = 2, 3  # exit codes of the command line
 _KEPT_LINES = 12
-# Of a small model's step a quarter goes into getting the same few megabytes from the system again and again (glibc gives tensors
-# back at once). Other systems do not read these.
+# glibc returns tensors to the system at once. A quarter of a small model's step goes into asking for the same few
+# megabytes again. Other systems do not read these.
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**30)}
 
 
 class Listener(Protocol):
-    """Is told how a study goes on."""
+    """Told about a study's progress."""
 
     def started(self, run: Run) -> None:
-        """A run begins, or goes on."""
+        """A run begins, or continues."""
 
     def taken(self, run: Run, study: str) -> None:
-        """A run is finished without being started: this study had the same."""
+        """A run is finished without being started: another study had the same."""
 
     def said(self, run: Run, line: str) -> None:
-        """A run's progress, a line an epoch."""
+        """A run's progress, a line for each epoch."""
 
     def ended(self, run: Run, seconds: float, failure: str | None) -> None:
         """A run is finished, or has failed with this message."""
 
 
 class Silent:
-    """Listens and says nothing."""
+    """A listener that says nothing."""
 
     def started(self, run: Run) -> None:
         """Nothing."""
@@ -65,7 +66,7 @@ class Silent:
 
 
 class UnfinishedStudyError(AssayError):
-    """Runs failed, or the study was asked to stop; the same command goes on with it."""
+    """Runs failed, or the study was asked to stop; the same command resumes it."""
 
 
 class RefusedRunError(AssayError):
@@ -84,22 +85,42 @@ class _Child:
 
 
 def complete(study: Study, workers: int, listener: Listener, beside: Path | None = None) -> None:
-    """Do all that is not done. Raises after the others have ended if some runs failed, and on request (SIGTERM, SIGINT) after
-    every run at work has written its checkpoint. Runs that a study below `beside` has finished with the same options are taken
-    from there.
+    """Train the runs that are not finished.
+
+    Args:
+        study: The study.
+        workers: How many run at a time.
+        listener: Told about the progress.
+        beside: A folder of other studies. Runs that they have finished with the same options are copied.
+
+    Raises:
+        UnfinishedStudyError: Some runs failed (the others have ended), or the study was asked to stop (SIGTERM,
+            SIGINT; every run has written its checkpoint).
+        RefusedRunError: A run's settings were refused.
+        ConfigError: There is no worker.
     """
 
-    def taken(run: Run) -> bool:
+    def take(run: Run) -> bool:
         source = None if beside is None else twins.take(study, run, beside)
         if source is not None:
             listener.taken(run, source)
         return source is not None
 
-    _work_off(study, study.unfinished, _words, workers, listener, taken)
+    _work_off(study, study.unfinished, _words, workers, listener, take)
 
 
 def attack(study: Study, settings: Settings, workers: int, listener: Listener) -> None:
-    """Attack the finished runs that have not been, with these options of `assay attack`; results are kept beside the runs."""
+    """Attack finished runs that lack a result, with these options of `assay attack`, and keep the results beside them.
+
+    Args:
+        study: The study.
+        settings: Options of `assay attack`.
+        workers: How many run at a time.
+        listener: Told about the progress.
+
+    Raises:
+        UnfinishedStudyError: As `complete`.
+    """
     asked = [*flags(settings), "--save"]
     _work_off(
         study,
@@ -127,7 +148,7 @@ def _work_off(
 ) -> None:
     if workers < 1:
         raise ConfigError("workers", workers, "a whole number, 1 or above")
-    with study.claimed() as lock, stop_requests() as stop:
+    with study.alone() as lock, stop_requests() as stop:
         waiting = deque(what())
         at_work: list[_Child] = []
         failed: list[str] = []
@@ -144,16 +165,16 @@ def _work_off(
                 time.sleep(0.05)
                 for child in [c for c in at_work if c.process.poll() is not None]:
                     at_work.remove(child)
-                    failure = _end(child, listener)
+                    failure = _end(child, listener, ended=study.of(child.run).finished)
                     if failure is not None:
                         failed.append(f"{child.run.name}: {failure}")
-                        refused = refused or child.process.returncode == _REFUSED
+                        refused = refused or child.process.returncode in (_REFUSED, _BUDGET_SPENT)
                 if refused and not at_work:
                     break
         finally:
             _stop(at_work)
         if at_work or (waiting and not refused):
-            raise UnfinishedStudyError(f"stopped as asked; the same command goes on with the study in {study.path}")
+            raise UnfinishedStudyError(f"stopped as asked; the same command resumes the study in {study.path}")
         if refused:
             raise RefusedRunError(f"no further run was started: {failed[-1]}")
         if failed:
@@ -167,8 +188,8 @@ def _words(study: Study, run: Run) -> list[str]:
     directory = study.of(run)
     if directory.spec.exists():
         return ["resume", str(directory.path)]
-    for part in directory.path.glob(".run.json.*.part"):  # killed before it had begun
-        part.unlink()
+    for leftover in directory.path.glob(".run.json.*.part"):  # killed before it had begun
+        leftover.unlink()
     return [study.grid.command, *flags(run.settings), "--seed", str(run.seed), "--out", str(directory.path)]
 
 
@@ -199,15 +220,18 @@ def _listen(child: _Child, stream: IO[str], listener: Listener) -> None:
         listener.said(child.run, line.rstrip())
 
 
-def _end(child: _Child, listener: Listener) -> str | None:
-    """Take leave of a process that has ended; its message if it failed."""
+def _end(child: _Child, listener: Listener, *, ended: bool) -> str | None:
+    """Take leave of a process that has ended; its message if it failed.
+
+    A run that its own budget ended early is finished; one that the budget of its records refused never began.
+    """
     assert child.reader is not None
     child.reader.join()
     for pipe in (child.process.stdin, child.process.stderr):
         if pipe is not None:
             pipe.close()
     code = child.process.returncode
-    failure = None if code in (0, _BUDGET_SPENT) else _message(child.lines, code)
+    failure = None if code == 0 or (code == _BUDGET_SPENT and ended) else _message(child.lines, code)
     listener.ended(child.run, time.monotonic() - child.begun, failure)
     return failure
 

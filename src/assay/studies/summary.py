@@ -1,4 +1,4 @@
-"""What a study has measured: one cell of its grid at a time, over the seeds that are finished."""
+"""What a study has measured, cell by cell, over the seeds that are finished."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from assay.studies.grid import Run, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """One finished run, as far as a table needs it."""
+    """What a table needs of one finished run."""
 
     labels: tuple[str, ...]
     seed: int
@@ -30,16 +30,16 @@ class Measured:
     seconds: float
     status: str = "done"
     parts: Mapping[str, float | str] = field(default_factory=dict)
-    """The verified ε of parts that have noise of their own, by name."""
+    """The verified ε of the run's parts with separate noise, by name."""
     attacks: Mapping[str, float] = field(default_factory=dict)
     """The balanced accuracy of attacks on the run, by name."""
     history: Sequence[tuple[float, float]] = ()
-    """Test accuracy after so many epochs (or rounds)."""
+    """Pairs of epoch (or round) and test accuracy."""
     bytes_up: int | None = None
     bytes_down: int | None = None
     """Between clients and server, where there are clients."""
     settings: Settings | None = None
-    """What the run was asked for, and what its preset stood for; None in results from before that was kept."""
+    """What the run was asked for, and what its preset stood for; None in old results."""
     tuning: Mapping[str, Any] | None = None
     """How its settings were found, as its record has it."""
 
@@ -61,7 +61,7 @@ class Measured:
             seconds=record["timing"]["seconds"],
             status=record["status"],
             parts={part["name"]: part["verified"] for part in record.get("parts", [])},
-            attacks={found["attack"]: found["balanced_accuracy"]["value"] for found in read_attacks(directory)},
+            attacks={result["attack"]: result["balanced_accuracy"]["value"] for result in read_attacks(directory)},
             history=[
                 (entry.get("round", entry["epoch"]), entry["test_accuracy"])
                 for entry in record["history"]
@@ -80,7 +80,7 @@ class Measured:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
-        """What `to_json` gave; results from before audits and statuses were kept have neither."""
+        """Read what `to_json` gave; old results have neither audits nor statuses."""
         eps = {name: _float(data.get(name)) for name in ("claimed", "verified", "audited")}
         history = tuple((time, accuracy) for time, accuracy in data.get("history", ()))
         return cls(**{**data, "labels": tuple(data["labels"]), "history": history, **eps})
@@ -88,7 +88,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """The finished runs of one cell. ε over several seeds is the largest, an audited one the smallest: no seed did worse."""
+    """The finished runs of a cell. Over seeds, ε is the largest and audited ε the smallest: both hold for each seed."""
 
     labels: tuple[str, ...]
     runs: tuple[Measured, ...]
@@ -106,7 +106,7 @@ class Cell:
     def attacked(self, names: Sequence[str]) -> list[float]:
         """The accuracy of an attack, or the mean of several, in percent, by seed."""
         done = [run.attacks for run in self.runs if set(names) <= run.attacks.keys()]
-        return [100 * statistics.mean(found[name] for name in names) for found in done]
+        return [100 * statistics.mean(accuracies[name] for name in names) for accuracies in done]
 
     @property
     def claimed(self) -> float | None:
@@ -125,11 +125,11 @@ class Cell:
 
     @property
     def tuning(self) -> Mapping[str, Any] | None:
-        """How the settings were found, which is the same for all seeds: a preset that has changed is another setting."""
+        """How the settings were found. All seeds agree, because a preset that has changed is another setting."""
         return next((run.tuning for run in self.runs if run.tuning is not None), None)
 
     def sent(self, way: str) -> float | None:
-        """Megabytes of a whole run, `up` or `down`, mean over seeds."""
+        """The megabytes of a whole run, `up` or `down`, mean over seeds."""
         counts = [count for run in self.runs if (count := getattr(run, f"bytes_{way}")) is not None]
         return statistics.mean(counts) / 1e6 if counts else None
 
@@ -141,7 +141,7 @@ def measured(study: Study) -> list[Measured]:
 
 
 def cells(runs: Sequence[Measured], order: Sequence[tuple[str, ...]]) -> list[Cell]:
-    """The runs by cell, in this order; cells without a finished run are empty, not left out."""
+    """The runs by cell, in this order; a cell without a finished run is empty, not left out."""
     return [Cell(labels=labels, runs=tuple(run for run in runs if run.labels == labels)) for labels in order]
 
 
@@ -161,7 +161,7 @@ def epsilon(value: float | None, *, lower_bound: bool = False) -> str:
 
 
 def tried(tuning: Mapping[str, Any] | None) -> str:
-    """How settings were found, in a column: how many were tried, whether ε has that in it, and what of a preset was changed."""
+    """How settings were found, for a column: how many were tried, whether ε covers that, and what was changed."""
     if tuning is None:
         return "–"
     before = f"{tried(tuning['start'])}; then " if tuning.get("start") else ""

@@ -1,13 +1,21 @@
 """A table of a paper: a TOML under `experiments/<paper>/` that says what to run, and what the paper reports.
 
-`[train]` holds the options of `assay train` that all runs share, `[axis.NAME.LABEL]` what a label stands for, `[[where]]` options for some
-cells only (labels by axis, and `train`), `seeds` the seeds, `[theirs]` the paper's numbers by label, `note` what a reader must know. `[small]` says what is reduced for a table that can be run in minutes: `seeds`, `[small.train]`
-(options that then have the last word) and `[small.labels]` (the labels that are kept of an axis). `[figure]` says how the paper draws it: `x` is an axis whose labels begin with numbers,
-or `epochs` for what happened while training, `series` an axis with a line for each label; the other axes have a panel for each label. `[pictures]` names PNG files beside the TOML, with captions.
-For runs across clients it is `federate` in place of `train` everywhere, with the options of `assay federate`, and `rounds` in place of `epochs`.
+- `[train]`: options of `assay train` that all runs share.
+- `[axis.NAME.LABEL]`: the options that a label stands for.
+- `[[where]]`: options for some cells only (labels by axis, and `train`).
+- `seeds`: the seeds. `note`: what a reader must know.
+- `[theirs]`: the paper's numbers by label.
+- `[small]`: reductions for a table that takes minutes: `seeds`, `[small.train]` (options that override all others) and
+  `[small.labels]` (the labels of an axis that stay).
+- `[figure]`: how the paper draws it. `x` is an axis whose labels begin with numbers, or `epochs` for what happened
+  while training. `series` is an axis with a line for each label; the other axes have a panel for each label.
+- `[pictures]`: PNG files beside the TOML, with captions.
+- `[attack]`: options of `assay attack`, `attack` (a list of names) among them. Finished runs are attacked, and the
+  table shows how often the attacks are right. In `[theirs]` the attack is the last label, or `average`.
+- `runs = "paper/table"`: a figure or a table of attacks about the runs of another table, which are measured once.
 
-`[attack]` holds options of `assay attack`, `attack` (a list of names) among them: finished runs are attacked, and the table is of how often the attacks are
-right; in `[theirs]` the attack is the last label, or `average`. A figure or a table of attacks of runs that another table has says `runs = "paper/table"` and nothing of what to run: they are measured once.
+For federated runs, `federate` replaces `train` everywhere, with the options of `assay federate`, and `rounds` replaces
+`epochs`.
 """
 
 from __future__ import annotations
@@ -31,7 +39,7 @@ _SMALL_KEYS = {"seeds", "labels"}
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Which axis (or `epochs`, or `rounds`) goes along the bottom, which one has a line for each label."""
+    """Which axis (or `epochs`, or `rounds`) is `x`, and which one, `series`, has a line for each label."""
 
     x: str
     series: str
@@ -45,7 +53,7 @@ class Figure:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """What is run at this scale, what the paper reports, and what was reduced."""
+    """What to run at this scale, what the paper reports, and what was reduced."""
 
     name: str
     title: str
@@ -53,7 +61,7 @@ class Table:
     folder: Path
     grid: Grid
     runs: str
-    """The table whose runs these are: itself, unless it is about another one's."""
+    """The table whose runs these are: this one, unless it is about another one's."""
     theirs: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
     reduced: tuple[str, ...] = ()
@@ -64,12 +72,12 @@ class Table:
 
     @property
     def stem(self) -> Path:
-        """Where its results are, without the ending: small ones never take the place of full ones."""
+        """Where its results are, without the ending: small ones never replace full ones."""
         return self.folder / self._scaled(self.name)
 
     @property
     def command(self) -> str:
-        """What measures it."""
+        """The command that measures it."""
         return f"assay reproduce {self.name}" + ("" if self.scale == "full" else f" --scale {self.scale}")
 
     @property
@@ -81,19 +89,23 @@ class Table:
         return name if self.scale == "full" else f"{name}.small"
 
     def reported(self, labels: tuple[str, ...]) -> str:
-        """The paper's number for a cell. It may be given for fewer axes than there are: then it is the same along the others."""
-        found: Any = self.theirs
+        """The paper's number for a cell. One that is given for fewer axes is the same along the others."""
+        value: Any = self.theirs
         for label in labels:
-            if not isinstance(found, Mapping):
+            if not isinstance(value, Mapping):
                 break
-            if label not in found:
+            if label not in value:
                 return "–"
-            found = found[label]
-        return "–" if isinstance(found, Mapping) else str(found)
+            value = value[label]
+        return "–" if isinstance(value, Mapping) else str(value)
 
 
 def folder(given: Path | None) -> Path:
-    """The experiments of a checkout: the folder that was named, or `experiments` here or above."""
+    """The folder of experiments: the one that was named, or `experiments` here or above.
+
+    Raises:
+        ConfigError: There is none.
+    """
     if given is not None:
         if not given.is_dir():
             raise ConfigError("experiments", str(given), "a folder with a folder for each paper")
@@ -115,7 +127,20 @@ def names(where: Path) -> list[str]:
 
 
 def read(where: Path, name: str, scale: str = "full") -> Table:
-    """The table `paper/name` at this scale."""
+    """Read a table.
+
+    Args:
+        where: The folder of experiments.
+        name: `paper/table`.
+        scale: `full` or `small`.
+
+    Returns:
+        The table.
+
+    Raises:
+        ConfigError: There is no such table or scale.
+        AssayError: Its file is not right.
+    """
     if scale not in SCALES:
         raise ConfigError("scale", scale, "one of " + ", ".join(SCALES))
     if name not in names(where):
@@ -163,9 +188,19 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
     )
 
 
-def part(table: Table, only: Sequence[str], seeds: int | None) -> Grid:
-    """A part of the table's runs: those with the labels that `only` names (each `AXIS=LABEL`; all labels of an axis that is not
-    named), and the first `seeds` of its seeds (all if it is None).
+def subset(table: Table, only: Sequence[str], seeds: int | None) -> Grid:
+    """Some of the table's runs.
+
+    Args:
+        table: The table.
+        only: Labels, each `AXIS=LABEL`. An axis that is not named has all its labels.
+        seeds: How many of its seeds, from the first; None for all.
+
+    Returns:
+        The runs.
+
+    Raises:
+        ConfigError: There is no such label, or there are fewer seeds.
     """
     axes = table.grid.axes
     kept: dict[str, list[str]] = {}
@@ -181,7 +216,7 @@ def part(table: Table, only: Sequence[str], seeds: int | None) -> Grid:
     there = table.grid.seeds
     if seeds is not None and not 1 <= seeds <= len(there):
         raise ConfigError("seeds", seeds, f"how many of the {len(there)} seeds of {table.name}, from 1 to {len(there)}")
-    return table.grid.part(kept, there[:seeds])
+    return table.grid.subset(kept, there[:seeds])
 
 
 def _borrowing(path: Path, data: Mapping[str, Any], where: Path, name: str, scale: str) -> Table:
@@ -232,7 +267,7 @@ def _smaller(path: Path, full: Grid, small: Mapping[str, Any]) -> Grid:
         for label in labels:
             if label not in full.axes.get(axis, {}):
                 raise AssayError(f"{path}: [small.labels] names {axis} {label!r}, which the table does not have")
-    return replace(full.part(kept, small.get("seeds", full.seeds)), last=small.get(full.command, {}))
+    return replace(full.subset(kept, small.get("seeds", full.seeds)), last=small.get(full.command, {}))
 
 
 def _reductions(full: Grid, small: Grid) -> list[str]:

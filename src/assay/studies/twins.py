@@ -1,4 +1,4 @@
-"""Identical runs are trained once: a finished run of another study, asked for with the same options and seed, is copied."""
+"""Identical runs are trained once: a finished run of another study with the same options and seed is copied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,19 @@ from assay.studies.grid import Run, arguments
 
 
 def take(study: Study, run: Run, root: Path) -> str | None:
-    """Copy a finished run of the tables' studies below `root` (`paper/table`) that was asked for with exactly the options and the seed
-    of `run`, those of a preset among them; the name of that study, or None where there is no such run or `run` has begun. The copy is there whole or not at all.
+    """Copy a finished run with exactly the options (those of its preset among them) and the seed of `run`.
 
-    Nothing in a finished run's files says where they are, so they are true of the copy too. Results of attacks and of audits that trained again stay behind:
-    no ε covers them. So do the ledgers of runs that were replaced: they are about the other directory.
+    The copy appears whole or not at all. Nothing in a finished run's files depends on where they are. Results of
+    attacks and of audits that trained again stay behind, because no ε covers them. So do the ledgers of runs that were
+    replaced: they are about the other directory.
+
+    Args:
+        study: The study of `run`.
+        run: The run to be copied.
+        root: Where the studies of tables are (`paper/table`).
+
+    Returns:
+        The study with the run; None where there is no such run or `run` has begun.
     """
     directory = study.of(run).path
     if directory.exists() and any(directory.iterdir()):
@@ -33,7 +41,7 @@ def _studies(root: Path) -> Iterator[Study]:
     for file in sorted(root.glob("*/*/study.json")):
         try:
             yield Study.open(file.parent)
-        except (AssayError, OSError):  # damaged, or of another version: told to whoever works on that study
+        except (AssayError, OSError):  # damaged, or of another version: whoever works on that study will be told
             continue
 
 
@@ -48,14 +56,14 @@ def _twins(study: Study, run: Run, other: Study) -> Iterator[RunDirectory]:
 
 
 def _has_its_records(directory: RunDirectory, run: Run) -> bool:
-    """Whether a new run would be given the same records: earlier versions told them apart by position."""
+    """Whether a new run would have the same records: earlier versions split them by position."""
     if not {"records", "validation"} & run.decided.keys() and not str(run.decided.get("data", "")).endswith(".npz"):
         return True
     return directory.read_spec()["names"].get("split") is not None
 
 
 def _is_done(directory: RunDirectory) -> bool:
-    """Whether a run has ended, by its record; a damaged record is none."""
+    """Whether a run has ended, by its record; a damaged record does not count."""
     try:
         return directory.finished and directory.read_record()["status"] in ("done", "budget-spent")
     except (AssayError, OSError):

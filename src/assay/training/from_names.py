@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import EnumType
 from pathlib import Path
@@ -16,13 +16,14 @@ from assay import methods as methods_room
 from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog, samplers
+from assay.data.identity import of_bundle
 from assay.data.samplers import Sampler
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clip_rules
 from assay.integrations import tensorboard as logs
 from assay.methods import denoise as denoise_room
 from assay.methods import encode as encode_room
-from assay.methods.by_name import method_of
+from assay.methods import method_of
 from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.plan import Plan
 from assay.models.transfer import begin, located
@@ -33,7 +34,7 @@ from assay.runs.statement import scored
 from assay.training import augment as augment_room
 from assay.training import limits
 from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run, planned
-from assay.training.loop import fit
+from assay.training.loop import fit, lease_for
 from assay.training.loop import resume as resume_run
 from assay.training.optim import Optimizer
 from assay.training.settings import Training, pick_device
@@ -105,6 +106,9 @@ class Settings:
     precision: str = "float32"
     data_dir: Path | None = None
     log: str | None = None
+    budget: str | None = None
+    budget_key: Path | None = None
+    operator: str | None = None
     origin: Mapping[str, Any] | None = None
     """How the settings were found, for the record: `Preset.origin`."""
     preset: Mapping[str, Any] = field(default_factory=dict)
@@ -204,8 +208,8 @@ class Settings:
             sampling=sampling,
             adjacency=self.adjacency,
             method=chosen,
-            encode=encode_room.parse_all(self.encode or ()),
-            denoise=denoise_room.parse_all(self.denoise or ()),
+            encode=[encode_room.parse(text) for text in self.encode or ()],
+            denoise=[denoise_room.parse(text) for text in self.denoise or ()],
             exact=self.exact_noise,
         )
 
@@ -221,6 +225,17 @@ class Prepared:
     names: dict[str, Any]
     source: tuple[Any, ...]
     """What of the settings decides the bundle."""
+    budget: str | None = None
+    """The budget that the run is under."""
+    budget_key: Path | None = None
+
+    def contents(self) -> Iterator[bytes]:
+        """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
+        data, data_dir, records, features, validation, _, target, schema, *_ = self.source
+        bundle = self.bundle
+        if features is not None and bundle.train_keys is None and bundle.row_keys is None:
+            bundle = load(data, data_dir, records, validation=validation, target=target, schema=schema)
+        return of_bundle(bundle)
 
     def check(self, ranks: int = 1) -> None:
         """Refuse what a run on this many ranks would be refused for.
@@ -231,6 +246,16 @@ class Prepared:
         pick_device(self.training.device)
         limits.check(self.plan, ranks, shard=self.training.shard)
         self.training.at_batch(self.plan.batch_size)
+
+    def check_budget(self) -> None:
+        """Refuse a run that its budget does not allow.
+
+        Raises:
+            DataError: The budget is for other records.
+            BudgetSpentError: The run does not fit. Says what would.
+        """
+        if self.budget is not None:
+            lease_for(self.budget, self.plan, self.contents(), self.names, None, self.budget_key)
 
     def fit(self, *, out: Path | None = None, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
         """Train, with the log that the settings ask for; see `assay.fit`."""
@@ -246,6 +271,9 @@ class Prepared:
                 force=force,
                 names=self.names,
                 callbacks=[*callbacks, logged],
+                budget=self.budget,
+                budget_key=self.budget_key,
+                contents=None if self.budget is None else self.contents(),
             )
 
 
@@ -377,12 +405,15 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
         )
-    logs.check(o.log)
+    if o.log is not None:
+        logs.check(o.log)
     check_features(o.features, o.model, o.augment)
     samplers.parse(o.sampling)  # these are refused before data are loaded
     clip_rules.parse(o.clip or str(chosen.clip))
-    encode_room.parse_all(o.encode or ())
-    denoise_room.parse_all(o.denoise or ())
+    for text in o.encode or ():
+        encode_room.parse(text)
+    for text in o.denoise or ():
+        denoise_room.parse(text)
     source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema)
     if like is not None and like.source == source:
         bundle = like.bundle
@@ -415,9 +446,19 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "unit_column": bundle.unit_column,
         "notes": bundle.notes,
         "log": o.log,
+        "operator": o.operator,
         "tuning": o.described,
     }
-    return Prepared(network=network, bundle=bundle, plan=plan, training=training, names=names, source=source)
+    return Prepared(
+        network=network,
+        bundle=bundle,
+        plan=plan,
+        training=training,
+        names=names,
+        source=source,
+        budget=o.budget,
+        budget_key=o.budget_key,
+    )
 
 
 def _default_batch(sampling: type[Sampler], records: int) -> int:

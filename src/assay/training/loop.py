@@ -19,11 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dp_accounting.dp_event import NoOpDpEvent
+from dp_accounting.dp_event import DpEvent, NoOpDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
+from assay.data.identity import contents as contents_of
 from assay.data.records import Records
 from assay.data.task import Task
 from assay.distributed.launch import restarted
@@ -35,18 +37,20 @@ from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage
 from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
-from assay.runs import checkpoint
+from assay.runs import budgeted, checkpoint
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.losses import cross_entropy, loss_of
 from assay.runs.record import Facts
 from assay.runs.result import Result
 from assay.runs.run import Course, Run, Saved
+from assay.runs.schema import CENTRAL
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_run
-from assay.training.record import KIND, facts
+from assay.training.processor import check_precision
+from assay.training.record import facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
@@ -65,6 +69,9 @@ def fit(
     force: bool = False,
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    budget: Budget | str | Path | None = None,
+    budget_key: str | Path | None = None,
+    contents: Iterable[bytes] | None = None,
 ) -> Result:
     """Train `model` in place on `train` under `plan`.
 
@@ -83,12 +90,17 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
+        budget_key: The file of the private key, for a budget that is signed.
+        contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
 
     Returns:
         The model with its record and its privacy statement.
 
     Raises:
         ConfigError: Before anything is trained or written, for settings that do not go together.
+        BudgetSpentError: Before anything is trained or written, if the run does not fit into the budget.
+        DataError: The budget is for other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     training, ranks = training or Training(), world()
@@ -98,19 +110,98 @@ def fit(
     if test is not None:
         Records(test).check_pairs("test")
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
+    lease = None
+    if budget is not None:
+        # a restarted rank has reserved already, and must not be refused by its own reservation
+        lease = ranks.once(
+            lambda: (
+                _restarted_lease(out) or lease_for(budget, plan, contents or contents_of(train), names, out, budget_key)
+            )
+        )
     directory = None
     if out is not None:
-        spec = {"kind": KIND, "plan": plan.to_json(), "training": training_json(training), "names": dict(names or {})}
+        spec = {
+            "kind": CENTRAL,
+            "plan": plan.to_json(),
+            "training": training_json(training),
+            "names": dict(names or {}),
+        }
+        if lease is not None:
+            spec[budgeted.FIELD] = lease.to_json()
         directory = ranks.once(lambda: _begun(Path(out), spec, force))
         if ranks.once(lambda: directory.finished):  # by ranks of which one was lost after that
             return _complete(model, directory, ranks)
-    return _run(model, train, plan, test, loss, training, directory, names or {}, callbacks, ranks)
+    return _run(
+        model,
+        train,
+        plan,
+        test=test,
+        loss=loss,
+        training=training,
+        directory=directory,
+        names=names or {},
+        callbacks=callbacks,
+        ranks=ranks,
+        lease=lease,
+    )
+
+
+def lease_for(
+    budget: Budget | str | Path,
+    plan: Plan,
+    contents: Iterable[bytes],
+    names: Mapping[str, Any] | None,
+    out: str | Path | None,
+    key: str | Path | None,
+) -> budgeted.Lease:
+    """Check that a run fits into a budget; nothing is written.
+
+    Args:
+        budget: The budget, or its name.
+        plan: What the run may release.
+        contents: What its records are recognised by.
+        names: Describes model and data.
+        out: Where the run will be written, if anywhere.
+        key: The file of the private key, for a budget that is signed.
+
+    Returns:
+        What goes into its `run.json`.
+
+    Raises:
+        ConfigError: The budget's unit or adjacency is another one.
+        DataError: The budget is for other records.
+        BudgetSpentError: The run does not fit.
+    """
+    known = names or {}
+
+    def noisier(times: float) -> tuple[DpEvent, float]:
+        more = replace(plan, noise_multiplier=times * plan.noise_multiplier, epsilon_limit=None, epsilon_claimed=None)
+        return more.event(), more.epsilon()
+
+    return budgeted.lease(
+        budget,
+        plan,
+        contents,
+        name="a run from Python" if out is None else str(out),
+        what=f"{plan.method.name} on {known.get('data', 'unnamed data')}",
+        key=key,
+        by=known.get("operator"),
+        noisier=noisier if plan.noise_multiplier > 0 else None,
+    )
+
+
+def _restarted_lease(out: str | Path | None) -> budgeted.Lease | None:
+    """The lease of the run that ranks which were started again had begun."""
+    if out is None or not restarted() or not (found := RunDirectory(Path(out))).spec.exists():
+        return None
+    return budgeted.Lease.from_json(found.read_spec().get(budgeted.FIELD))
 
 
 def _run(
     model: nn.Module,
     train: Dataset[Any],
     plan: Plan,
+    *,
     test: Dataset[Any] | None,
     loss: Loss,
     training: Training,
@@ -118,6 +209,7 @@ def _run(
     names: Mapping[str, Any],
     callbacks: Iterable[Callback],
     ranks: World,
+    lease: budgeted.Lease | None = None,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
@@ -134,6 +226,7 @@ def _run(
         directory=directory,
         callbacks=callbacks,
         ranks=ranks,
+        lease=lease,
     ).go()
 
 
@@ -188,8 +281,21 @@ def resume(
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
+    lease = budgeted.Lease.from_json(spec.get(budgeted.FIELD))
     loss = loss_of(_task(spec["names"])) if loss is None else loss
-    return _run(model, train, plan, test, loss, training, directory, spec["names"], callbacks, ranks)
+    return _run(
+        model,
+        train,
+        plan,
+        test=test,
+        loss=loss,
+        training=training,
+        directory=directory,
+        names=spec["names"],
+        callbacks=callbacks,
+        ranks=ranks,
+        lease=lease,
+    )
 
 
 def _task(names: Mapping[str, Any]) -> Task | None:
@@ -294,6 +400,7 @@ class Loop(Course):
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
         self.insertion = insertion or Insertion()
         self.device = pick_device(training.device)
+        check_precision(training.precision, self.device)  # a run may be resumed on another machine
         # a model that is to be split may be larger than the device
         self.model = model.to("cpu" if training.shard else self.device).train()
         self.meter = MeanLoss()

@@ -22,6 +22,7 @@ from assay.methods.plan import Plan
 from assay.methods.stage import Loss
 from assay.models import compat, copies
 from assay.training import augment, limits
+from assay.training.processor import check_precision
 from assay.training.settings import Training, pick_device
 
 # A table that all records share may happen to have as many rows as the trial has records, and be taken for one row per
@@ -63,6 +64,7 @@ def check_run(
         raise ConfigError("device", training.device, "cpu with exact noise: kernels elsewhere add up in any order")
     if plan.exact and training.precision != "float32":
         raise ConfigError("precision", training.precision, "float32 with exact noise")
+    check_precision(training.precision, device)
     decided = plan.stage is not None and plan.center is None  # a stage that decides what the model sees
     if not training.shard and not decided:
         _rehearse(model, train, loss, plan, training, device)

@@ -16,9 +16,9 @@ from assay.methods.plan import Plan
 from assay.methods.stage import rows
 from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
+from assay.runs.schema import CENTRAL
 from assay.training.settings import training_from_json
 
-KIND = "central"
 _UNIT = "one record"
 
 _ADJACENCY = {
@@ -46,7 +46,7 @@ def facts(
     """
     described = plan.to_json()
     return Facts(
-        kind=KIND,
+        kind=CENTRAL,
         method=plan.method.name,
         variant=plan.method.variant,
         options=methods.options(plan.method),
@@ -90,7 +90,7 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         method=f"{plan.method.summary}. As published it is: {plan.method.soundness}",
         protected=[
             f"Adjacency: {plan.adjacency.value}: {_ADJACENCY[plan.adjacency]}.",
-            "In words: whatever is done with the model, its outputs are at most e^ε times as likely (plus δ) as they"
+            "In words: whatever anybody does with the model, no outcome is more than e^ε times as likely (plus δ) as it"
             f" would be {_OTHERWISE[plan.adjacency].format(unit)}.",
         ],
         mechanism=[
@@ -121,9 +121,7 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
     )
 
 
-_LOSSES = (
-    "the optimizer's state, and the training losses in the record (they have noise of their own, which is part of ε)"
-)
+_LOSSES = "the optimizer's state, and the training losses in the record (they have separate noise, which is part of ε)"
 _EXACT = (
     "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered"
     " as well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact;"

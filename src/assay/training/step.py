@@ -29,14 +29,13 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from assay._util import digest
+from assay._util import seals
 from assay._util.figures import at_most
-from assay._util.process import Unique, here
+from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
-from assay.distributed.placement import Everywhere, Placement
-from assay.distributed.world import Ranks, World
+from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients import on_grid
@@ -207,7 +206,7 @@ class PrivateStep(Unique):
         self._origin = 0 if seeded else taken
         self.taken = taken
         cost = functools.partial(plan.steps_event, start=self._origin)
-        start = world.once(lambda: digest.of_model(model)) if seeded and taken == 0 else None
+        start = world.once(lambda: seals.of_model(model)) if seeded and taken == 0 else None
         draws = self.randomness.fingerprint
         self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start, origin=self._origin)
         self.randomness = self._segment.own(self.randomness)
@@ -478,7 +477,7 @@ class PrivateStep(Unique):
     def close(self) -> None:
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         self._closed = True
-        if self._process is here():  # a forked child has nothing to settle: its parent continues
+        if not self.is_inherited:  # a forked child has nothing to settle: its parent continues
             self.settle()
         if self._own_ledger:
             self.ledger.close()
@@ -526,7 +525,7 @@ def _left_of(asked: Sequence[SideQuery]) -> float:
 
 def _claimed_charges(ledger: Ledger) -> Any:
     """Lock the ledger against other processes; the charges it holds."""
-    ledger.claim()
+    ledger.lock()
     return ledger.charges()
 
 

@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import replace_text, set_times
+from assay.accounting.epsilon import Adjacency
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.data.records import Records
 from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness
+from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.directory import RunDirectory
 from assay.runs.record import epsilon_facts, number
 from assay.runs.result import Result, cross_entropy, evaluate, write_result
@@ -33,7 +36,9 @@ from assay.training.settings import training_json
 
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
 """Settings that a choice decides itself."""
-_DATA_AND_BUDGET = {"data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device"}
+_DATA_AND_BUDGET = {
+    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key", "operator",
+}  # fmt: skip
 _DECIDES_EPSILON = {
     "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
     "noise_schedule", "sampling",
@@ -223,6 +228,18 @@ def _on_split(plan: Plan, split: selection.Split) -> Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Spending:
+    """What a choice releases, as a budget asks for it."""
+
+    delta: float
+    adjacency: Adjacency
+    whole: DpEvent
+
+    def event(self) -> DpEvent:
+        return self.whole
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivateChoice:
     """The best of a secret number of trials on private records."""
 
@@ -265,6 +282,25 @@ class PrivateChoice:
             "score_points": split.score_points,
         }
 
+    @property
+    def _spending(self) -> _Spending:
+        whole = selection.selection(self.plan, self.split.score_noise, self.trials)
+        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, whole=whole)
+
+    def _lease(self) -> Lease | None:
+        """Check that the choice fits into its budget, before anything is written."""
+        if self.shared.budget is None:
+            return None
+        return lease(
+            self.shared.budget,
+            self._spending,
+            self.made[0].contents(),
+            name=str(self.out),
+            what=f"a choice among {len(self.settings)} settings on {self.made[0].names['data']}",
+            key=self.shared.budget_key,
+            by=self.shared.operator,
+        )
+
     def run(self) -> Result:
         """Charge, train, choose, and write the model that was chosen."""
         shared, settings, made, parts, plans = self.shared, self.settings, self.made, self.parts, self.plans
@@ -279,12 +315,18 @@ class PrivateChoice:
             "training": _in_common([training_json(one.training) for one in made]),
             "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
         }
+        mine = self._lease()
+        if mine is not None:
+            spec[FIELD] = mine.to_json()
         directory = RunDirectory.create(self.out, spec)
         begun = directory.spec.stat().st_mtime_ns
         replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
         ledger = directory.open_ledger(delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
+        if mine is not None:
+            ledger.covers = mine.begin(self._spending, directory).covers
         ledger.pay(selection.selection(calibrated, split.score_noise, mean))  # all trials, before the first
         ledger.close()
+        in_budget = None if mine is None else mine.end(ledger)  # nothing more will be charged
 
         def run(which: int, trial: int) -> Result:
             own = None if seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
@@ -312,6 +354,9 @@ class PrivateChoice:
             "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
             "seed": seed,
             "tuning": {**chosen_by, "chosen": settings[which]},
+            "operator": shared.operator,
+            FIELD: in_budget,
+            "date": None,  # when it ended tells how long all trials took
             "timing": None,  # of a trial; the first one takes longer than the others
         }
         record["sentences"] = {
@@ -439,6 +484,9 @@ class PublicChoice:
             training=one.training,
             out=out,
             names={**one.names, "tuning": chosen_by},
+            budget=one.budget,
+            budget_key=one.budget_key,
+            contents=None if one.budget is None else one.contents(),
         )
 
 

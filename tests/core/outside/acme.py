@@ -14,8 +14,8 @@ from assay.data.sampling import Sampler
 from assay.federated.methods.fedavg import FedAvg
 from assay.gradients.clipping import ClipRule
 from assay.methods.dpsgd import DPSGD
+from assay.report.elements import section
 from assay.report.html import tag
-from assay.report.parts import section
 from assay.report.sections import Section
 
 

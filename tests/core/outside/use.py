@@ -1,4 +1,6 @@
-"""Use everything that `acme` adds, by its names alone, in the folder that is given: a run by its command, then the rest on it."""
+"""Use everything that `acme` adds, by its names alone, in the folder that is given: a run by its command, then the rest
+on it.
+"""
 
 import json
 import sys

@@ -59,3 +59,17 @@ def test_noise_loses_what_the_filter_takes():
 def test_vectors_and_matrices_stay_as_they_are():
     value = {"bias": torch.randn(5), "weight": torch.randn(3, 4)}
     assert LowPass(rho=0.1)(value, 0.1)["weight"] is value["weight"]
+
+
+def test_the_published_filter_keeps_the_first_coefficients_and_takes_the_real_part():
+    """A block of eight at ρ = ½, as the authors' code has it: rank 7, the mean whole and six directions by half."""
+    matrix = LowPass(rho=0.5, one_sided=True)({"w": torch.eye(8, dtype=torch.float64).view(8, 1, 8)}, 0.1)["w"].view(
+        8, 8
+    )
+    assert torch.linalg.eigvalsh(matrix).tolist() == pytest.approx([0.0] + [0.5] * 6 + [1.0], abs=1e-12)
+    value = torch.randn(3, 2, 5, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    spectrum = torch.fft.fftn(value, dim=(2, 3))
+    spectrum[:, :, 3:, :] = 0
+    spectrum[:, :, :, 4:] = 0
+    expected = torch.fft.ifftn(spectrum, dim=(2, 3)).real
+    assert torch.allclose(LowPass(rho=0.5, one_sided=True)({"w": value}, 0.1)["w"], expected, atol=1e-12)

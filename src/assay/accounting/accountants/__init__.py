@@ -1,8 +1,8 @@
-"""Accountants: how each class of event is written, and which releases it stands for. One file a family of events.
+"""Accountants: how each class of event is stored, and the releases that it stands for. One file per family of events.
 
-An event is what a mechanism or a sampler states; its accountant turns it into terms (`assay.accounting.losses`), whose composition gives ε.
-A file that defines `ACCOUNTANTS` is found by itself; `assay._util.registry` tells how one from outside is added. An accountant is part of the
-proof of ε: what its terms do not dominate is not covered.
+A mechanism or a sampler states an event. Its accountant turns the event into terms (`assay.accounting.losses`), whose
+composition gives ε. The registry finds a file that defines `ACCOUNTANTS`; `assay._util.registry` says how to add one
+from outside. An accountant belongs to the proof of ε: its terms must dominate everything that the event releases.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from assay.errors import AssayError, ConfigError
 
 
 class UnaccountableError(AssayError):
-    """No sound bound is known here for this event under this adjacency."""
+    """Assay knows no sound bound for this event under this adjacency."""
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a number in an event may be."""
+    """The range of a number in an event.
+
+    Attributes:
+        accepted: the range in words.
+        least: the smallest number.
+        most: the largest number.
+        whole: whether it must be a whole number.
+    """
 
     accepted: str
     least: int
@@ -35,10 +42,14 @@ class Range:
     whole: bool = False
 
     def check(self, path: str, value: object) -> int | float:
-        """The number as a plain one; refused out of range."""
+        """The number as an int or a float.
+
+        Raises:
+            ConfigError: it is out of range, or no number.
+        """
         number: int | float | None = None
         if type(value) is bool:
-            number = None  # an Integral to Python
+            number = None  # Python counts it as Integral
         elif isinstance(value, Integral):
             number = int(value)
         elif isinstance(value, Real) and not self.whole:
@@ -56,7 +67,7 @@ REPETITIONS = Range("a number from 1 to 10,000", 1, 10_000)
 COUNT = Range("a whole number from 0 to 2⁵³", 0, 2**53, whole=True)
 SIZE = Range("a whole number from 1 to 2⁵³", 1, 2**53, whole=True)
 
-LEAST_RATE = 1e-15  # beyond, a probability is taken for the nearest one that costs more
+LEAST_RATE = 1e-15  # a smaller probability counts as this one, which costs more
 
 Parts = Iterator[tuple[Term | None, int]]
 """Terms and how often each happens; None stands for a release without privacy."""
@@ -64,22 +75,28 @@ Parts = Iterator[tuple[Term | None, int]]
 
 @dataclass(frozen=True, kw_only=True)
 class Accountant(ABC):
-    """How one class of event is written, and which terms it stands for."""
+    """How one class of event is stored, and which terms it stands for.
+
+    Attributes:
+        name: its `kind` in ledgers and records.
+        event: the class.
+        numbers: the ranges of its numbers, by field.
+        inner: the field that holds an inner event ("event") or several ("events").
+        fixed: fields that must have this value, and are not stored.
+    """
 
     name: str
-    """The `kind` that ledgers and records know it by."""
     event: type[DpEvent]
     numbers: Mapping[str, Range] = field(default_factory=dict)
-    """Its numbers by field name."""
     inner: str | None = None
-    """The field that holds an inner event (`event`) or several (`events`)."""
     fixed: Mapping[str, float] = field(default_factory=dict)
-    """Fields that have one value here, and are not written."""
 
     @abstractmethod
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:
-        """What the event releases, relative to what one record can contribute where one is added or removed, to twice that where
-        one is replaced.
+        """The terms of the event, and how often each happens.
+
+        They are relative to what one record can contribute where one is added or removed, and to twice that where one
+        is replaced.
 
         Args:
             event: of the class `self.event`, with numbers in their ranges.
@@ -91,7 +108,7 @@ class Accountant(ABC):
         """
 
     def check(self, data: Mapping[str, object], path: str) -> None:  # noqa: B027 - most have nothing to check
-        """Refuse numbers that are each in range and do not go together. `data` is the event as it is written."""
+        """Refuse numbers that are each in range but do not fit together; `data` is the stored event."""
 
 
 ACCOUNTANTS: Registry[Accountant] = Registry(
@@ -105,7 +122,11 @@ ACCOUNTANTS: Registry[Accountant] = Registry(
 
 
 def accountant_of(event: object, path: str = "event") -> Accountant:
-    """The accountant of this event; refused where there is none."""
+    """The accountant of this event.
+
+    Raises:
+        ConfigError: there is none.
+    """
     for known in ACCOUNTANTS.values():
         if type(event) is known.event:
             return known

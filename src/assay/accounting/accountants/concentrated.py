@@ -1,4 +1,4 @@
-"""Releases of which only ρ is known: zero-concentrated differential privacy (Bun and Steinke 2016)."""
+"""Releases of which only ρ is known: zero-concentrated privacy (Bun and Steinke 2016, arXiv:1605.02065)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from assay.accounting.losses import Concentrated
 
 @dataclass(frozen=True, kw_only=True)
 class ZeroConcentrated(Accountant):
-    """ρ-zCDP."""
+    """ρ-zero-concentrated differential privacy."""
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:  # noqa: ARG002
-        """Divergences of a shift twice as long are at most four times as large."""
+        """Doubling the shift makes the divergences at most four times as large."""
         if event.rho:
             yield Concentrated(event.rho * (4 if adjacency is Adjacency.REPLACE_ONE else 1)), 1
 

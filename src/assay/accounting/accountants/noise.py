@@ -11,7 +11,7 @@ from dp_accounting.dp_event import DpEvent
 from assay.accounting.accountants import NOISE, Accountant, Adjacency, Parts
 from assay.accounting.losses import Gaussian, Laplace
 
-_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9  # beyond, noise is taken for the nearest that costs more
+_LEAST_NOISE, _MOST_NOISE = 1e-3, 1e9  # noise outside counts as the nearest that costs more
 
 
 def noise(event: DpEvent, shift: int) -> Gaussian | Laplace | None:
@@ -27,7 +27,7 @@ class Noise(Accountant):
     """Noise added once, relative to what one record contributes."""
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:  # noqa: ARG002
-        """The noise; where a record is replaced, the sum moves by twice as much."""
+        """The noise. Where a record is replaced, the sum moves by twice as much."""
         yield noise(event, 2 if adjacency is Adjacency.REPLACE_ONE else 1), 1
 
 

@@ -17,7 +17,7 @@ class Answers(Accountant):
     """The truth, or a uniform choice among the answers."""
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:  # noqa: ARG002
-        """Defined where a record is replaced only."""
+        """One answer. It is defined only where a record is replaced."""
         if adjacency is not Adjacency.REPLACE_ONE:
             raise UnaccountableError(
                 f"{event} has no finite ε under {adjacency}: the number of answers tells whether a record is "

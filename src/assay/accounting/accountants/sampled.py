@@ -28,21 +28,21 @@ from assay.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled(Accountant):
-    """What is released from one sample, amplified."""
+    """Releases from one sample, amplified."""
 
     shift: ClassVar[int]
-    """How far a record of the sample itself moves the release, in bounds of one record."""
+    """How far a record of the sample moves the release, in multiples of the bound on one record."""
 
     @abstractmethod
     def rate(self, event: DpEvent) -> float:
-        """The chance that a record is in the sample."""
+        """The probability that a record is in the sample."""
 
     @abstractmethod
     def amplified(self, event: DpEvent, base: Gaussian | Laplace, rate: float, adjacency: Adjacency) -> Term:
-        """The term of noise `base` on a sample, drawn with this chance, at least `LEAST_RATE`."""
+        """The term of noise `base` on a sample that is drawn with this probability, at least `LEAST_RATE`."""
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:
-        """All that is released from one sample is taken together first: its parts are not sampled independently."""
+        """The term of all releases from the sample together, because they are not sampled independently."""
         rate = self.rate(event)
         inner = events.joint([event.event])
         if rate == 0 or isinstance(inner, dp_event.NoOpDpEvent):
@@ -75,17 +75,17 @@ def _not_for_laplace(event: DpEvent, adjacency: Adjacency) -> UnaccountableError
 
 @dataclass(frozen=True, kw_only=True)
 class PoissonSampled(Sampled):
-    """Each record is in the sample by itself with the same chance."""
+    """Each record is in the sample independently with the same probability."""
 
     shift: ClassVar[int] = 1
 
     def rate(self, event: DpEvent) -> float:
-        """q."""
-        found: float = event.sampling_probability
-        return found
+        """The sampling probability q."""
+        probability: float = event.sampling_probability
+        return probability
 
     def amplified(self, event: DpEvent, base: Gaussian | Laplace, rate: float, adjacency: Adjacency) -> Term:
-        """Zhu, Dong and Wang 2022; where a record is replaced, for Gaussian noise only."""
+        """Zhu, Dong and Wang 2022 (arXiv:2106.08567); where a record is replaced, for Gaussian noise only."""
         if adjacency is not Adjacency.REPLACE_ONE:
             return Poisson(rate, base)
         if isinstance(base, Gaussian):
@@ -95,23 +95,29 @@ class PoissonSampled(Sampled):
 
 @dataclass(frozen=True, kw_only=True)
 class FixedSize(Sampled):
-    """A uniformly random subset of fixed size. Where a record of it is replaced, the release moves by twice the bound."""
+    """A uniformly random subset of fixed size. Replacing a record of it moves the release by twice the bound."""
 
     shift: ClassVar[int] = 2
 
     def rate(self, event: DpEvent) -> float:
-        """b/N."""
-        found: float = event.sample_size / event.source_dataset_size
-        return found
+        """The size of the sample b divided by the number of records N."""
+        share: float = event.sample_size / event.source_dataset_size
+        return share
 
-    def amplified(self, event: DpEvent, base: Gaussian | Laplace, rate: float, adjacency: Adjacency) -> Term:  # noqa: ARG002
-        """Balle, Barthe and Gaboardi 2018, theorem 9."""
+    def amplified(
+        self,
+        event: DpEvent,
+        base: Gaussian | Laplace,
+        rate: float,  # noqa: ARG002
+        adjacency: Adjacency,
+    ) -> Term:
+        """Balle, Barthe and Gaboardi 2018 (arXiv:1807.01647), Theorem 9."""
         if isinstance(base, Gaussian):
             return WithoutReplacement(event.sample_size, event.source_dataset_size, base)
         raise _not_for_laplace(event, adjacency)
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:
-        """Defined where a record is replaced only."""
+        """As for every sample, but defined only where a record is replaced."""
         if adjacency is not Adjacency.REPLACE_ONE:
             raise UnaccountableError(
                 f"{event} has no bound under {adjacency}: adding a record changes the number of records and with "
@@ -120,7 +126,7 @@ class FixedSize(Sampled):
         return super().terms(event, adjacency, parts)
 
     def check(self, data: Mapping[str, object], path: str) -> None:
-        """No more records in the sample than there are."""
+        """Refuse samples that are larger than the data set."""
         size, source = data.get("sample_size"), data.get("source_dataset_size")
         if isinstance(size, int) and isinstance(source, int) and size > source:
             raise ConfigError(f"{path}.sample_size", size, f"at most source_dataset_size = {source}")

@@ -1,4 +1,4 @@
-"""The best of a random number of repetitions (Papernot and Steinke 2022)."""
+"""The best of a random number of repetitions (Papernot and Steinke 2022, arXiv:2110.03620)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Selection(Accountant):
     """A Poisson number of repetitions, of which the best is released."""
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:
-        """By Rényi divergences of one repetition."""
+        """The selection, by Rényi divergences of one repetition."""
         if adjacency is Adjacency.REPLACE_ONE:
             raise UnaccountableError(f"{event} is accounted for under {Adjacency.ADD_OR_REMOVE_ONE} only")
         inner = combined(parts(event.event))

@@ -1,4 +1,4 @@
-"""Events that are made of others, and those that need no noise to be accounted for: nothing, and everything."""
+"""Compositions of events, and releases of nothing or of everything."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from assay.accounting.accountants import COUNT, Accountant, Adjacency, Parts
 
 @dataclass(frozen=True, kw_only=True)
 class Structure(Accountant):
-    """A release of nothing or of everything, or what happens several times or one after another."""
+    """A release of nothing or of everything, or a composition of events."""
 
     def terms(self, event: DpEvent, adjacency: Adjacency, parts: Callable[[DpEvent], Parts]) -> Parts:  # noqa: ARG002
-        """Those of the inner events."""
+        """The terms of the inner events."""
         if isinstance(event, dp_event.NonPrivateDpEvent):
             yield None, 1
         elif isinstance(event, dp_event.SelfComposedDpEvent):

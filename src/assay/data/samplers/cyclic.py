@@ -68,5 +68,5 @@ class Cyclic(Sampler):
         """A sentence for the statement."""
         return (
             f"cyclic Poisson sampling: each record belongs to one of {self.bands} groups, drawn by itself, which take "
-            f"turns, and enters its group's batch independently with probability {self.member_rate:.6g}"
+            f"turns, and enters its group's batch independently with probability {self.member_rate:.5g}"
         )

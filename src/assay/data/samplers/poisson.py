@@ -43,7 +43,7 @@ class Poisson(Sampler):
 
     def describe(self) -> str:
         """A sentence for the statement."""
-        return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.6g}"
+        return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.5g}"
 
 
 SAMPLER = Poisson

@@ -1,4 +1,4 @@
-"""Columns as numbers, by their declaration alone. A row's features depend on that row and on the schema, and on nothing else."""
+"""Columns as numbers, by their declaration alone. A row's features depend on that row and on the schema only."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from assay.errors import ConfigError, DataError
 
 _LEAST = 5  # rows, or persons, of which a fifth can be set aside
 NOTES = (
-    "Rows were prepared by the schema that stands in the record and is taken as public: numbers are scaled by declared bounds and "
-    "clamped to them, values beside the declared levels count as one other level, a missing value has a feature of its own, words "
-    "are counted by a hash. No statistic of the rows is used."
+    "Rows were prepared by the schema that stands in the record and is taken as public: numbers are scaled by "
+    "declared bounds and clamped to them, values beside the declared levels count as one other level, a missing value "
+    "has a feature of its own, words are counted by a hash. No statistic of the rows is used."
 )
 
 
@@ -37,13 +37,14 @@ def table(
 ) -> DataBundle:
     """A CSV or Parquet file, a pyarrow table or a `datasets.Dataset` as a data set to train on.
 
-    Nothing is computed from the rows but what the schema declares, row by row, so preparing them costs no privacy. Without a
-    test part, about a fifth of the rows is set aside for testing by a keyed hash of each row's values; with a unit, about a
-    fifth of the persons, by a keyed hash of the id, so that nobody has rows in both parts.
+    Nothing is computed from the rows but what the schema declares, row by row, so preparing them costs no privacy.
+    Without a test part, about a fifth of the rows is set aside for testing by a keyed hash of each row's values; with a
+    unit, about a fifth of the persons, by a keyed hash of the id, so that nobody has rows in both parts.
 
     Args:
         source: The path of a file (.csv, .tsv, .parquet, .pq), or a table in memory.
-        target: The column to predict; several columns of type flag for a multi-label task. None takes what the schema names.
+        target: The column to predict; several columns of type flag for a multi-label task. None takes what the schema
+        names.
         schema: What is publicly known of the columns: the path of a .toml file, a `Schema`, or a mapping such as
             `{"age": {"type": "number", "low": 0, "high": 100}}`.
         unit: The column that says whose a row is.
@@ -82,6 +83,7 @@ def table(
         test_units=None if test_whose is None else torch.from_numpy(test_whose.numbers),
         train_keys=None if whose is None else torch.from_numpy(whose.keys),
         unit_column=unit,
+        row_keys=torch.from_numpy(first.keys),
         task=task,
         schema=declared.to_json(),
     )
@@ -118,7 +120,8 @@ def _asks_for_one(source: Path | str | Any, target: str | Sequence[str] | None) 
         if name not in names:
             raise ConfigError("target", name, f"a column of the table: {listed(names)}")
     return (
-        f"what is publicly known of the columns. Save this as {called}, fill it in, and say --schema {called} (from Python "
+        f"what is publicly known of the columns. Save this as {called}, fill it in, and say --schema {called} (from "
+        "Python "
         f'schema="{called}"); `assay data schema` writes it, and fills it in from a public sample\n\n{empty}'
     )
 
@@ -143,7 +146,8 @@ def _divided(name: str, rows: Rows, unit: str | None) -> tuple[Rows, Rows]:
     if testing.all() or not testing.any():
         there = f"{len(keys)} rows" if unit is None else f"{len(np.unique(keys))} persons (column {unit!r})"
         raise DataError(
-            f"{name} has {there}: too few to set a fifth aside for testing, drawn by a hash. Give more (at least {_LEAST}, better "
+            f"{name} has {there}: too few to set a fifth aside for testing, drawn by a hash. Give more (at least "
+            f"{_LEAST}, better "
             "100), or from Python a table of its own: test=..."
         )
     return _only(rows, ~testing), _only(rows, testing)
@@ -164,10 +168,11 @@ def _check_apart(first: Rows, second: Rows, unit: str | None) -> None:
 def _divided_words(unit: str | None) -> str:
     if unit is None:
         return (
-            " About one of every five rows is set aside for testing, by a hash of its own values. One row more or less moves no "
-            "other row from one part to the other."
+            " About one of every five rows is set aside for testing, by a hash of its own values. One row more or "
+            "less moves no other row from one part to the other."
         )
     return (
-        f" About one of every five persons (column {unit}) is set aside for testing with all of their rows, by a hash of the id. One "
+        f" About one of every five persons (column {unit}) is set aside for testing with all of their rows, by a "
+        "hash of the id. One "
         "person more or less moves nobody else from one part to the other."
     )

@@ -1,4 +1,4 @@
-"""Rows by their schema: features, and targets for training. New rows are prepared by the same function as those of the run."""
+"""Rows by their schema: features, and targets for training. The same function prepares new rows and those of a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assay.errors import ConfigError, DataError
 
 @dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Prepared rows: features, targets as `Task` says, and two keys of each row: of its person, and of its own content."""
+    """Prepared rows: features, targets as `Task` says, and two keys of each row: of its person and of its content."""
 
     x: npt.NDArray[np.float32]
     y: npt.NDArray[Any]
@@ -150,7 +150,8 @@ def _check_classes(table: Table, schema: Schema, y: npt.NDArray[Any]) -> None:
     task = task_of(schema)
     if task.is_classification and len(np.unique(y)) == 1:
         raise DataError(
-            f"{table.name}, column {schema.target[0]!r}: every row is {task.names[int(y[0])]!r}; at least two classes are required"
+            f"{table.name}, column {schema.target[0]!r}: every row is {task.names[int(y[0])]!r}; at least two "
+            "classes are required"
         )
 
 

@@ -1,7 +1,8 @@
 """CSV and Parquet files as pyarrow tables. A CSV file is read as texts: no type is inferred from its values.
 
-What is wrong is said with the file, the row and the column. Rows are counted as a spreadsheet counts them: in a CSV file the
-header is row 1; in Parquet the first record is row 1. Such errors quote private values: they are for the holder of the records.
+What is wrong is said with the file, the row and the column. Rows are counted as a spreadsheet counts them: in a CSV
+file the header is row 1; in Parquet the first record is row 1. Such errors quote private values: they are for the
+holder of the records.
 """
 
 from __future__ import annotations
@@ -120,7 +121,8 @@ def header(path: Path, *, delimiter: str | None = None) -> list[str]:
         names = _csv_header(path, _between(path, delimiter), chosen=delimiter is not None)
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(
-            f"{path}, row 1: column {twice[0]!r} is there {Counter(names)[twice[0]]} times; names must differ from each other"
+            f"{path}, row 1: column {twice[0]!r} is there {Counter(names)[twice[0]]} times; names must differ from "
+            "each other"
         )
     return names
 
@@ -160,10 +162,9 @@ def _csv_header(path: Path, delimiter: str, *, chosen: bool) -> list[str]:
         for other, words in _DELIMITERS.items():
             if other in names[0] and other != delimiter:
                 raise DataError(
-                    f"{path}, row 1 is one single column {names[0][:60]!r}: values seem to be separated by {words}, and "
-                    f'{_DELIMITERS[delimiter]} is expected. Say delimiter = "{other}" in the [table] section of the schema'.replace(
-                        "\t", "\\t"
-                    )
+                    f"{path}, row 1 is one single column {names[0][:60]!r}: values seem to be separated by {words}, "
+                    + f'and {_DELIMITERS[delimiter]} is expected. Say delimiter = "{other}" '.replace("\t", "\\t")
+                    + "in the [table] section of the schema"
                 )
     for at, name in enumerate(names, 1):
         if not name:
@@ -213,8 +214,8 @@ def _csv(path: Path, names: list[str], delimiter: str) -> pa.Table:
         hint = ", and every quotation mark closed" if '"' in row.text else ""
         where = "" if row.number is None else f", row {row.number}"
         raise DataError(
-            f"{path}{where} has {row.actual_columns} values ({text!r}); {row.expected_columns} are required, one for each of the "
-            f"columns {listed(names)}{hint}"
+            f"{path}{where} has {row.actual_columns} values ({text!r}); {row.expected_columns} are required, one for "
+            f"each of the columns {listed(names)}{hint}"
         ) from error
 
 
@@ -229,7 +230,8 @@ def _check_utf8(path: Path) -> None:
             except UnicodeDecodeError as error:
                 row += block[: error.start].count(b"\n")
                 raise DataError(
-                    f"{path}, row {row} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save the file as CSV in UTF-8"
+                    f"{path}, row {row} is not UTF-8 (byte 0x{error.object[error.start]:02x}); save the file as CSV in "
+                    "UTF-8"
                 ) from None
             row += block.count(b"\n")
 

@@ -1,4 +1,4 @@
-"""What is publicly known of a table's columns: their types, ranges and levels. Rows are prepared by this and nothing else.
+"""What is publicly known about a table's columns: types, ranges and levels. Nothing else decides how rows are prepared.
 
     [table]                       # optional
     delimiter = ","
@@ -14,8 +14,8 @@
     type = "category"
     levels = ["surgery", "medicine", "children"]
 
-A schema must hold public facts only: what a codebook, a form or a standard says, or what another, public table shows. A range
-or a list of levels that was read off the private rows is not covered by any ε.
+A schema must hold public facts only: what a codebook, a form or a standard says, or what another, public table shows. A
+range or a list of levels that was read off the private rows is not covered by any ε.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Number(Column):
 
 @dataclass(frozen=True, kw_only=True)
 class Category(Column):
-    """One of the declared levels, a feature each. With `other`, one more stands for every value that is not declared."""
+    """One of the declared levels, one feature for each. With `other`, one more stands for all other values."""
 
     type: ClassVar[str] = "category"
     levels: tuple[str, ...]

@@ -1,7 +1,8 @@
 """Schemas to begin with: an empty one from a file's column names, or one that is filled in from a public sample.
 
-Nothing here looks at a value of the file to be trained on. The names of columns are taken as public. So are the types that a
-Parquet file declares: they are a fact about how the file was written. Types inferred from the values of a CSV file would not be.
+Nothing here looks at a value of the file to be trained on. The names of columns are taken as public. So are the types
+that a Parquet file declares: they are a fact about how the file was written. Types inferred from the values of a CSV
+file would not be.
 """
 
 from __future__ import annotations

@@ -75,5 +75,5 @@ def unpack_answers(frame: bytes) -> list[tuple[int, bytes]]:
 def whole(value: object) -> int:
     """A client's number: a whole number from 0 on, not a boolean."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise FrameError(f"{value!r} is no client")
+        raise FrameError(f"{value!r} is not the number of a client")
     return value

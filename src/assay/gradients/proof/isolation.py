@@ -26,8 +26,10 @@ from assay.gradients.proof.calls import (
     Answer,
     Call,
     close,
+    copied,
     drawn_since,
     extra_states,
+    put_back,
     random_state,
     set_random_state,
     tensors,
@@ -66,6 +68,9 @@ LOSS_MIXES = (
     "a contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known "
     "beforehand"
 )
+
+_ROUNDING = 1e3
+_DIFFERENCE = 1e-2  # a number of records in place of two or three makes a larger one
 
 
 def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: bool = True) -> None:
@@ -244,6 +249,62 @@ def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records:
                 "what the model makes of a record depends on how many records there are in its batch, and so on "
                 "whether another one is among them: use a constant in the place of that number"
             )
+    _check_number_backwards(call, copy, records, torch.tensor(rows))
+
+
+def _check_number_backwards(call: Call, copy: nn.Module | None, records: int, rows: Tensor) -> None:
+    """Nor must the gradients of a few records' outputs change with how many others there are whose outputs do not count.
+
+    Copies are asked, because a backward pass may write. Where gradients cannot be asked for (a model that cannot be
+    copied, computes without autograd or forbids `torch.autograd.grad`), this says nothing.
+    """
+    one, other = _one_more(copy), _one_more(copy)
+    if one is None or other is None:
+        return
+    try:
+        among = _gradients(call, one, rows, records, lambda t: t)
+        few_of_them = functools.partial(picked, rows.tolist(), records)
+        alone = _gradients(call, other, torch.arange(len(rows)), len(rows), few_of_them)
+    except Exception:  # the user's own model, which may fail in any way
+        return
+    pairs = [(a.to_dense(), b.to_dense()) for a, b in zip(among, alone, strict=True) if a is not None and b is not None]
+    largest = max((float(a.abs().max()) for a, _ in pairs if a.numel()), default=0.0)
+    for many, few in pairs:
+        if not many.numel():
+            continue
+        # Of some parameters (the bias of a softmax's keys) the true gradient is 0, and only rounding is left to compare.
+        rounding = _ROUNDING * float(torch.finfo(many.dtype).eps) * largest
+        if float((many - few).abs().max()) > max(rounding, _DIFFERENCE * float(many.abs().max())):
+            raise UnsupportedModelError(
+                "the backward pass mixes records: the gradients of some records depend on how many others there are (a "
+                "hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound that"
+            )
+
+
+def _gradients(
+    call: Call, model: nn.Module, rows: Tensor, records: int, change: Callable[[Any], Any]
+) -> list[Tensor | None]:
+    """The gradients of the outputs of these rows by each trained parameter. Nothing is accumulated anywhere."""
+    args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
+    kept = copied(model.named_buffers())
+    now = random_state()
+    try:
+        set_random_state(call.random_state)
+        put_back(model, call.buffers)
+        with torch.enable_grad():
+            outputs = [t for t in tensors(model(*args, **kwargs)) if by_record(t, records) and t.requires_grad]
+            total = torch.stack([_weighted(t[rows]) for t in outputs]).sum()
+        asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        return list(torch.autograd.grad(total, asked, allow_unused=True))
+    finally:
+        set_random_state(now)
+        put_back(model, kept)
+
+
+def _weighted(output: Tensor) -> Tensor:
+    """A sum in which no two numbers count alike, so that none cancel."""
+    flat = output.flatten().double()
+    return (flat * (1 + torch.arange(len(flat), dtype=torch.float64, device=flat.device) / max(1, len(flat)))).sum()
 
 
 def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins: Coins) -> bool:

@@ -7,8 +7,8 @@ is at least the corner's, so clipping by it also bounds what is cropped from it.
 The norm comes from two power spectra (`assay.gradients.rules.spectra`), without building a record's map.
 
 If white noise on the map is followed by a low-pass filter, and only the corner is kept, no map is built at all. The
-corner of a filtered map m is E m, where E is [corner, map] with E Eᵀ = A = V Λ Vᵀ, and A[u, v] is the filter's kernel
-at u - v. U = Λ^-½ Vᵀ E has orthonormal rows: U m is no longer than m, white noise on m is white noise of the same scale
+corner of a filtered map m is E m, where E is [corner, map] with E Eᵀ = A = V Λ Vᵀ, and A[u, v] is the kernel of the
+filter applied twice at u - v. U = Λ^-½ Vᵀ E has orthonormal rows: U m is no longer than m, white noise on m is white noise of the same scale
 on U m, and V Λ^½ U m is the corner. So the sum is taken in the coordinates U m (`Filtered`), as many as the corner has,
 and `restored` after the noise. This has the distribution of adding noise to the map, filtering and cropping. As a
 function of that release it is no less private.
@@ -18,25 +18,18 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.arithmetic import rounding
+from assay.gradients.arithmetic import corner, rounding
 from assay.gradients.rules.layers import ConvRule
 from assay.gradients.rules.spectra import Correlations, Torus, by_frequency, norms
 from assay.gradients.uses.base import Use
 from assay.gradients.uses.convolution import Convolved
-from assay.mechanisms.frequencies import low_frequencies
-
-
-def corner(value: Tensor, shape: Sequence[int]) -> Tensor:
-    """The leading corner of `value`'s last dimensions with this shape; `value` itself if that is its shape."""
-    lead = [slice(None)] * (value.dim() - len(shape))
-    return value[(*lead, *map(slice, shape))]
+from assay.mechanisms.frequencies import leading_frequencies, low_frequencies
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,16 +45,31 @@ class Basis:
     """V Λ^½ transposed, [coordinates, corner]."""
 
 
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which low-pass filter follows the noise (`assay.methods.denoise.lowpass`)."""
+
+    rho: float
+    one_sided: bool = False
+
+    def gains(self, sides: tuple[int, ...]) -> Tensor:
+        """What it leaves of each frequency of the half spectrum, from 0 to 1."""
+        return leading_frequencies(sides, self.rho) if self.one_sided else low_frequencies(sides, self.rho).double()
+
+
 @functools.lru_cache(maxsize=256)
-def basis(shape: torch.Size, sides: tuple[int, ...], rho: float, dtype: torch.dtype, device: torch.device) -> Basis:
+def basis(
+    shape: torch.Size, sides: tuple[int, ...], filtering: Filter, dtype: torch.dtype, device: torch.device
+) -> Basis:
     """The basis for maps with these sides, of which the filter keeps ρ and the crop a kernel; computed in float64."""
     torus, size = Torus(sides), tuple(shape[2:])
-    kept = low_frequencies(sides, rho)
+    gains = filtering.gains(sides)
+    kept = gains > 0
     spike = torch.zeros(math.prod(size), *sides, dtype=torch.float64)
     places = torch.cartesian_prod(*map(torch.arange, size)).view(-1, len(size))
     spike[(torch.arange(len(spike)), *places.unbind(1))] = 1.0
-    rows = torus.spectrum(spike).mul_(kept)  # the rows of E: each is one place of the corner, filtered
-    values, vectors = torch.linalg.eigh(corner(torus.signal(rows), size).flatten(1))
+    rows = torus.spectrum(spike).mul_(gains)  # the rows of E: each is one place of the corner, filtered
+    values, vectors = torch.linalg.eigh(corner(torus.signal(rows * gains), size).flatten(1))
     real = values > 1e-9 * values[-1]  # if there are fewer frequencies than places, some directions have no map
     root = values[real].sqrt()
     whitened = (vectors[:, real] / root).T.to(rows.dtype) @ rows.flatten(1)
@@ -120,6 +128,7 @@ class FullCorrelationRule(ConvRule):
 
     maps: bool
     rho: float | None = None
+    one_sided: bool = False
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
         if any(step > 1 for step in module.dilation):
@@ -134,7 +143,8 @@ class FullCorrelationRule(ConvRule):
         seen, given = seen.unflatten(1, (shape.groups, -1)), given.unflatten(1, (shape.groups, -1))
         if self.rho is None:
             return Correlations(torus, seen, given)
-        return Filtered(torus, seen, given, basis(module.weight.shape, torus.sides, self.rho, x.dtype, x.device))
+        shape_of, filtering = module.weight.shape, Filter(self.rho, self.one_sided)
+        return Filtered(torus, seen, given, basis(shape_of, torus.sides, filtering, x.dtype, x.device))
 
 
 def _spread(g: Tensor, stride: tuple[int, ...], torus: Torus) -> Tensor:

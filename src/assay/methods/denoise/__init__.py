@@ -5,7 +5,6 @@ The registry finds a file that defines `DENOISER`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 from assay._util import spec
@@ -37,11 +36,6 @@ def parse(text: str) -> Denoiser:
 def parse_all(texts: Sequence[str]) -> tuple[Denoiser, ...]:
     """Several denoisers, in the order in which they are applied."""
     return tuple(parse(text) for text in texts)
-
-
-def fresh(denoisers: Sequence[Denoiser]) -> tuple[Denoiser, ...]:
-    """The same denoisers in their initial state; some learn as they run."""
-    return tuple(copy.copy(denoiser) for denoiser in denoisers)
 
 
 def describe(denoiser: Denoiser) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.lazy import torch
 from assay.errors import ConfigError
-from assay.mechanisms.frequencies import low_frequencies, spectral_axes
+from assay.mechanisms.frequencies import leading_frequencies, low_frequencies, spectral_axes
 from assay.mechanisms.types import Grads
 
 if TYPE_CHECKING:
@@ -29,12 +29,15 @@ class LowPass:
 
     Attributes:
         rho: ρ, above 0 and at most 1.
+        one_sided: Keep the first ⌈ρn⌉ coefficients of each axis and take the real part, as the authors' code does. Else
+            keep each frequency together with its conjugate.
 
     Raises:
         ConfigError: ρ is outside this range.
     """
 
     rho: float = 0.5
+    one_sided: bool = False
 
     name: ClassVar[str] = "lowpass"
     needs_white: ClassVar[bool] = False
@@ -51,7 +54,8 @@ class LowPass:
     def _filtered(self, value: Tensor) -> Tensor:
         axes = spectral_axes(value.shape)
         sizes = tuple(value.shape[a] for a in axes)
-        spectrum = torch.fft.rfftn(value, dim=axes).mul_(low_frequencies(sizes, self.rho).to(value.device))
+        gains = (leading_frequencies if self.one_sided else low_frequencies)(sizes, self.rho)
+        spectrum = torch.fft.rfftn(value, dim=axes).mul_(gains.to(value.device))
         filtered: Tensor = torch.fft.irfftn(spectrum, s=sizes, dim=axes)
         return filtered
 

@@ -33,13 +33,14 @@ if TYPE_CHECKING:
 DOMAINS = ("kernel", "full")
 
 
-def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
+def rules(domain: str, *, maps: bool, rho: float = 1.0, one_sided: bool = False) -> Rules:
     """The layer rules of a domain.
 
     Args:
         domain: "kernel" or "full".
         maps: whether the sum keeps the whole correlation, or only its corner, filtered where ρ < 1.
         rho: ρ.
+        one_sided: which filter that is (`assay.methods.denoise.lowpass`).
 
     Raises:
         ConfigError: there is no such domain.
@@ -48,7 +49,7 @@ def rules(domain: str, *, maps: bool, rho: float = 1.0) -> Rules:
         raise ConfigError("domain", domain, "one of " + ", ".join(DOMAINS))
     if domain == "kernel":
         return {}
-    return WholeCorrelations(maps, rho if rho < 1 and not maps else None)
+    return WholeCorrelations(maps, rho if rho < 1 and not maps else None, one_sided)
 
 
 @dataclass(frozen=True)
@@ -57,12 +58,13 @@ class WholeCorrelations(Mapping[Any, Any]):
 
     maps: bool
     rho: float | None
+    one_sided: bool = False
 
     @cached_property
     def _rule(self) -> FullCorrelationRule:
         from assay.gradients.rules.correlation import FullCorrelationRule
 
-        return FullCorrelationRule(maps=self.maps, rho=self.rho)
+        return FullCorrelationRule(maps=self.maps, rho=self.rho, one_sided=self.one_sided)
 
     def _layers(self) -> tuple[type[nn.Module], ...]:
         return torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d

@@ -1,6 +1,6 @@
-"""The sections of a page: one file each. A file that defines `SECTION` is found by itself.
+"""The sections of a page, one file each. The registry finds every file that defines `SECTION`.
 
-`assay._util.registry` tells how a section from outside is added.
+`assay._util.registry` explains how to add a section from another package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import cached_property
 
 from assay._util.registry import Registry
 from assay.report.collect import Collected
-from assay.report.groups import Group, grouped
+from assay.report.groups import Group, group_runs
 from assay.report.html import Html
 
 
@@ -23,12 +23,12 @@ class Page:
 
     @cached_property
     def groups(self) -> Sequence[Group]:
-        """The finished runs, those of equal settings together."""
-        return grouped(self.found.finished)
+        """The finished runs, grouped by their settings."""
+        return group_runs(self.found.finished)
 
     @cached_property
     def styles(self) -> dict[str, int]:
-        """A colour and shape for each method as it was set; a published variant shares them with the sound one, hollow."""
+        """A colour and shape for each method and its options; a published variant has those of the sound one."""
         styles: dict[str, int] = {}
         for group in self.groups:
             styles.setdefault(group.family, len(styles))
@@ -37,7 +37,13 @@ class Page:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of the page. `order` says where it stands; `render` gives None where there is nothing to show."""
+    """A section of the page.
+
+    Attributes:
+        name: Its name.
+        order: Sections are shown in this order.
+        render: Makes its HTML; None where there is nothing to show.
+    """
 
     name: str
     order: int
@@ -53,6 +59,6 @@ SECTIONS: Registry[Section] = Registry(
 )
 
 
-def rendered(page: Page) -> list[Html | None]:
+def render_all(page: Page) -> list[Html | None]:
     """Every section, in order."""
     return [section.render(page) for section in sorted(SECTIONS.values(), key=lambda section: section.order)]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from assay.report import curves
 from assay.report.charts import Series, legend, plot
+from assay.report.elements import figure, section
 from assay.report.groups import Group
 from assay.report.html import Html, tag
-from assay.report.parts import figure, section
 from assay.report.sections import Page, Section
 
 
@@ -36,7 +36,8 @@ def _panel(data: str, model: str, scored: str, groups: Sequence[Group], styles: 
     figures = [
         figure(
             plot(f"Accuracy against verified ε: {name}", final, curves.EPSILON, axis),
-            "Accuracy against verified ε; bars are ± one standard deviation over seeds, hollow marks published variants.",
+            "Accuracy against verified ε; bars are ± one standard deviation over seeds,"
+            " hollow marks published variants.",
         ),
         figure(
             plot(f"{accuracies}: {name}", history, time, axis),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from assay.report.elements import badge, epsilon, num, section, table
 from assay.report.groups import Group, verdict
 from assay.report.html import Html, tag
-from assay.report.parts import badge, epsilon, num, section, table
 from assay.report.sections import Section
 
 
@@ -50,7 +50,10 @@ def _headline(groups: Sequence[Group]) -> Html | None:
 
 
 def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
-    """Columns that are there only where rows differ in them: an ε for a client is no ε for a record, one at 1e-5 none at 1e-3."""
+    """Columns that are shown only where rows differ in them.
+
+    An ε for a client cannot be compared with one for a record, nor one at δ = 1e-5 with one at 1e-3.
+    """
     columns: dict[str, Callable[[Group], str]] = {
         "setting": lambda group: group.setting,
         "unit of privacy": lambda group: group.unit,

@@ -1,4 +1,4 @@
-"""The section on top: how many runs there are, or what one run came to."""
+"""The first section: how many runs there are, or the result of the only one."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from assay._util.figures import at_least, at_most
 from assay.report.collect import Collected
+from assay.report.elements import badge
 from assay.report.groups import Group, Tone, accuracy, verdict
 from assay.report.html import Html, tag
-from assay.report.parts import badge
 from assay.report.sections import Section
 from assay.runs.metrics import shown
 

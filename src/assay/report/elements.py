@@ -1,4 +1,4 @@
-"""What the sections of a page are made of: cells, sortable tables, figures."""
+"""The elements of a page's sections: cells, sortable tables, figures."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _SIGNS = {Tone.GOOD: "✓", Tone.NOTE: "•", Tone.BAD: "✕"}
 
 
 def epsilon(value: float | None, *, lower_bound: bool = False) -> Html:
-    """An ε in a cell, rounded to the side that is true; with its exact value for sorting."""
+    """An ε in a cell: an upper bound rounded up, a lower bound down, with its exact value for sorting."""
     if value is None or math.isinf(value):
         return num(value)
     return num(value, f"≥ {at_least(value)}" if lower_bound else at_most(value))
 
 
 def num(value: float | None, text: str | None = None) -> Html:
-    """A number in a cell, with its exact value for sorting. Without a value the text stands for what is not known."""
+    """A number in a cell, with its exact value for sorting. Without a value, the text says what is not known."""
     if value is None:
         said = tag("span", "–", class_="none") if text in (None, "–") else text
         return tag("td", said, class_="num", data_value="")
@@ -36,16 +36,16 @@ def num(value: float | None, text: str | None = None) -> Html:
 def path_name(name: str) -> Html:
     """A path that may be broken after its slashes."""
     first, *rest = name.split("/")
-    return join(first, *(join("/", tag("wbr"), part) for part in rest))
+    return join(first, *(join("/", tag("wbr"), piece) for piece in rest))
 
 
 def ident(name: str) -> str:
-    """The same from page to page, so that what was open stays open."""
+    """An id that is the same from page to page, so that what was open stays open."""
     return f"run-{hashlib.sha256(name.encode()).hexdigest()[:12]}"
 
 
 def table(caption: str, heads: Iterable[tuple[str, bool]], rows: Sequence[Html], **attributes: str) -> Html:
-    """A table whose columns can be sorted; (heading, is it a number)."""
+    """A table whose columns can be sorted; `heads` are pairs (heading, whether it is a number)."""
     columns = [
         tag("th", tag("button", name, type="button"), scope="col", class_="num" if numeric else None, aria_sort="none")
         for name, numeric in heads
@@ -68,7 +68,7 @@ def table(caption: str, heads: Iterable[tuple[str, bool]], rows: Sequence[Html],
 
 
 def section(ident: str, heading: str, *content: Child, count: int | None = None) -> Html:
-    """A part of the page that screen readers can jump to."""
+    """A section of the page that screen readers can jump to."""
     counted = None if count is None else tag("span", count, class_="count")
     return tag(
         "section",
@@ -91,7 +91,7 @@ def figure(chart: Html | None, caption: str) -> Html | None:
 
 
 def curves_of(name: str, history: Sequence[Mapping[str, Any]], scored: str, *, marks: bool = True) -> list[Html | None]:
-    """What happened while one run trained, scored on `test` or `validation` records."""
+    """The course of one run's training, scored on `test` or `validation` records."""
     time = curves.time_axis([history])
     return [
         figure(plot(f"{words} of {name}", curves.of_history(history, what, name, marks=marks), time, axis), words)

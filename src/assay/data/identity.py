@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
+from assay.data.bundle import DataBundle
 from assay.data.records import Records
+from assay.data.split import unit_keys
+from assay.data.tables import encoding
+from assay.data.tables.loading import read
+from assay.data.tables.preparing import row_keys
+from assay.errors import ConfigError
 
 _CHUNK = 1024
 
@@ -41,9 +48,38 @@ def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
         yield b"".join(_leaf(leaf) for leaf in pytree.tree_leaves(dataset[i]))
 
 
-def persons(keys: Tensor) -> Iterator[bytes]:
-    """The same for persons: bytes from a stable key for each, whatever their records."""
-    return (b"person" + int(key).to_bytes(8, "little", signed=True) for key in keys.tolist())
+def of_bundle(bundle: DataBundle) -> Iterator[bytes]:
+    """What the training records of a data set are recognised by.
+
+    Records that belong to persons are recognised by whose they are, rows of a table by their raw values under any schema, and
+    all others by their content.
+    """
+    if bundle.train_keys is not None:
+        return _keys(b"person", bundle.train_keys)
+    return contents(bundle.train) if bundle.row_keys is None else _keys(b"row", bundle.row_keys)
+
+
+def of_table(source: Path | str, unit: str | None = None) -> Iterator[bytes]:
+    """The same of all rows of a table, without a schema.
+
+    Args:
+        source: The path of a table.
+        unit: The column that says whose a row is.
+
+    Raises:
+        DataError: The table cannot be read.
+        ConfigError: There is no such column.
+    """
+    found = read(source)
+    if unit is not None and unit not in found.columns:
+        raise ConfigError("unit", unit, f"record, client, or a column of {found.name}: {', '.join(found.columns)}")
+    if unit is None:
+        return _keys(b"row", torch.from_numpy(row_keys(found)))
+    return _keys(b"person", torch.from_numpy(np.unique(unit_keys(encoding.ids(found, unit)))))
+
+
+def _keys(kind: bytes, keys: Tensor) -> Iterator[bytes]:
+    return (kind + int(key).to_bytes(8, "little", signed=True) for key in keys.tolist())
 
 
 def _leaf(leaf: Any) -> bytes:

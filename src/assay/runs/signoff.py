@@ -1,0 +1,181 @@
+"""The end of a privacy statement: what is known for each question of the checklist, digests, and room for a signature.
+
+`docs/epsilon.md` has the checklist. A tick says that the record shows it, a cross that the record shows the opposite, and an
+empty box is for the person who signs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from assay._util.figures import at_most
+
+YES, NO, OPEN = "✓", "✕", "☐"
+_BLANK = "________________"
+_LARGEST = 700.0  # e to the power of more is no number
+
+
+def sign_off(record: Mapping[str, Any], shown: Callable[[float | str | None], str], units: int) -> list[str]:
+    """The lines of the block.
+
+    Args:
+        record: What record.json holds.
+        shown: Rounds an ε for people.
+        units: How many records, persons or clients there are.
+
+    Returns:
+        Lines of Markdown.
+    """
+    eps = record["epsilon"]
+    return [
+        "## Sign-off",
+        "",
+        f"What ε = {shown(eps['verified'])} means: {meaning(eps['verified'], eps['delta'], record['unit'])}.",
+        *_groups(record, shown),
+        "",
+        "| | question | what is known |",
+        "|---|---|---|",
+        *(f"| {mark} | {question} | {known} |" for mark, question, known in checklist(record, shown, units)),
+        "",
+        f"A {YES} is shown by the record, a {NO} speaks against signing, and a {OPEN} is for you to check.",
+        "",
+        "| | |",
+        "|---|---|",
+        *(f"| {name} | {value} |" for name, value in _digests(record)),
+        f"| Date | {record.get('date') or _BLANK} |",
+        f"| Operator | {record.get('operator') or _BLANK} |",
+        f"| Signature | {_BLANK} |",
+        "",
+    ]
+
+
+def meaning(epsilon: float | str | None, delta: float, unit: str) -> str:
+    """What e^ε says, in words.
+
+    Example:
+        >>> meaning(1.0, 1e-5, "one image")
+        'whatever is seen of the model is at most 2.719 times as likely with one image as without it, up to a probability of 1e-05'
+    """
+    if epsilon is None or epsilon == "inf" or float(epsilon) > _LARGEST:
+        return f"nothing is bounded: whether {unit} was there may be seen from the model with certainty"
+    times = at_most(math.exp(float(epsilon)))
+    return (
+        f"whatever is seen of the model is at most {times} times as likely with {unit} as without it, up to a probability of"
+        f" {delta:g}"
+    )
+
+
+def _groups(record: Mapping[str, Any], shown: Callable[[float | str | None], str]) -> list[str]:
+    rows = [row for row in record["epsilon"].get("groups") or [] if row["size"] > 1]
+    if not rows:
+        return []
+    said = ", ".join(f"{shown(row['epsilon'])} for {row['size']}" for row in rows)
+    return [f"For several that belong together it is ε = {said}."]
+
+
+def checklist(
+    record: Mapping[str, Any], shown: Callable[[float | str | None], str], units: int
+) -> list[tuple[str, str, str]]:
+    """A mark, a question and what is known of it, for each question of docs/epsilon.md."""
+    eps, audit = record["epsilon"], record.get("audit") or {}
+    finite = eps["verified"] != "inf"
+    small = units == 0 or eps["delta"] * units < 1
+    verdict = str(audit.get("verdict"))
+    return [
+        (OPEN, "Is the unit what you promised people?", f"ε protects {record['unit']}"),
+        (
+            YES if finite and small else NO,
+            "Is ε the verified one, finite and as agreed? Is δ well below one over their number?",
+            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.2g}" if units else ""),
+        ),
+        (YES, "Is there no seed?", "none")
+        if record["seed"] is None
+        else (NO, "Is there no seed?", "the seed is fixed: reproducible, not private"),
+        _once(record, shown),
+        (OPEN, "How were the features made?", "see the line Data above" if record["notes"] else "nothing is known"),
+        {
+            "consistent": (YES, "Is it audited, and consistent?", "an audit agrees"),
+            "None": (OPEN, "Is it audited, and consistent?", "not audited"),
+        }.get(verdict, (NO, "Is it audited, and consistent?", f"the audit says: {verdict}")),
+        (OPEN, "Do only the listed files leave?", "model, record and statement may; nothing else is covered"),
+    ]
+
+
+def _once(record: Mapping[str, Any], shown: Callable[[float | str | None], str]) -> tuple[str, str, str]:
+    question = "Do all runs on these records count, and all settings that were tried?"
+    if free := uncharged(record.get("tuning")):
+        return NO, question, f"{free}: ε does not count that"
+    if budget := record.get("budget"):
+        return (
+            YES,
+            question,
+            f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g}; runs that"
+            " did not name it are not known",
+        )
+    return OPEN, question, "this run alone; `assay total` adds up several"
+
+
+def uncharged(tuning: Mapping[str, Any] | None) -> str | None:
+    """What was tried on the records themselves without being charged, in words; None if nothing was.
+
+    Args:
+        tuning: The field of a record.
+    """
+    if tuning is None:
+        return None
+    if tuning.get("tried") and not tuning["charged"]:
+        return f"{tuning['tried']} settings were tried on {tuning['on']} and not charged"
+    return uncharged(tuning.get("start"))
+
+
+def _digests(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+    files = record.get("files") or {}
+    data = (record.get("budget") or {}).get("data")
+    return [
+        ("SHA-256 of the model", files.get("model.safetensors") or "not written"),
+        ("SHA-256 of the ledger", files.get("ledger.jsonl") or "not written"),
+        (
+            "SHA-256 of the records",
+            # a digest without a key would tell whoever can guess a record whether the guess is right
+            _BLANK if data is None else f"{data} (with the budget's secret key)",
+        ),
+    ]
+
+
+def budget_headline(record: Mapping[str, Any], shown: Callable[[float | str | None], str]) -> list[str]:
+    """All runs so far, below the ε of this one; nothing without a budget."""
+    budget = record.get("budget")
+    if not budget:
+        return []
+    most = f"of at most {budget['epsilon']:g} at δ = {budget['delta']:g}** (budget {budget['name']})."
+    if budget["runs"] == 1:
+        said = f"**It is the first run on these records, and counts there for ε ≤ {shown(budget['spent'])} {most}"
+    else:
+        said = (
+            f"**All {budget['runs']} runs on these records together spent ε ≤ {shown(budget['spent'])} so far, {most}"
+        )
+    lines = [said, ""]
+    for other in budget["overlaps"]:
+        lines += [
+            f"> {other['records']} of the records are also in the budget {other['name']}: for those, both add up.",
+            "",
+        ]
+    return lines
+
+
+def coverage(record: Mapping[str, Any]) -> str:
+    """What the statement says of other runs."""
+    budget = record.get("budget")
+    if not budget:
+        return (
+            "This statement covers this one run. Other runs on the same records add to what is spent, and so do settings that"
+            " were tried and dropped."
+        )
+    return (
+        f"The budget {budget['name']} counts every run that names it, those still at work with all that they reserved"
+        f" ({budget['open']} now). Its total holds although settings were chosen after earlier results (Rényi filter, orders"
+        f" {budget['orders'][0]} to {budget['orders'][-1]}); it is larger than this run's own ε, which is computed more closely."
+        " Runs that did not name it, and settings tried without it, add to what is spent."
+    )

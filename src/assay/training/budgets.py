@@ -1,0 +1,83 @@
+"""Budgets by the names of data sets: what `assay budget` does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from assay.accounting.adjacency import Adjacency
+from assay.accounting.budget import CLIENT, RECORD, Budget
+from assay.data.identity import of_bundle, of_table
+from assay.data.tables.loading import takes
+from assay.training.inputs import load
+
+
+def create(
+    name: str | Path,
+    *,
+    epsilon: float,
+    delta: float,
+    data: str,
+    data_dir: Path | None = None,
+    unit: str = RECORD,
+    adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
+    key: Path | None = None,
+    by: str | None = None,
+) -> Budget:
+    """Make a budget for the records of a data set: `assay budget new` as a call.
+
+    It covers the training records of a data set or .npz file, and all rows of a table (or all persons, with a unit).
+
+    Args:
+        name: The folder `NAME.budget`, or NAME for short.
+        epsilon: The ceiling for all runs together.
+        delta: Its δ.
+        data: A data set's name, or a file.
+        data_dir: Where data sets are.
+        unit: What ε protects: `record`, `client`, or a column that says whose a record is.
+        adjacency: Which data sets are neighbours.
+        key: A private key that signs every entry.
+        by: Who makes it.
+
+    Returns:
+        The budget.
+
+    Raises:
+        ConfigError: A setting is not accepted, or the records have a budget already.
+    """
+    return Budget.create(
+        name,
+        epsilon=epsilon,
+        delta=delta,
+        contents=_contents(data, data_dir, unit),
+        unit=unit,
+        adjacency=adjacency,
+        key=key,
+        by=by,
+    )
+
+
+def add(
+    name: str | Path, *, data: str, data_dir: Path | None = None, key: Path | None = None, by: str | None = None
+) -> tuple[Budget, int]:
+    """Have a budget cover the training records of another data set too: `assay budget add` as a call.
+
+    Args:
+        name: The budget.
+        data: A data set's name, or a file.
+        data_dir: Where data sets are.
+        key: The private key of a budget that is signed.
+        by: Who adds them.
+
+    Returns:
+        The budget, and how many records are new.
+    """
+    budget = Budget(name, key=key)
+    return budget, budget.add_records(_contents(data, data_dir, budget.unit), by=by)
+
+
+def _contents(data: str, data_dir: Path | None, unit: str) -> Iterator[bytes]:
+    column = None if unit in (RECORD, CLIENT) else unit
+    if takes(data):
+        return of_table(data, column)
+    return of_bundle(load(data, data_dir, None, unit=column))

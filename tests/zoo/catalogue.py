@@ -1,0 +1,225 @@
+"""Every mutant of the zoo, its twin, and what catches it: `python -m tests.zoo` prints the list."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """A bug that makes ε too small, and how it is caught.
+
+    Attributes:
+        bug: What is wrong.
+        twin: The same thing done right; it must be left alone.
+        caught: What catches the bug.
+        code: Its name in one of the modules of mutants; "" where a test has it in itself.
+        test: The file and the function that shows both.
+    """
+
+    bug: str
+    twin: str
+    caught: str
+    code: str
+    test: str
+
+
+def _each(caught: str, test: str, *rows: tuple[str, str, str]) -> tuple[Mutant, ...]:
+    return tuple(Mutant(bug, twin, caught, code, test) for bug, twin, code in rows)
+
+
+ZOO: tuple[Mutant, ...] = (
+    *_each(
+        "audit of one step",
+        "test_one_step.py::test_the_bug_is_caught",
+        ("ghost clipping that ignores C", "flat clipping", "IgnoresC"),
+        ("norms without the bias", "norms of all", "ForgetsBias"),
+        ("a micro-batch charged at C", "charged at 2C", "MicroBatchAtC"),
+        ("each tensor clipped at C, charged as flat", "clipped at C / sqrt(layers)", "EachTensorAtC"),
+        ("the sum without noise is added, too", "noise alone", "RawToo"),
+        ("the generator seeded at every step", "fresh noise", "Reseeded"),
+        ("noise on no rank", "noise on the leader", "NoiseOnNoRank"),
+        ("noise on every rank, a fourth each", "a half each", "NoiseOnEveryRank"),
+        ("each view of a record clipped by itself", "views averaged, then clipped", "Augmented"),
+        ("GReDP with real-valued noise in frequencies", "complex noise", "ChargedAtSigma"),
+        ("GReDP charged at sigma", "charged for the noise that is left", "ChargedAtSigma"),
+        ("FedAGS sends small coordinates bare", "all of them with noise", "InsignificantBare"),
+        ("the sum divided by its own deviation", "as it is", "standardised"),
+        ("a slice that leaves the last frequency bare", "all of them", "LastCoefficientBare"),
+    ),
+    *_each(
+        "lowest bits",
+        "test_one_step.py::test_rounded_noise_shows_in_the_low_bits_and_nowhere_else",
+        ("noise in half precision", "float32", "HalfPrecision"),
+    ),
+    *_each(
+        "lowest bits",
+        "test_one_step.py::test_floating_point_noise_shows_where_it_cancels_the_sum_and_exact_noise_does_not",
+        ("floating-point noise", "exact noise", ""),
+    ),
+    *_each(
+        "replayed step",
+        "test_replay.py::test_the_bug_is_caught_and_its_twin_left_alone",
+        ("a denominator from the number of records drawn", "a constant", "PrivateDenominator"),
+        ("empty batches skipped", "a step like any other", "SkipsEmptyBatches"),
+        ("batch normalisation by another name", "none", "Coupled"),
+    ),
+    *_each(
+        "canaries in a whole run",
+        "test_whole_runs.py::test_batches_in_a_fixed_order_charged_as_poisson",
+        ("one order for all epochs, charged as Poisson", "Poisson sampling", ""),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_refusals.py::test_a_model_that_mixes_is_refused_every_time",
+        ("missing values filled by the batch's mean", "by a constant", "FilledByMean"),
+        ("the middle of a batch centred", "each record centred", "MiddleCentred"),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_refusals.py::test_a_ranking_loss_is_refused_every_time",
+        ("a loss that ranks pairs of records", "a loss per record", "ranking"),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_refusals.py::test_an_optimizer_fused_into_the_backward_pass_is_refused_before_anything_runs",
+        ("an optimizer fused into the backward pass", "optimizer.step() after it", ""),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_refusals.py::test_what_the_backward_pass_keeps_is_refused",
+        *(
+            (f"a backward pass that writes {where}", "it reads and keeps nothing", "KeepsGradients")
+            for where in ("a buffer", "a buffer's data", "a frozen parameter", "a trained parameter", "an attribute")
+        ),
+    ),
+    *_each(
+        "refused when it begins",
+        "test_refusals.py::test_what_begins_after_the_first_batch_is_refused_at_once",
+        ("an observer that is switched on later", "a counter", "Begins"),
+        ("extra state that is written later", "a counter", "Begins"),
+        ("an attribute for eval mode, written later", "a counter", "Begins"),
+        ("batch statistics that begin later", "a counter", "Begins"),
+    ),
+    *_each(
+        "refused when it begins",
+        "test_refusals.py::test_batchnorm_that_is_put_in_later_is_refused",
+        ("BatchNorm put in later", "the model as it was", ""),
+    ),
+    *_each(
+        "refused when it begins",
+        "test_refusals.py::test_parts_that_are_called_one_by_one_later_are_refused",
+        ("a model called in parts", "called as a whole", ""),
+    ),
+    *_each(
+        "refused",
+        "test_models.py::test_the_bug_is_refused",
+        ("a forward pass that fills a buffer", "it counts calls", "Keeps"),
+        ("a buffer written by one record at a time", "it counts calls", "Keeps"),
+        ("a parameter filled in from the first batch", "a constant", "FillsItselfIn"),
+        ("a buffer filled in from the first batch", "a constant", "FillsItselfIn"),
+        ("an attribute filled in from the first batch", "a constant", "FillsItselfIn"),
+        ("a model that divides by the size of its batch", "by a constant", "DividesByBatch"),
+        ("a backward pass that scales by the size of the batch", "by a constant", "ScalesBackward"),
+        ("mixing before a head that begins at zero", "each record by itself", "behind_zero"),
+        ("a frozen table with max_norm", "without it", "Table"),
+        ("a loss that remembers", "one that does not", "Remembers"),
+        ("a loss divided by the size of its batch", "by a constant", "Averaged"),
+        ("a trained tensor outside the model", "a constant", "Outside"),
+        ("BatchNorm that begins to train", "it stays in eval mode", "thaw"),
+        ("a layer that is added later", "the model as it was", "add_layer"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_noise_that_is_used_again_after_a_draw_failed",
+        ("noise used again after a draw failed", "drawn first, then assigned", "AdvancesFirst"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_a_step_that_goes_on_after_an_exception",
+        ("a step that goes on after an exception", "it ends", "GoesOnAfterErrors"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_one_source_in_two_steps",
+        ("one source of random numbers in two steps", "a nonce for each", "SharedSource"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_one_key_in_two_processes",
+        ("one key in two processes", "another key after a fork", "SameKeyAfterFork"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_a_copy_of_a_step",
+        ("a copy of a step", "it cannot be copied", "Copyable"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_two_loops_over_one_step",
+        ("two loops over one step", "the older one ends", "ManyLoops"),
+    ),
+    *_each(
+        "what it releases",
+        "test_state.py::test_masks_that_the_script_fixes",
+        ("dropout masks that the script fixes", "secret masks", "SeedsOnce"),
+    ),
+    *_each(
+        "what it releases",
+        "test_spending.py::test_a_batch_whose_loop_was_left_in_the_middle",
+        ("a batch whose loop was left counts again", "each record once", "CountsAgain"),
+    ),
+    *_each(
+        "ledger",
+        "test_ledgers.py::test_the_bug_shows_less_than_was_spent",
+        ("a flipped bit is believed", "refused by its digest", "BelievesItsLines"),
+        ("a ledger that was replaced is charged", "refused at the next charge", "ForgetsItsPath"),
+        ("the noise of an entry is not the plan's", "refused", "BelievesItsNoise"),
+    ),
+    *_each(
+        "ledger",
+        "test_spending.py::test_what_the_ledger_says_is_what_was_spent",
+        ("two who charge one ledger at once", "the second is refused", "Unlocked"),
+        ("another seed taken for a repetition", "charged again", "RepeatsAnything"),
+        ("another model under the same seed", "charged again", "ForgetsItsStart"),
+    ),
+    *_each(
+        "ledger",
+        "test_spending.py::test_a_checkpoint_that_is_ahead_of_its_ledger",
+        ("a checkpoint ahead of its ledger", "refused", "BelievesItsCheckpoint"),
+    ),
+    *_each(
+        "simulated attack",
+        "test_stopping.py::test_the_bug_spends_more_than_it_states",
+        ("a run stopped by hand, charged for the steps taken", "charged for its plan", "charged_so_far"),
+    ),
+    *_each(
+        "neighbouring files",
+        "test_around_a_run.py::test_records_that_go_by_position_are_caught_and_those_that_go_by_content_are_not",
+        ("records split by position", "by their content", "by_position"),
+    ),
+    *_each(
+        "what the files tell",
+        "test_around_a_run.py::test_what_was_spent_before_a_run_was_replaced",
+        ("--force forgets what was spent", "the ledger stays", "force_that_forgets"),
+    ),
+    *_each(
+        "what the files tell",
+        "test_spending.py::test_times_of_a_choice",
+        ("times that tell the number of trials", "one time for all files", "leaves_times"),
+    ),
+    *_each(
+        "what the files tell",
+        "test_spending.py::test_counts_of_the_clients_labels",
+        ("exact counts of the clients' labels", "left out", "CountsAnyway"),
+    ),
+    *_each(
+        "what the files tell",
+        "test_spending.py::test_figures_of_an_audit_that_trained_again",
+        ("figures of an audit that trained again", "kept aside", "publishes_figures"),
+    ),
+    *_each(
+        "ledger against statement",
+        "test_spending.py::test_a_statement_with_another_epsilon",
+        ("a forged statement is shown", "compared with the ledger", "believes_its_statement"),
+    ),
+)
