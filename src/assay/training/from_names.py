@@ -209,7 +209,7 @@ class Settings:
         return Unit(name=bundle.unit_column, persons=bundle.persons, rows=self.unit_rows, sampled=sampled)
 
     def plan(self, records: int, unit: Unit | None = None) -> Plan:
-        """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
+        """These settings as a `Plan` of one step with noise of 1; `planned` finds both.
 
         Args:
             records: How many training records, or persons where these are sampled, there are.
@@ -268,7 +268,7 @@ class Prepared:
         return self.bundle.train_units
 
     def check(self, ranks: int = 1) -> None:
-        """Refuse what a run of so many ranks would be refused for.
+        """Refuse what a run on this many ranks would be refused for.
 
         Raises:
             ConfigError: The device is not there, or the ranks cannot do this together.
