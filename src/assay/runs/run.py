@@ -179,7 +179,7 @@ class Run:
         self._ledger = opened[0] if opened else _ledger(plan, None)
         with ExitStack() as undo:  # an error here leaves model and ledger to others
             undo.callback(self._ledger.close)
-            saved = ranks.once(self._claim)
+            saved = ranks.once(self._lock)
             if lease is not None:
                 self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory)).covers
                 undo.push(self._give_back)
@@ -202,13 +202,13 @@ class Run:
             with suppress(AssayError, OSError):  # what failed is said, and the reservation stands
                 self._lease.end(self._ledger, "failed")
 
-    def _claim(self) -> Saved | None:
+    def _lock(self) -> Saved | None:
         """Lock the directory for this run; return the checkpoint in it, if there is one."""
         directory = self._directory
         if directory is None:
             self._ledger.lock()
             return None
-        directory.claim(self._ledger)
+        directory.lock(self._ledger)
         self._ledger.check_fits(self._plan.fits)
         self._digest = directory.digest()
         if not directory.checkpoint.exists():
