@@ -158,6 +158,19 @@ def test_epsilon_of_sampled_rows_counts_them_together() -> None:
     assert falls.epsilon() > made.epsilon()
 
 
+def test_a_ledger_that_charges_a_row_does_not_fit_a_plan_of_persons() -> None:
+    """Nor does one that charges all steps of falling noise as the first."""
+    made, falls = plan(ROWS), plan(noise_schedule=Decay(levels=2))
+    alone, even = replace(made, unit=None), replace(falls, noise_schedule=plan().noise_schedule)
+    for right, wrong in ((made, alone), (falls, even)):
+        assert wrong.epsilon() < right.epsilon()
+        assert right.fits(6, 0, right.event(), False)
+        assert not right.fits(6, 0, wrong.event(), False)
+    shuffled = replace(alone, sampling=Shuffled)
+    earlier = dp_event.SelfComposedDpEvent(shuffled.step_event, 2)
+    assert shuffled.fits(6, 0, earlier, False)
+
+
 def test_a_plan_of_persons_is_read_as_it_was_written() -> None:
     for made in (plan(), plan(ROWS), plan(Unit(name="id", persons=PERSONS))):
         assert Plan.from_json(json.loads(json.dumps(made.to_json()))) == made
