@@ -1,7 +1,6 @@
-"""What is trained by one process and by several, and must come out the same: each case runs unchanged in both.
+"""Cases that one process and several must train alike: each runs unchanged in both.
 
-`python cases.py OUT CASE...` under torchrun writes for every case and rank what it gave. A case gives tensors and
-facts.
+`python cases.py OUT CASE...` under torchrun writes the tensors and facts of every case and rank.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ class Shift(nn.Module):
 
 
 class Sorts(nn.Module):
-    """Layers of many kinds: ruled ones, one without a rule, one used twice, weights that two layers share, some frozen.
-
-    Row counts that two does not divide.
-    """
+    """Layers with a rule and without, one used twice, shared weights, frozen ones, and odd numbers of rows."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -451,7 +451,9 @@ class SeedsOnce(PrivateStep):
 
 
 class LooksBeforeItsTurn(Budget):
-    """Whether a reservation fits is decided by what the file said when it was opened: two that open it at once both get the rest."""
+    """Whether a reservation fits is decided by what the file said when it was opened: two that open it at once both get
+    the rest.
+    """
 
     def __init__(self, *args, **kwargs) -> None:
         self._early = None

@@ -22,7 +22,7 @@ from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.federated.kinds import kind_of
 from assay.runs.directory import RunDirectory
-from assay.training.inputs import network_of
+from assay.training.inputs import check_classes, network_of
 from assay.training.inputs import of_run as rebuilt
 from assay.training.stages import kept_release
 
@@ -94,6 +94,7 @@ def _models(
     directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, seed: int
 ) -> tuple[DataBundle, list[nn.Module]]:
     """The data, and the models that training released: those after some rounds, if they were kept, and the last."""
+    check_classes(spec)
     bundle, model = rebuilt(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
     before = kind_of(spec).plan(spec["plan"]).stage
     if before is not None:

@@ -54,7 +54,10 @@ Clip = Annotated[
 ]
 Data = Annotated[
     str,
-    typer.Option(help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), or a .npz file with x and y."),
+    typer.Option(
+        help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), a folder of pictures with a folder for each class, "
+        "hf:path-or-name, a .npz file with x and y, or package.module:factory."
+    ),
 ]
 Unit = Annotated[
     str | None,
@@ -113,7 +116,8 @@ Denoise = Annotated[
 Budget = Annotated[
     str | None,
     typer.Option(
-        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would pass it."
+        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would"
+        " pass it."
     ),
 ]
 BudgetKey = Annotated[

@@ -59,7 +59,7 @@ def statement(record: Mapping[str, Any]) -> str:
             " them"
         )
     lines = [
-        *_head(record, said),
+        *_head(record),
         *_parts(record),
         *_audit(record),
         "## What is protected",
@@ -118,7 +118,7 @@ def _items(lines: list[str]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
-def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
+def _head(record: Mapping[str, Any]) -> list[str]:
     """What was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
     published = " as published" if record["variant"] == "published" else ""
@@ -133,7 +133,7 @@ def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
         " top.",
         "",
         *budget_headline(record, shown),
-        *_warnings(record, said["randomness"]),
+        *_warnings(record),
         "| ε | value | meaning |",
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
@@ -144,13 +144,13 @@ def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
+def _warnings(record: Mapping[str, Any]) -> list[str]:
     """What a reader must know before any number."""
     eps, lines = record["epsilon"], []
     if record["seed"] is not None:
         lines.append(
-            f"**Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the"
-            " seed."
+            "**Reproducible, not private.** The seed is fixed, and whoever knows it can subtract the noise. The ε below"
+            " holds only against those who do not know the seed."
         )
     if (large := large_delta(eps["delta"], _units(record))) is not None:
         lines.append(f"**δ is too large.** {large}.")

@@ -9,12 +9,14 @@ micro-batches and views of a step follow from its number and the randomness alon
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from assay.data.loading import Key
 from assay.data.records import Records
 from assay.data.units import Ids, UnitRecords
 from assay.distributed.world import World
@@ -96,7 +98,9 @@ class Batch:
         largest: int | None,
         augment: Augmentation | None,
         stream: Stream | None,
+        *,
         fixed: bool = False,
+        seeds: Stream | None = None,
     ) -> None:
         self._records, self._index, self._slots, self._augment, self._stream = records, index, slots, augment, stream
         self._size = largest if fixed else None
@@ -105,6 +109,10 @@ class Batch:
             self._cuts = _cuts_between_persons(self._counts, largest)
         else:
             self._cuts = _cuts(len(index), largest, slots) if len(index) else []
+        # for what the data set itself draws: one seed for each part
+        self._seeds = None if seeds is None or not self._cuts else seeds.integers(2**62, len(self._cuts)).tolist()
+        self._at = 0
+        self._source: Callable[[], Iterator[Any] | None] | None = None
 
     def __len__(self) -> int:
         """How many passes through the model it needs."""
@@ -120,6 +128,12 @@ class Batch:
         for _ in range(len(self._cuts), passes):
             yield BatchPart(None, None if slots is None else slots.new_zeros(1), self._size or 1)
 
+    def keys(self, fetched: Callable[[], Iterator[Any] | None]) -> Iterator[Key]:
+        """What worker processes are told to fetch for it; `fetched` gives what they have fetched."""
+        self._source = fetched
+        for at, (start, stop) in enumerate(self._cuts):
+            yield self._index[start:stop].tolist(), None if self._seeds is None else self._seeds[at]
+
     def gather(self, part: BatchPart) -> Any:
         """The records of a part, each as its views. Call it for the parts in order: they draw from one stream."""
         if part.index is None:
@@ -127,8 +141,18 @@ class Batch:
         elif part.fill:
             batch = self._records.filled(part.index, part.fill)
         else:
-            batch = self._records.gather(part.index)
+            batch = self._fetch(part.index)
         return batch if self._augment is None or self._stream is None else self._augment(batch, self._stream)
+
+    def _fetch(self, index: Tensor) -> Any:
+        """The records of the next part."""
+        at, self._at = self._at, self._at + 1
+        ahead = None if self._source is None else self._source()
+        if ahead is not None:
+            return next(ahead)
+        return (
+            self._records.gather(index) if self._seeds is None else self._records.gather_seeded(index, self._seeds[at])
+        )
 
 
 class Batches:
@@ -148,6 +172,12 @@ class Batches:
     ) -> None:
         if plan.exact and largest is None:
             raise AssertionError("exact noise needs parts of a fixed size")
+        if plan.exact and records.loading.collate_fn is not None:
+            raise ConfigError(
+                "collate_fn",
+                records.loading.collate_fn,
+                "none with exact noise: a record must not depend on how others are padded",
+            )
         self._records, self._plan, self._randomness, self._world = records, plan, randomness, world
         self._largest, self._augment = largest, augment
         self._share = world.share(len(records), plan.records)
@@ -162,7 +192,36 @@ class Batches:
             index = index[order]
         # One stream for all parts of a batch, as secret as the noise: it would tell a record's place in the batch.
         stream = None if self._augment is None else self._randomness.stream("augment", step)
-        return Batch(self._records, index, slots, self._largest, self._augment, stream, self._plan.exact)
+        seeds = self._randomness.stream("loading", step) if self._records.draws else None
+        return Batch(
+            self._records, index, slots, self._largest, self._augment, stream, fixed=self._plan.exact, seeds=seeds
+        )
+
+    def ahead(self, first: int, last: int) -> Iterator[Batch]:
+        """The batches of these steps; where there are worker processes, they fetch records of later ones meanwhile.
+
+        Which records those are is drawn in this process, a few batches ahead, and is the same as without workers.
+        """
+        drawn: deque[Batch] = deque()
+        found: list[Iterator[Any]] = []
+
+        def keys() -> Iterator[Key]:
+            for step in range(first, last):
+                batch = self.draw(step)
+                drawn.append(batch)
+                yield from batch.keys(lambda: found[0])
+
+        # with exact noise parts are filled up, which this process does
+        fetched = None if self._plan.exact else self._records.ahead(keys())
+        if fetched is None:
+            for step in range(first, last):
+                yield self.draw(step)
+            return
+        found.append(fetched)
+        # The loader is ahead of what was taken from it by at least one key, so the next batch is drawn by now, and with it
+        # every empty one before it, for which nothing is fetched.
+        for _ in range(first, last):
+            yield drawn.popleft()
 
     def _drawn(self, step: int) -> Tensor:
         """This rank's share of the batch.

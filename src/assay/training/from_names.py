@@ -41,6 +41,7 @@ from assay.training.optim import Optimizer
 from assay.training.settings import Training, pick_device
 
 _DEFAULT_BATCH = 1024
+_TABLE_BATCH = 4096
 _DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
 _READ: Mapping[str, Callable[[str], object]] = {
     "clip": clip_rules.parse,
@@ -208,7 +209,7 @@ class Settings:
         return Unit(name=bundle.unit_column, persons=bundle.persons, rows=self.unit_rows, sampled=sampled)
 
     def plan(self, records: int, unit: Unit | None = None) -> Plan:
-        """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
+        """These settings as a `Plan` of one step with noise of 1; `planned` finds both.
 
         Args:
             records: How many training records, or persons where these are sampled, there are.
@@ -267,7 +268,7 @@ class Prepared:
         return self.bundle.train_units
 
     def check(self, ranks: int = 1) -> None:
-        """Refuse what a run of so many ranks would be refused for.
+        """Refuse what a run on this many ranks would be refused for.
 
         Raises:
             ConfigError: The device is not there, or the ranks cannot do this together.
@@ -470,8 +471,9 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     network = build(o.model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
     unit = o.unit_of(bundle)
+    counted = _counted(bundle, unit)
     plan = planned(
-        replace(o.plan(_counted(bundle, unit), unit), method=chosen.for_model(network)),
+        replace(_sized(o, bundle, counted).plan(counted, unit), method=chosen.for_model(network)),
         epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
@@ -512,6 +514,18 @@ def _counted(bundle: DataBundle, unit: Unit | None) -> int:
     if unit is None or bundle.train_units is None:
         return len(bundle.train_x)
     return unit.persons if unit.whole else rows_kept(bundle.train_units, unit.rows)
+
+
+def _sized(o: Settings, bundle: DataBundle, counted: int) -> Settings:
+    """The settings with a batch size for a table, where linear models gain from large batches."""
+    if (
+        bundle.schema is None
+        or len(bundle.input_shape) > 1
+        or o.batch_size is not None
+        or samplers.parse(o.sampling).whole
+    ):
+        return o
+    return replace(o, batch_size=min(_TABLE_BATCH, max(1, counted // 8)))
 
 
 def _default_batch(sampling: type[Sampler], records: int) -> int:

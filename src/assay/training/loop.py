@@ -26,7 +26,8 @@ from torch.utils.data import Dataset
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
 from assay.data.identity import contents as contents_of
-from assay.data.records import Records
+from assay.data.loading import PLAIN, Loading
+from assay.data.records import Records, call, pair
 from assay.data.task import Task
 from assay.data.units import Ids
 from assay.distributed.launch import restarted
@@ -75,6 +76,7 @@ def fit(
     budget: Budget | str | Path | None = None,
     budget_key: str | Path | None = None,
     contents: Iterable[bytes] | None = None,
+    loading: Loading = PLAIN,
 ) -> Result:
     """Train `model` in place on `train` under `plan`.
 
@@ -97,6 +99,8 @@ def fit(
         budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
         budget_key: The file of the private key, for a budget that is signed.
         contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
+        loading: How records are fetched and put together, for training and testing: `assay.data.Loading(collate_fn=...,
+            num_workers=2)`. Batches may be dicts with `labels`, of which the model gets the rest by name.
 
     Returns:
         The model with its record and its privacy statement.
@@ -112,9 +116,9 @@ def fit(
         names = {**(names or {}), "task": task.to_json()}
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
-        Records(test).check_pairs("test")
+        Records(test, loading=loading).check_pairs("test")
     unit_records(Records(train), units, plan)
-    plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
+    plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = None
     if budget is not None:
         # a restarted rank has reserved already, and must not be refused by its own reservation
@@ -149,6 +153,7 @@ def fit(
         ranks=ranks,
         lease=lease,
         units=units,
+        loading=loading,
     )
 
 
@@ -217,19 +222,32 @@ def _run(
     ranks: World,
     lease: budgeted.Lease | None = None,
     units: Ids | None = None,
+    loading: Loading = PLAIN,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
 
     def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
-        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved, units=units)
+        return Loop(
+            model,
+            train,
+            plan,
+            loss,
+            used,
+            ledger,
+            ranks=ranks,
+            directory=directory,
+            saved=saved,
+            units=units,
+            loading=loading,
+        )
 
     return Run(
         begin,
         plan=plan,
         training=recorded(training, used),
         names=names,
-        test=None if test is None else Records(test, pick_device(training.device)),
+        test=None if test is None else Records(test, pick_device(training.device), loading),
         directory=directory,
         callbacks=callbacks,
         ranks=ranks,
@@ -268,6 +286,7 @@ def resume(
     loss: Loss | None = None,
     callbacks: Iterable[Callback] = (),
     units: Ids | None = None,
+    loading: Loading = PLAIN,
 ) -> Result:
     """Continue the run in directory `out`, under the plan and settings it was started with.
 
@@ -279,6 +298,7 @@ def resume(
         loss: As for `fit`.
         callbacks: As for `fit`.
         units: As for `fit`.
+        loading: As for `fit`.
 
     Returns:
         What `fit` would have returned.
@@ -305,6 +325,7 @@ def resume(
         ranks=ranks,
         lease=lease,
         units=units,
+        loading=loading,
     )
 
 
@@ -410,13 +431,14 @@ class Loop(Course):
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
         units: Ids | None = None,
+        loading: Loading = PLAIN,
     ) -> None:
         """Run the stage, if there is one, and restore `saved`.
 
         `training` is scaled to the run's batch size; `directory` is where a stage keeps its release.
         """
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
-        self.insertion = insertion or Insertion()
+        self.insertion, self.loading = insertion or Insertion(), loading
         self.device = pick_device(training.device)
         check_precision(training.precision, self.device)  # a run may be resumed on another machine
         # a model that is to be split may be larger than the device
@@ -468,7 +490,7 @@ class Loop(Course):
                 lambda: release_stage(
                     first,
                     model=self.model,
-                    records=Records(train, self.device),
+                    records=Records(train, self.device, self.loading),
                     ledger=ledger,
                     randomness=randomness,
                     device=self.device,
@@ -478,16 +500,17 @@ class Loop(Course):
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
         self.loss = self.insertion.loss(self.loss)
-        return self.insertion.records(train, self.device)
+        records = self.insertion.records(train, self.device)
+        return Records(records.dataset, self.device, self.loading) if type(records) is Records else records
 
     def _shard(self) -> None:
-        records = Records(self.train.dataset)
+        records = Records(self.train.dataset, loading=self.loading)
         if len(records) < 2:
             raise ConfigError(
                 "shard", True, "two records or more on every rank: the engine proves itself on them first"
             )
-        inputs, targets = records.gather(torch.arange(2))
-        self.step.shard(self.loss(self.model(inputs), targets), self.device)
+        inputs, targets = pair(records.gather(torch.arange(2)))
+        self.step.shard(self.loss(call(self.model, inputs), targets), self.device)
 
     def _new_average(self) -> Average | None:
         if self.training.ema is not None:
@@ -500,7 +523,7 @@ class Loop(Course):
         """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
         prepared, unseen = -1, True
-        for inputs, targets in step.batches(self.train, steps):
+        for inputs, targets in map(pair, step.batches(self.train, steps)):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)

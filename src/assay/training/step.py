@@ -34,6 +34,7 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
+from assay.data.loading import Collate, Loading
 from assay.data.records import Records
 from assay.data.units import Ids
 from assay.distributed.world import Everywhere, Placement, Ranks, World
@@ -155,7 +156,7 @@ class PrivateStep(Unique):
                 self._position = position.Watch(model)
                 undo.callback(self._position.stop)
             self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
-            self._groups = self.chain.clip.groups(self.engine.layers)
+            self.groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
             self._masks: Masks | None = None
@@ -247,7 +248,15 @@ class PrivateStep(Unique):
         self.placement = Shards(self.engine, self.world, device or losses.device)
 
     def batches(
-        self, dataset: Dataset[Any] | Records, steps: int | None = None, *, units: Ids | None = None
+        self,
+        dataset: Dataset[Any] | Records,
+        steps: int | None = None,
+        *,
+        units: Ids | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
     ) -> Iterator[Any]:
         """The batches that the plan's sampler draws, collated as a DataLoader would.
 
@@ -264,6 +273,12 @@ class PrivateStep(Unique):
             steps: How many batches at most; by default up to the end of the plan or the budget.
             units: Whose each row of `dataset` is, where the plan's unit is a person: an id for each row. `backward` then takes
                 one loss per row all the same.
+            collate_fn: Puts records together, as for a DataLoader; every tensor of a batch has the records as its first
+                dimension. A collator of Hugging Face that pads to the longest record works unchanged.
+            num_workers: Processes that fetch records while the model trains. Which records are in a batch is drawn here,
+                and results do not depend on the number of workers.
+            pin_memory: Fetch into pinned memory, where batches go to a GPU.
+            prefetch_factor: How many parts of batches each worker fetches ahead.
 
         Raises:
             ConfigError: The data set, or `units`, is not the plan's.
@@ -271,16 +286,21 @@ class PrivateStep(Unique):
                 `batches` began while this one was running.
         """
         self._check_usable()
-        records = unit_records(dataset if isinstance(dataset, Records) else Records(dataset), units, self.plan)
+        loading = Loading(
+            collate_fn=collate_fn, num_workers=num_workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor
+        )
+        records = dataset if isinstance(dataset, Records) else Records(dataset, loading=loading)
+        records = unit_records(records, units, self.plan)
         if self._masks is not None:
             self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
         self._loop += 1
         loop = self._loop
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
+        ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
         while self.taken < end:
             now = self.taken
-            batch = drawing.draw(now - self._origin)
+            batch = next(ahead)
             passes = self.placement.passes(len(batch))
             # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
             self._batch = _BatchState(passes)
@@ -394,7 +414,7 @@ class PrivateStep(Unique):
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
-        total, norms = self.chain.clipped_sum(grads, self._groups, part.slots)
+        total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite
         if self.chain.rules:
             self._forms |= grads.bases()
@@ -421,7 +441,7 @@ class PrivateStep(Unique):
 
     def _whole_numbers(self, grads: RecordGrads) -> dict[str, Tensor]:
         assert isinstance(self.chain.noise, ExactGaussian)
-        return on_grid.rounded(grads, self.chain.clip, self._groups, self.chain.noise.grid)
+        return on_grid.rounded(grads, self.chain.clip, self.groups, self.chain.noise.grid)
 
     def _release(self) -> None:
         """Charge for the batch's sum, add noise and write `.grad`."""

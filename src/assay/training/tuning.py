@@ -233,6 +233,7 @@ class _Spending:
 
     delta: float
     adjacency: Adjacency
+    epsilon_limit: float | None
     whole: DpEvent
 
     def event(self) -> DpEvent:
@@ -285,7 +286,7 @@ class PrivateChoice:
     @property
     def _spending(self) -> _Spending:
         whole = selection.selection(self.plan, self.split.score_noise, self.trials)
-        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, whole=whole)
+        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, epsilon_limit=self.epsilon, whole=whole)
 
     def _lease(self) -> Lease | None:
         """Check that the choice fits into its budget, before anything is written."""
