@@ -279,6 +279,22 @@ def test_any_data_set_and_ids_of_any_kind() -> None:
     assert found[1] is not None
 
 
+@pytest.mark.parametrize("unit", [WHOLE, ROWS], ids=["persons", "rows"])
+def test_workers_fetch_the_same_rows(unit: Unit) -> None:
+    found = []
+    for workers in (0, 1):
+        model = network()
+        step = PrivateStep(model, plan(unit, steps=3), randomness=Seeded(5), max_physical_batch=12)
+        seen = []
+        for x, y in step.batches(Listed(), units=IDS, num_workers=workers):
+            seen.append(x)
+            step.backward(F.cross_entropy(model(x), y, reduction="none"))
+        step.close()
+        found.append(seen)
+    assert len(found[0]) > 3
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
 def test_an_empty_batch_is_a_step() -> None:
     model = network()
     step = PrivateStep(model, plan(batch_size=1e-9, steps=2, noise_multiplier=1.0), randomness=Seeded(5))

@@ -444,7 +444,9 @@ class Plan:
         charged = events.to_json(event)
         if charged == events.to_json(expected):
             return True
-        if not steps or len(self.stretches) > 1:  # the first step of a schedule has the most noise: not all steps cost that
+        if (
+            not steps or len(self.stretches) > 1
+        ):  # the first step of a schedule has the most noise: not all steps cost that
             return False
         return charged == events.to_json(self._for_unit(self.sampler.composed_before(self.step_event, steps)))
 
