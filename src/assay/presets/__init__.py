@@ -143,7 +143,7 @@ def get(name: str, data: str, epsilon: float) -> Preset:
     Raises:
         ConfigError: the data set has no such preset.
     """
-    presets = _file(_TABLE if is_table(data) else data)
+    presets = contents(_TABLE if is_table(data) else data)
     if presets is None:
         raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
     if name not in presets:
@@ -170,7 +170,8 @@ def available() -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def _file(data: str) -> dict[str, Any] | None:
+def contents(data: str) -> dict[str, Any] | None:
+    """The presets of a data set by name, as its TOML file has them; None if it has none."""
     return (
         tomllib.loads((files(__name__) / f"{data}.toml").read_text("utf-8")) if data in (*available(), _TABLE) else None
     )
