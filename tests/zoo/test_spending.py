@@ -42,7 +42,7 @@ def charge(kind, path, **how):
 
 def two_at_once(kind, path):
     first, second = opened(kind, path), opened(kind, path)
-    first.claim()
+    first.lock()
     segments = [first.begin(PLAN.steps_event, PLAN.steps)]
     with contextlib.suppress(AssayError):
         segments.append(second.begin(PLAN.steps_event, PLAN.steps))
