@@ -35,6 +35,8 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "src/assay/methods")])
     found = MethodRegistry("method", methods.Method, "assay.methods")
     monkeypatch.setattr(methods, "METHODS", found)  # looks for its files again, on the page's path too
+    for name, own in (("available", found.available), ("get", found.with_options), ("options", found.options)):
+        monkeypatch.setattr(methods, name, own)
     before = set(sys.modules)
     yield tmp_path
     for name, module in list(sys.modules.items()):

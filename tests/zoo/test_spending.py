@@ -1,4 +1,6 @@
-"""Bugs by which a run spends more than its files say, or its files tell more than was spent: each does, its twin does not."""
+"""Bugs by which a run spends more than its files say, or its files tell more than was spent: each does, its twin does
+not.
+"""
 
 import contextlib
 import json
