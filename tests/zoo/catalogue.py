@@ -237,4 +237,9 @@ ZOO: tuple[Mutant, ...] = (
         "test_budgets.py::test_a_ledger_that_does_not_ask_charges_more_than_was_reserved",
         ("a ledger that charges more than was reserved", "it stops there", "ChargesBeyondItsReservation"),
     ),
+    *_each(
+        "audit of one step",
+        "test_persons.py::test_rows_clipped_one_by_one_and_charged_as_persons_are_caught",
+        ("a person's rows clipped one by one", "clipped as one", "clip_row_by_row"),
+    ),
 )
