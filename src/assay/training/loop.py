@@ -90,9 +90,10 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
-        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
+            cost there first.
         budget_key: The file of the private key, for a budget that is signed.
-        contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
+        contents: What the budget recognises each record by, if `train` yields something else: features, random views.
 
     Returns:
         The model with its record and its privacy statement.
