@@ -111,7 +111,7 @@ def test_vision() -> None:
 @pytest.mark.parametrize("name", ["BERT classifier", "BERT, masked words", "GPT-2", "GPT-2 classifier"])
 def test_no_layer_of_bert_and_gpt2_needs_copies_of_its_parameters(name: str) -> None:
     engine = Engine(WHOLE[name][0]())
-    assert [unit.path for unit in engine._expanded] == []
+    assert engine.expanded() == []
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_layers_of_other_libraries_keep_their_own_forward() -> None:
 
     model = nn.Sequential(Twice(3, 6), nn.Tanh(), transformers.pytorch_utils.Conv1D(2, 3))
     engine = Engine(model)
-    assert [type(unit.rule) for unit in engine._expanded] == [PerRecordCall]
+    assert [type(unit.rule) for unit in engine.expanded] == [PerRecordCall]
     engine.detach()
     for record in [(6,), (5, 6), (40, 6)]:
         agree(model, torch.randn(4, *record))
