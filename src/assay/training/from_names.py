@@ -255,7 +255,7 @@ class Prepared:
     budget_key: Path | None = None
 
     def contents(self) -> Iterator[bytes]:
-        """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
+        """What a budget recognises the training records by: the records themselves, not features made of them."""
         data, data_dir, records, features, validation, _, target, schema, *_ = self.source
         bundle = self.bundle
         if features is not None and bundle.train_keys is None and bundle.row_keys is None:
