@@ -54,11 +54,14 @@ _READ: Mapping[str, Callable[[str], object]] = {
 class Settings:
     """A run by names: what `assay train` takes, with the same defaults.
 
-        settings = assay.Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
-        result = assay.train(settings, out="runs/digits")
-
     `assay.presets.settings` fills one with settings that do well. Names are read when the run is prepared: what is not
     accepted is refused then, before anything is trained or written.
+
+    >>> settings = Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
+    >>> settings.method, settings.delta
+    ('dpsgd', 1e-05)
+
+    `assay.train(settings, out="runs/digits")` then trains.
     """
 
     method: str = "dpsgd"
