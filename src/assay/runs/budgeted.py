@@ -118,7 +118,7 @@ class Lease:
 
 
 def unit_of(plan: object) -> str:
-    """What the ε of a plan protects, as budgets call it: `record`, `client`, or the column that says whose a record is."""
+    """What the ε of a plan protects: `record`, `client`, or the column that says whose a record is."""
     unit = getattr(plan, "unit", None)
     return RECORD if unit is None else str(getattr(unit, "name", unit))
 
@@ -222,8 +222,8 @@ def settle_by_ledgers(
 ) -> list[tuple[Account, str | None]]:
     """Settle runs that do not go on any more by what their ledgers hold.
 
-    A ledger is on disk before anything is released, so what it holds is all that was. From then on the run may charge no
-    more, unless it is resumed and what it had reserved still fits.
+    A ledger is on disk before anything is released, so what it holds is all that was. From then on the run may charge
+    no more, unless it is resumed and what it had reserved still fits.
 
     Args:
         budget: The budget.
@@ -303,14 +303,15 @@ class Verdict:
 def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None) -> Verdict:
     """Hold a budget against itself and against the runs that can be found.
 
-    Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its event, the
-    ceiling is checked entry by entry, each run's ledger is compared with its last entry, and each record that names the budget
-    must name an entry that is there: entries that were cut off from the end are seen so.
+    Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its
+    event, the ceiling is checked entry by entry, each run's ledger is compared with its last entry, and each record
+    that names the budget must name an entry that is there: entries that were cut off from the end are seen so.
 
     Args:
         budget: The budget.
         runs: Directories of runs, or folders of them, beside the places that the budget knows.
-        key: The public key that it must be signed with. Whoever rewrites a whole budget can sign it with a key of their own.
+        key: The public key that it must be signed with. Whoever rewrites a whole budget can sign it with a key of their
+            own.
 
     Returns:
         What was found.
@@ -371,7 +372,7 @@ def _against_record(state: State, mine: Lease, run: RunDirectory) -> list[str]:
     place = int(said["entries"])
     if place > len(state.heads) or state.heads[place - 1] != said["head"]:
         return [
-            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were removed or"
-            " changed, or an earlier copy was put in their place"
+            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were removed"
+            " or changed, or an earlier copy was put in their place"
         ]
     return []

@@ -338,6 +338,7 @@ class PrivateChoice:
                 plan=plans[which],
                 training=one.training,
                 names={**one.names, "tuning": chosen_by},
+                units=one.units,
             )
 
         LOG.info(f"training a secret number of times, {mean:g} on average; scores {self.scored}")
@@ -463,7 +464,14 @@ class PublicChoice:
         public, settings, private, trials, out = self.public, self.settings, self.private, self.trials, self.out
         scores = []
         for setting, one in zip(settings, trials, strict=True):
-            result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
+            result = fit(
+                one.network,
+                one.bundle.train,
+                plan=one.plan,
+                test=one.bundle.test,
+                training=one.training,
+                units=one.units,
+            )
             scores.append(result.accuracy or 0.0)
             LOG.info(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
         which = scores.index(max(scores))

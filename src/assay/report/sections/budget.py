@@ -126,8 +126,8 @@ def _total(data: str, unit: str, adjacency: str, parts: Sequence[Part]) -> Html:
         "p",
         f"{head}: ",
         tag("strong", f"together {most}"),
-        ", if they are on the same records. Valid although each may have been chosen after seeing others. Runs that are not on"
-        " this page add to it.",
+        ", if they are on the same records. Valid although each may have been chosen after seeing others. Runs that are"
+        " not on this page add to it.",
     )
 
 
