@@ -46,6 +46,12 @@ def reseal(path, record, text=None):
     (path / "record.json").write_text(json.dumps(seals.sealed(record)))
 
 
+def reseal_whole(path, record):
+    """The same with the statement of this record, which names digests of files."""
+    reseal(path, record)
+    reseal(path, record, statement(record))
+
+
 def record_of(path):
     return json.loads((path / "record.json").read_text())
 
@@ -139,7 +145,7 @@ def edit_ledger_record_and_statement(path):
         records=40, batch_size=10, steps=8, noise_multiplier=6.0, delta=1e-3
     ).epsilon()
     record["epsilon"]["curve"] = []
-    reseal(path, record, statement(record))
+    reseal_whole(path, record)
 
 
 def edit_everything(path):
@@ -159,7 +165,7 @@ def edit_everything(path):
     record["noise_multiplier"] = 6.0
     record["epsilon"]["verified"] = runs.verify(path).epsilon
     record["epsilon"]["curve"] = []
-    reseal(path, record, statement(record))
+    reseal_whole(path, record)
 
 
 def swap_model(path):
@@ -183,7 +189,7 @@ FORGERIES = {
     edit_ledger_record_and_statement: {"plan", "signature"},
     edit_everything: {"signature"},
     swap_model: {"file model.safetensors", "signature"},
-    swap_model_and_digest: {"signature"},
+    swap_model_and_digest: {"statement", "signature"},  # which names the model's digest
 }
 
 
