@@ -446,6 +446,13 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
         )
+    if o.budget is not None and o.validation:
+        raise ConfigError(
+            "validation",
+            True,
+            "nothing under a budget: accuracies on training records that were set aside have no noise, and no budget can count"
+            " them; assay tune chooses at a cost that is counted",
+        )
     if o.log is not None:
         logs.check(o.log)
     check_features(o.features, o.model, o.augment)
