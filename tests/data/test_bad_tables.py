@@ -1,6 +1,4 @@
-"""Malformed tables: each kind is refused with the file, the row, the column and what would be accepted, or treated as
-documented.
-"""
+"""Malformed tables are refused with the file, the row, the column and what would be accepted."""
 
 from __future__ import annotations
 

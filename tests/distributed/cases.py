@@ -1,7 +1,6 @@
-"""What is trained by one process and by several, and must come out the same: each case runs unchanged in both.
+"""Cases that one process and several must train alike: each runs unchanged in both.
 
-`python cases.py OUT CASE...` under torchrun writes for every case and rank what it gave. A case gives tensors and
-facts.
+`python cases.py OUT CASE...` under torchrun writes the tensors and facts of every case and rank.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, metho
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.schedules import Banded
 from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
+from assay.data.units import Sampled, Unit, rows_kept
 from assay.distributed.world import world
 from assay.gradients import clipping as clip
 from assay.randomness.streams import Seeded
@@ -74,10 +74,7 @@ class Shift(nn.Module):
 
 
 class Sorts(nn.Module):
-    """Layers of many kinds: ruled ones, one without a rule, one used twice, weights that two layers share, some frozen.
-
-    Row counts that two does not divide.
-    """
+    """Layers with a rule and without, one used twice, shared weights, frozen ones, and odd numbers of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +142,26 @@ def share(data: TensorDataset, sizes: tuple[int, int]) -> TensorDataset:
 @case
 def plain() -> Outcome:
     return trained()
+
+
+def _by_person(sampled: Sampled) -> Outcome:
+    """Seven rows at the most of 61 persons, who have one to nine of the digits each."""
+    ids = torch.arange(RECORDS).sqrt().mul(3.5).long()
+    unit = Unit(name="id", persons=len(ids.unique()), rows=7, sampled=sampled)
+    records = unit.persons if unit.whole else rows_kept(ids, 7)
+    plan = replace(PLAN, records=records, batch_size=records / 5, unit=unit)
+    result = fit(perceptron(), digits(), plan=plan, training=Training(optimizer=SGD, seed=7), units=ids)
+    return _whole(result.model), {"epsilon": result.epsilon, "persons": result.record["persons"]["persons"]}
+
+
+@case
+def persons() -> Outcome:
+    return _by_person(Sampled.PERSONS)
+
+
+@case
+def rows_of_persons() -> Outcome:
+    return _by_person(Sampled.ROWS)
 
 
 @case

@@ -1,9 +1,12 @@
 """The pages of docs/ as their reader meets them: fenced blocks in order, each run in one of a few ways.
 
-| block | what is done with it | |---|---| | `python` | run, in one namespace a page | | `python title="a/b.py"` |
-written to that file | | `console` | every line `$ assay ...` is run by the command line, and `$ torchrun ...` as
-processes; the other lines are their output | | `text` | the output of the block before | | `diff` | takes the first to
-the second of the two files written before |
+| block | what is done with it |
+|---|---|
+| `python` | run, in one namespace a page |
+| `python title="a/b.py"`, `toml title="a.toml"` | written to that file |
+| `console` | each line `$ assay ...` is run here, `$ torchrun ...` as processes; other lines are their output |
+| `text` | the output of the block before |
+| `diff` | takes the first to the second of the two files written before |
 
 In output that is shown, `…` stands for anything on its line; all else must be there, line by line and in order. A block
 after `<!-- not run: reason -->` is left alone, and so are blocks with Opacus where it is not installed.
@@ -34,7 +37,7 @@ _FENCE = re.compile(
 )
 _HAS_OPACUS = importlib.util.find_spec("opacus") is not None
 _OPACUS = re.compile(r"import (before|opacus)|from opacus")
-_LANGUAGES = {"python", "console", "text", "diff", "sh"}
+_LANGUAGES = {"python", "console", "text", "diff", "sh", "toml"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +109,10 @@ class Reader:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(code, self.names)
         self.said = out.getvalue()
+
+    def _toml(self, block: Block) -> None:
+        assert block.title is not None, f"{self.where(block)}: a block of TOML has a title, the file it is written to"
+        (self.folder / block.title).write_text(block.text, encoding="utf-8")
 
     def _console(self, block: Block) -> None:
         for part in re.split(r"^\$ ", block.text.replace("\\\n", " "), flags=re.MULTILINE)[1:]:

@@ -239,6 +239,21 @@ def test_without_noise_a_run_is_refused(budget, tmp_path):
         fit(tmp_path / "1", budget, plan=plan(noise_multiplier=0.0, epsilon_limit=None))
 
 
+def test_a_loop_of_ones_own_is_under_the_budget(budget):
+    with budget.ledger(WIDE, assay.data.contents(records())) as ledger:
+        model = network()
+        step = assay.PrivateStep(model, WIDE, ledger=ledger)
+        batches = step.batches(records())
+        for _ in range(3):
+            x, y = next(batches)
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        step.close()
+    (account,) = budget.state().accounts
+    assert (account.open, account.steps) == (False, 3)
+    with pytest.raises(BudgetSpentError):
+        ledger.pay(WIDE.event(1))
+
+
 # --- a budget against its runs
 
 

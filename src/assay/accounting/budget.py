@@ -28,11 +28,11 @@ import datetime
 import getpass
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent
@@ -45,6 +45,7 @@ from assay.accounting import events
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
+from assay.accounting.ledger import Ledger
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
@@ -58,6 +59,18 @@ _MOST_NOISE = 1e4
 
 class BudgetError(JournalError):
     """A budget's file is not what was written, or says what cannot be."""
+
+
+class Spends(Protocol):
+    """What a budget asks of a plan, central or federated."""
+
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> Adjacency: ...
+    @property
+    def epsilon_limit(self) -> float | None: ...
+    def event(self) -> DpEvent: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -514,6 +527,43 @@ class Budget:
                 return
             line = {"kind": "settle", "run": token, "costs": _json(costs), "event": events.to_json(event)}
             file.append({**line, "steps": steps, "how": how, **_now(by)}, self._key)
+
+    @contextmanager
+    def ledger(
+        self, plan: Spends, contents: Iterable[bytes], *, unit: str = RECORD, name: str = "a loop of one's own"
+    ) -> Iterator[Ledger]:
+        """Reserve for a loop of one's own; give back at its end, however it ends, what its ledger does not hold.
+
+            with budget.ledger(plan, assay.data.contents(train)) as ledger:
+                step = assay.PrivateStep(model, plan, ledger=ledger)
+
+        `assay.fit` does this by itself. The ledger is in memory: a process that is killed leaves the whole reservation.
+
+        Args:
+            plan: What the loop may release.
+            contents: What each of its records is recognised by.
+            unit: What the plan's ε protects.
+            name: What the loop is called in the budget.
+
+        Yields:
+            A ledger that holds no more than was reserved.
+
+        Raises:
+            ConfigError: The budget's unit or adjacency is another.
+            DataError: The budget is for other records.
+            BudgetSpentError: The ceiling does not allow it.
+        """
+        self.check_terms(adjacency=plan.adjacency, unit=unit)
+        self.check_records(contents)
+        event = plan.event()
+        held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
+        mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        mine.covers = held.covers
+        try:
+            yield mine
+        finally:
+            mine.covers = lambda _: False  # who still has it may charge nothing more
+            self.settle(held.token, mine.event(), steps=mine.total_steps)
 
     def _known(self, state: State) -> KnownRecords:
         known = KnownRecords.read(self.path / _RECORDS)

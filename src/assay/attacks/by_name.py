@@ -19,9 +19,10 @@ from assay.attacks.setting import rounds_of
 from assay.attacks.storage import write_attacks
 from assay.data import DataBundle
 from assay.data.records import Records
+from assay.errors import ConfigError
 from assay.federated.kinds import kind_of
 from assay.runs.directory import RunDirectory
-from assay.training.inputs import network_of
+from assay.training.inputs import check_classes, network_of
 from assay.training.inputs import of_run as rebuilt
 from assay.training.stages import kept_release
 
@@ -63,6 +64,13 @@ def of_run(
     directory = RunDirectory.open(Path(run))
     directory.read_record()  # refuses an unfinished run, and says how to resume it
     spec = directory.read_spec()
+    if spec["plan"].get("unit") and isinstance(spec["plan"]["unit"], dict):
+        raise ConfigError(
+            "run",
+            f"a run that protects one {spec['plan']['unit'].get('name')} with all of their rows",
+            "a run whose unit is a record: attacks decide on single records, and what one row shows says little of a person. "
+            "`assay audit --canaries N` inserts whole persons",
+        )
     bundle, models = _models(directory, spec, data_dir, seed)
     draw = torch.Generator().manual_seed(seed)
     members = _some(bundle.train, records, draw)
@@ -86,6 +94,7 @@ def _models(
     directory: RunDirectory, spec: dict[str, Any], data_dir: Path | None, seed: int
 ) -> tuple[DataBundle, list[nn.Module]]:
     """The data, and the models that training released: those after some rounds, if they were kept, and the last."""
+    check_classes(spec)
     bundle, model = rebuilt(spec, data_dir, seed, instead="attack one started from Python with assay.attacks.run")
     before = kind_of(spec).plan(spec["plan"]).stage
     if before is not None:

@@ -36,7 +36,7 @@ from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.runs.schema import CENTRAL, FEDERATED
-from assay.training.inputs import check_not_chosen, planned
+from assay.training.inputs import check_classes, check_not_chosen, planned
 from assay.training.inputs import of_run as rebuilt
 from assay.training.settings import training_from_json
 
@@ -345,11 +345,13 @@ def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, ag
 
 def _train_again(spec: dict[str, Any], plan: Plan, steps: int | None, how: _Again, confidence: float) -> TrainingAudit:
     """Train a run once more with canaries, or many times in two worlds."""
+    check_classes(spec)
     bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
     settings: dict[str, Any] = {
         "training": training_from_json({**spec["training"], "seed": how.seed}),
         "confidence": confidence,
         "steps": steps,
+        "units": bundle.train_units,
     }
     if how.worlds is not None:
         x, y = mislabelled(bundle.test, 1, bundle.classes).tensors

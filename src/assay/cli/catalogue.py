@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ def register(app: typer.Typer) -> None:
     )
     data.callback()(list_data)
     data.command("get")(get_data)
+    data.command("schema")(write_schema)
     app.add_typer(data, name="data")
 
 
@@ -78,7 +80,7 @@ def models() -> None:
 
 
 def list_data(context: typer.Context) -> None:
-    """The data sets known by name; own data are given as a .npz file with x and y."""
+    """The data sets known by name; own data are given as a table, a folder or a .npz file."""
     from assay import data as datasets
 
     if context.invoked_subcommand is None:
@@ -105,3 +107,30 @@ def get_data(
 
     folder = datasets.get(name, data_dir, progress)
     console().print(f"{name} is in {folder}")
+
+
+def write_schema(
+    table: Annotated[Path, typer.Argument(help="The table to be trained on; only the names of its columns are read.")],
+    public_sample: Annotated[
+        Path | None,
+        typer.Option(help="Another table, whose rows are public: types, ranges and levels are taken from it."),
+    ] = None,
+    delimiter: Annotated[str | None, typer.Option(help="Between values of a CSV file. (default: a comma)")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write it there; without it, it is printed.")] = None,
+) -> None:
+    """Write a schema for a table: empty, for a person to fill in, or from a public sample."""
+    from assay._util.files import replace_text
+    from assay.data import tables
+    from assay.errors import ConfigError
+
+    if out is not None and out.exists():
+        raise ConfigError("out", str(out), "a file that is not there yet")
+    if public_sample is None:
+        text = tables.template(table, delimiter=delimiter)
+    else:
+        text = tables.from_sample(table, public_sample, delimiter=delimiter)
+    if out is None:
+        console().print(text, end="")
+        return
+    replace_text(out, text)
+    console().print(f"{out} is written; look it over before you train: --schema {out}")

@@ -48,6 +48,9 @@ def train(
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
+    unit: options.Unit = None,
+    unit_rows: options.UnitRows = None,
+    unit_sampling: options.UnitSampling = "persons",
     validation: Annotated[
         bool,
         typer.Option(
@@ -189,7 +192,7 @@ def train(
             report_plan(made.plan, json)
         return
     if ranks.leader:
-        note_delta(made.plan.delta, made.plan.records)
+        note_delta(made.plan.delta, made.plan.protected)
     with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
         result = made.fit(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
@@ -197,15 +200,14 @@ def train(
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     """The settings that were asked for. Only options that were typed override a preset."""
-    from assay.training.from_names import Settings
-
-    if asked["preset"] is None:
-        return Settings(**options.given(Settings, asked))
     from assay import presets
+    from assay.training.from_names import Settings
 
     source = context.get_parameter_source
     typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
     given = options.given(Settings, {name: asked[name] for name in typed})
+    if asked["preset"] is None and presets.default_of(given) is None:
+        return Settings(**options.given(Settings, asked))
     return presets.of_options({**given, "preset": asked["preset"]})
 
 

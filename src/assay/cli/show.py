@@ -114,7 +114,7 @@ def outcome(result: Result) -> None:
     tuning = record.get("tuning") or {}
     rows = {
         f"{scored(record)} accuracy": None if accuracy is None else f"{accuracy:.2%}",
-        **shown_figures(record["result"]),
+        "figures": ", ".join(f"{name} {value}" for name, value in shown_figures(record["result"]).items()) or None,
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
         "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),

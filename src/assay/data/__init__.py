@@ -11,26 +11,50 @@ from assay._util import lazy
 if TYPE_CHECKING:
     from assay.data.bundle import DataBundle
     from assay.data.catalog import DatasetInfo, available
+    from assay.data.factories import of_datasets
     from assay.data.fetch import get
+    from assay.data.folders import folder, pictures
+    from assay.data.hub import of_dataset
     from assay.data.identity import contents
+    from assay.data.loading import Loading
     from assay.data.sources import load
     from assay.data.tables.loading import table
     from assay.data.tables.schema import Schema
     from assay.data.task import Task
 
-__all__ = ["DataBundle", "DatasetInfo", "Schema", "Task", "available", "contents", "get", "load", "table"]
+__all__ = [
+    "DataBundle",
+    "DatasetInfo",
+    "Loading",
+    "Schema",
+    "Task",
+    "available",
+    "contents",
+    "folder",
+    "get",
+    "load",
+    "of_dataset",
+    "of_datasets",
+    "pictures",
+    "table",
+]
 
 __getattr__ = lazy.exports(
     __name__,
     {
         "DataBundle": "bundle",
         "DatasetInfo": "catalog",
+        "Loading": "loading",
         "Schema": "tables.schema",
         "Task": "task",
         "available": "catalog",
         "contents": "identity",
+        "folder": "folders",
         "get": "fetch",
         "load": "sources",
+        "of_dataset": "hub",
+        "of_datasets": "factories",
+        "pictures": "folders",
         "table": "tables.loading",
     },
 )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset
 
+from assay.data.loading import PLAIN, Fetched, Key, Loading, fetch_ahead
 from assay.errors import ConfigError
+
+_TARGETS = ("labels", "label", "target", "targets")
 
 
 class Records:
@@ -23,7 +27,7 @@ class Records:
         ConfigError: the data set has no length or no index.
     """
 
-    def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu") -> None:
+    def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu", loading: Loading = PLAIN) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
             raise ConfigError(
                 "dataset",
@@ -32,8 +36,10 @@ class Records:
             )
         self._dataset = dataset
         self.device = torch.device(device)
+        self.loading = loading
         # Tensors stay where they are and only batches move, so that the device need not hold all records.
-        self._tensors = dataset.tensors if type(dataset) is TensorDataset else None
+        plain = type(dataset) is TensorDataset and loading.collate_fn is None
+        self._tensors = dataset.tensors if plain and isinstance(dataset, TensorDataset) else None
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -43,26 +49,56 @@ class Records:
         """The data set itself."""
         return self._dataset
 
+    @property
+    def draws(self) -> bool:
+        """Whether fetching a record may draw random numbers: the data set's own code runs."""
+        return self._tensors is None and type(self) is Records
+
     def all(self) -> Any:
         """Every record, stacked."""
         return self.gather(torch.arange(len(self)))
 
     def gather(self, index: Tensor) -> Any:
-        """The records of these indices, stacked."""
+        """The records of these indices, put together."""
         if self._tensors is not None:
             return [t.index_select(0, index).to(self.device, non_blocking=True) for t in self._tensors]
-        batch = default_collate([self._dataset[i] for i in index.tolist()])
-        return pytree.tree_map(lambda v: v.to(self.device) if isinstance(v, Tensor) else v, batch)
+        return self.gather_seeded(index, None)
+
+    def gather_seeded(self, index: Tensor, seed: int | None) -> Any:
+        """As `gather`; what the data set draws meanwhile begins at `seed`."""
+        return self.placed(Fetched(self._dataset, self.loading.collate)[index.tolist(), seed])
+
+    def placed(self, batch: Any) -> Any:
+        """A batch with its tensors on the device; a collator's own kind of mapping becomes a plain dict."""
+        if isinstance(batch, Mapping) and type(batch) is not dict:
+            batch = dict(batch)
+        return pytree.tree_map(lambda v: v.to(self.device, non_blocking=True) if isinstance(v, Tensor) else v, batch)
+
+    def ahead(self, keys: Iterator[Key]) -> Iterator[Any] | None:
+        """The batches of these keys, fetched by worker processes; None where this process fetches them.
+
+        Args:
+            keys: Which records, and a seed for each batch.
+        """
+        if self.loading.num_workers == 0 or self._tensors is not None or type(self) is not Records:
+            return None
+        pin = self.device.type == "cuda"
+        return (self.placed(batch) for batch in fetch_ahead(self._dataset, keys, self.loading, pin=pin))
 
     def check_pairs(self, field: str) -> None:
-        """Refuse records that are not pairs of input and target.
+        """Refuse records that are neither pairs of input and target nor dicts with labels.
 
         Raises:
             ConfigError: the first record is no pair.
         """
-        if len(self) == 0:
+        if len(self) == 0 or self.loading.collate_fn is not None:
             return
         one = self._dataset[0]
+        if isinstance(one, Mapping):
+            if not any(name in one for name in _TARGETS):
+                shown = f"a dict with {', '.join(map(str, one)) or 'nothing'}"
+                raise ConfigError(field, shown, f"a dict with one of {', '.join(_TARGETS)}")
+            return
         if not isinstance(one, tuple | list) or len(one) != 2:
             shown = f"{len(one)} values per record" if isinstance(one, tuple | list) else type(one).__name__
             raise ConfigError(
@@ -96,7 +132,34 @@ class Records:
                 "no records",
                 "a TensorDataset on a rank without records: what a record looks like must be known",
             )
-        return pytree.tree_map(
-            lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v,
-            self.gather(torch.zeros(count, dtype=torch.int64)),
+        one = self.gather(torch.zeros(count, dtype=torch.int64))
+        zeros = pytree.tree_map(lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, one)
+        if isinstance(zeros, dict) and isinstance(zeros.get("attention_mask"), Tensor):
+            # a softmax over no position is not a number, and this record must not be one that is left out
+            zeros["attention_mask"] = torch.ones_like(zeros["attention_mask"])
+        return zeros
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """A batch as (inputs, targets): two things as they are; of a dict, its labels and the rest.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if isinstance(batch, Mapping):
+        name = next((name for name in _TARGETS if name in batch), None)
+        if name is not None:
+            return {key: value for key, value in batch.items() if key != name}, batch[name]
+        raise ConfigError(
+            "collate_fn", f"a dict with {', '.join(map(str, batch))}", f"one of {', '.join(_TARGETS)} in it"
         )
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return batch[0], batch[1]
+    shown = f"{len(batch)} values" if isinstance(batch, tuple | list) else type(batch).__name__
+    raise ConfigError("collate_fn", shown, "batches of two values, (inputs, targets), or a dict with labels")
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs: a dict of inputs is given by name; of an output with `logits` these are the outputs."""
+    outputs = model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+    return outputs.logits if hasattr(outputs, "logits") else outputs

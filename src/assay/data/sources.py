@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from assay.data import tables
+from assay.data import folders, hub, tables
 from assay.data.bundle import DataBundle
-from assay.data.catalog import Split, describe
+from assay.data.catalog import DATASETS, Split, describe
+from assay.data.factories import from_factory, is_factory
 from assay.data.formats.npz import Arrays, read_npz
 from assay.data.locate import require
 from assay.data.split import CONTENT, POSITION, TEST_SHARE, SplitRule, drawn, drawn_units, one_of_five, unit_keys
 from assay.data.tables.loading import Numbered, numbered
-from assay.data.tables.loading import takes as is_table
+from assay.data.tables.names import is_table
 from assay.errors import ConfigError, DataError
 
 _LOG = logging.getLogger("assay")
@@ -54,13 +55,15 @@ def load(
     schema: tables.Schema | Mapping[str, Any] | Path | str | None = None,
     unit: str | None = None,
 ) -> DataBundle:
-    """Load a data set by name (`available()`), or your own: a table, or an .npz file with arrays x and y.
+    """Load a data set by name (`available()`), or your own: a table, a folder of pictures, or an .npz file.
 
     Files of a named data set are looked up in `data_dir`, `$ASSAY_DATA`, the user's cache and system folders, in this
     order, and verified against known SHA-256 sums. Nothing is fetched.
 
     Args:
-        name_or_path: a name of the catalogue, or the path of a .csv, .tsv, .parquet or .npz file.
+        name_or_path: a name of the catalogue; the path of a .csv, .tsv, .parquet or .npz file (with arrays x and y),
+            or of a folder of pictures with a folder for each class; `hf:` and the name of a data set of Hugging Face;
+            or `package.module:factory`.
         data_dir: where to look first.
         split: how an .npz file without test records is split (`assay.data.split`): by each record's `content`, or by
             its `position`, as in earlier versions.
@@ -80,13 +83,22 @@ def load(
     torch.Size([1437, 1, 8, 8])
     """
     rule = SplitRule(by=split)
+    asked: dict[str, Any] = {"target": target, "schema": schema, "unit": unit}
     if is_table(name_or_path):
         return tables.table(name_or_path, target=target, schema=schema, unit=unit)
+    if str(name_or_path).startswith(hub.PREFIX):
+        how = folders.how_prepared(schema)
+        asked = asked if how is None else {**how, "target": target, "unit": unit}
+        return hub.from_hub(str(name_or_path).removeprefix(hub.PREFIX), **asked)
+    if _is_folder(name_or_path):
+        return _folder(Path(name_or_path), **asked)
     for field, value in (("target", target), ("schema", schema)):
         if value is not None:
-            raise ConfigError(field, value, f"nothing beside {name_or_path}: it is for tables (.csv, .tsv, .parquet)")
+            raise ConfigError(field, value, f"nothing beside {name_or_path}: it is for tables and pictures")
     if Path(name_or_path).suffix == ".npz":
         return _own(Path(name_or_path).expanduser(), rule, unit)
+    if is_factory(str(name_or_path)):
+        return from_factory(str(name_or_path))
     if unit is not None:
         raise ConfigError("unit", unit, f"nothing beside {name_or_path}, which has no column to say whose a record is")
     info = describe(name_or_path)
@@ -98,6 +110,23 @@ def load(
         train, test = (x[~testing], y[~testing]), (x[testing], y[testing])
     source = (info.source or "own") if found is None else found.place.label
     return _bundle(train, test, name=info.name, classes=info.classes, unit=info.unit, notes=info.notes, source=source)
+
+
+def _is_folder(name: str | Path) -> bool:
+    """Whether it is the path of a folder, and no name of the catalogue."""
+    return str(name) not in DATASETS and Path(name).expanduser().is_dir()
+
+
+def _folder(
+    path: Path, target: str | None, schema: tables.Schema | Mapping[str, Any] | Path | str | None, unit: str | None
+) -> DataBundle:
+    for field, value in (("target", target), ("unit", unit)):
+        if value is not None:
+            raise ConfigError(field, value, "nothing beside a folder of pictures, whose folders are the classes")
+    how = {} if schema is None else folders.how_prepared(schema)
+    if how is None:
+        raise ConfigError("schema", str(schema), "for a folder of pictures a section [pictures] with size and channels")
+    return folders.folder(path, **how)
 
 
 def _bundle(train: Split, test: Split, *, name: str, classes: int, unit: str, notes: str, source: str) -> DataBundle:

@@ -2,42 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from assay._util.imports import current_directory_importable, import_module
 from assay.errors import ConfigError
 from assay.models import copies
 
 FORM = "package.module:factory, where factory(input_shape=..., classes=...) or factory() returns an nn.Module"
-
-
-@contextmanager
-def _current_directory_importable() -> Iterator[None]:
-    # What `python -m` does for a whole process; an installed console script does not.
-    here = str(Path.cwd())
-    sys.path.insert(0, here)
-    importlib.invalidate_caches()
-    try:
-        yield
-    finally:
-        with suppress(ValueError):  # the user's module may have removed it
-            sys.path.remove(here)
-
-
-def _import(name: str, module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # importing runs the user's code, which may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError("model", name, f"{FORM}; importing {module!r} from {Path.cwd()} failed: {reason}") from error
 
 
 def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -57,8 +32,8 @@ def build_custom(name: str, input_shape: tuple[int, ...], classes: int) -> nn.Mo
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise ConfigError("model", name, FORM)
-    with _current_directory_importable():
-        module = _import(name, module_name)
+    with current_directory_importable():
+        module = import_module("model", name, module_name, FORM)
         factory = getattr(module, attribute, None)
         if factory is None:
             raise ConfigError("model", name, f"{FORM}; {module_name!r} has no {attribute!r}")

@@ -11,13 +11,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.data import catalog
+from assay.data.tables.names import is_table
+from assay.data.tables.schema import Number, as_schema
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
     from assay.training.from_names import Settings
+
+_TABLE = "table"  # the file for tables of one's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +96,38 @@ def of_options(given: Mapping[str, Any]) -> Settings:
     from assay.training.from_names import Settings
 
     rest = {name: value for name, value in given.items() if name != "preset"}
-    if given.get("preset") is None:
+    chosen = given.get("preset") or default_of(rest)
+    if chosen is None:
         return Settings.read(rest)
     read = Settings.read({name: value for name, value in rest.items() if name in ("data", "epsilon")})
     others = {name: value for name, value in rest.items() if name not in ("data", "epsilon")}
-    return settings(read.data, epsilon=read.epsilon, name=given["preset"], **others)
+    return settings(read.data, epsilon=read.epsilon, name=chosen, **others)
+
+
+def default_of(given: Mapping[str, Any]) -> str | None:
+    """The preset that a run has without being asked: a table without a model gets a linear one that is known to do
+    well.
+
+    Args:
+        given: Only what a person gave.
+
+    Returns:
+        A preset's name, or None.
+    """
+    if not is_table(str(given.get("data", ""))) or given.get("model") is not None:
+        return None
+    return "number" if _predicts_number(given.get("schema"), given.get("target")) else "best"
+
+
+def _predicts_number(schema: Path | str | None, target: str | None) -> bool:
+    """Whether the schema says so; one that cannot be read is refused when the table is."""
+    if schema is None:
+        return False
+    try:
+        declared = as_schema(schema, target)
+    except ConfigError:
+        return False
+    return isinstance(declared.columns[declared.target[0]], Number)
 
 
 def of(asked: Mapping[str, Any]) -> Preset:
@@ -111,7 +143,7 @@ def get(name: str, data: str, epsilon: float) -> Preset:
     Raises:
         ConfigError: the data set has no such preset.
     """
-    presets = _file(data)
+    presets = contents(_TABLE if is_table(data) else data)
     if presets is None:
         raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
     if name not in presets:
@@ -131,10 +163,15 @@ def get(name: str, data: str, epsilon: float) -> Preset:
 def available() -> list[str]:
     """The data sets that have presets."""
     return sorted(
-        entry.name.removesuffix(".toml") for entry in files(__name__).iterdir() if entry.name.endswith(".toml")
+        name
+        for entry in files(__name__).iterdir()
+        if entry.name.endswith(".toml") and (name := entry.name.removesuffix(".toml")) != _TABLE
     )
 
 
 @lru_cache(maxsize=16)
-def _file(data: str) -> dict[str, Any] | None:
-    return tomllib.loads((files(__name__) / f"{data}.toml").read_text("utf-8")) if data in available() else None
+def contents(data: str) -> dict[str, Any] | None:
+    """The presets of a data set by name, as its TOML file has them; None if it has none."""
+    return (
+        tomllib.loads((files(__name__) / f"{data}.toml").read_text("utf-8")) if data in (*available(), _TABLE) else None
+    )

@@ -12,14 +12,14 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import lock
 from assay._util.signatures import read_either
 from assay.accounting.adjacency import Adjacency
-from assay.accounting.budget import RECORD, Account, Budget, BudgetError, Reservation, State, check_lines
+from assay.accounting.budget import RECORD, Account, Budget, BudgetError, Reservation, Spends, State, check_lines
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError, check_fields
@@ -27,16 +27,6 @@ from assay.runs.directory import RunDirectory, read_record
 
 FIELD = "budget"
 """The field of `run.json` and of `record.json`."""
-
-
-class Spends(Protocol):
-    """What a budget asks of a plan, central or federated."""
-
-    @property
-    def delta(self) -> float: ...
-    @property
-    def adjacency(self) -> Adjacency: ...
-    def event(self) -> DpEvent: ...
 
 
 @dataclass(frozen=True, kw_only=True)

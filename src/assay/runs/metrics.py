@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from assay.data.records import Records
+from assay.data.records import Records, call, pair
 from assay.data.task import BINARY, MULTILABEL, REGRESSION, Task
 from assay.methods.stage import Loss
 
@@ -149,8 +149,8 @@ def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | No
     right, total, counted = 0, 0.0, 0
     classes = True
     for start in range(0, len(records), _TOGETHER):
-        inputs, targets = records.gather(torch.arange(start, min(start + _TOGETHER, len(records))))
-        output = model(inputs)
+        inputs, targets = pair(records.gather(torch.arange(start, min(start + _TOGETHER, len(records)))))
+        output = call(model, inputs)
         total += float(loss(output, targets).double().sum())
         counted += len(targets)
         classes = classes and output.dim() == 2 and not targets.is_floating_point()
@@ -175,8 +175,8 @@ def figures(model: nn.Module, records: Records, task: Task | None) -> dict[str, 
     outputs, targets = [], []
     with torch.no_grad():
         for start in range(0, len(records), _TOGETHER):
-            x, y = records.gather(torch.arange(start, min(start + _TOGETHER, len(records))))
-            outputs.append(model(x))
+            x, y = pair(records.gather(torch.arange(start, min(start + _TOGETHER, len(records)))))
+            outputs.append(call(model, x))
             targets.append(y)
             if task is None and not _are_classes(outputs[-1], y):
                 return {}

@@ -8,7 +8,7 @@ from pathlib import Path
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.budget import CLIENT, RECORD, Budget
 from assay.data.identity import of_bundle, of_table
-from assay.data.tables.loading import takes
+from assay.data.tables.names import is_table
 from assay.training.inputs import load
 
 
@@ -78,6 +78,6 @@ def add(
 
 def _contents(data: str, data_dir: Path | None, unit: str) -> Iterator[bytes]:
     column = None if unit in (RECORD, CLIENT) else unit
-    if takes(data):
+    if is_table(data):
         return of_table(data, column)
     return of_bundle(load(data, data_dir, None, unit=column))

@@ -15,6 +15,7 @@ from assay import features as features_package
 from assay import models as models_package
 from assay.data import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
+from assay.data.task import Task
 from assay.errors import ConfigError
 from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
@@ -174,10 +175,13 @@ def of_run(
         schema=names.get("schema"),
         unit=names.get("unit_column"),
     )
-    if len(bundle.train_x) != used:
-        raise ConfigError(
-            "data", names["data"], f"the records of the run: it used {used}, here there are {len(bundle.train_x)}"
-        )
+    protected = spec["plan"].get("unit")
+    if isinstance(protected, dict):
+        used, there, what = protected["persons"], bundle.persons, "persons"
+    else:
+        there, what = len(bundle.train_x), "records"
+    if there != used:
+        raise ConfigError("data", names["data"], f"the {what} of the run: it used {used}, here there are {there}")
     return bundle, network_of(names, bundle, seed)
 
 
@@ -200,6 +204,22 @@ def check_not_chosen(spec: Mapping[str, Any]) -> None:
             "a model that assay tune chose",
             "a run of `assay train`, with the settings that were chosen: which records this model was trained on was "
             "drawn in secret and not kept",
+        )
+
+
+def check_classes(spec: Mapping[str, Any]) -> None:
+    """Refuse a run that does not tell classes apart: attacks, and audits that train again, are made for those.
+
+    Args:
+        spec: What run.json says.
+
+    Raises:
+        ConfigError: the run predicts labels or a number.
+    """
+    said = spec["names"].get("task")
+    if said is not None and not Task.from_json(said).is_classification:
+        raise ConfigError(
+            "run", f"a {said['kind']}", "a run that tells classes apart: attacks and canaries need classes"
         )
 
 

@@ -26,8 +26,10 @@ from torch.utils.data import Dataset
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
 from assay.data.identity import contents as contents_of
-from assay.data.records import Records
+from assay.data.loading import PLAIN, Loading
+from assay.data.records import Records, call, pair
 from assay.data.task import Task
+from assay.data.units import Ids
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
@@ -47,6 +49,7 @@ from assay.runs.run import Course, Run, Saved
 from assay.runs.schema import CENTRAL
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
+from assay.training.batches import unit_records
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_run
 from assay.training.processor import check_precision
@@ -69,9 +72,11 @@ def fit(
     force: bool = False,
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    units: Ids | None = None,
     budget: Budget | str | Path | None = None,
     budget_key: str | Path | None = None,
     contents: Iterable[bytes] | None = None,
+    loading: Loading = PLAIN,
 ) -> Result:
     """Train `model` in place on `train` under `plan`.
 
@@ -90,9 +95,12 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
+        units: Whose each row of `train` is, where the plan's unit is a person: an id for each row.
         budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
         budget_key: The file of the private key, for a budget that is signed.
         contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
+        loading: How records are fetched and put together, for training and testing: `assay.data.Loading(collate_fn=...,
+            num_workers=2)`. Batches may be dicts with `labels`, of which the model gets the rest by name.
 
     Returns:
         The model with its record and its privacy statement.
@@ -108,8 +116,9 @@ def fit(
         names = {**(names or {}), "task": task.to_json()}
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
-        Records(test).check_pairs("test")
-    plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size)
+        Records(test, loading=loading).check_pairs("test")
+    unit_records(Records(train), units, plan)
+    plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = None
     if budget is not None:
         # a restarted rank has reserved already, and must not be refused by its own reservation
@@ -143,6 +152,8 @@ def fit(
         callbacks=callbacks,
         ranks=ranks,
         lease=lease,
+        units=units,
+        loading=loading,
     )
 
 
@@ -210,19 +221,33 @@ def _run(
     callbacks: Iterable[Callback],
     ranks: World,
     lease: budgeted.Lease | None = None,
+    units: Ids | None = None,
+    loading: Loading = PLAIN,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
 
     def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
-        return Loop(model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved)
+        return Loop(
+            model,
+            train,
+            plan,
+            loss,
+            used,
+            ledger,
+            ranks=ranks,
+            directory=directory,
+            saved=saved,
+            units=units,
+            loading=loading,
+        )
 
     return Run(
         begin,
         plan=plan,
         training=recorded(training, used),
         names=names,
-        test=None if test is None else Records(test, pick_device(training.device)),
+        test=None if test is None else Records(test, pick_device(training.device), loading),
         directory=directory,
         callbacks=callbacks,
         ranks=ranks,
@@ -260,6 +285,8 @@ def resume(
     test: Dataset[Any] | None = None,
     loss: Loss | None = None,
     callbacks: Iterable[Callback] = (),
+    units: Ids | None = None,
+    loading: Loading = PLAIN,
 ) -> Result:
     """Continue the run in directory `out`, under the plan and settings it was started with.
 
@@ -270,6 +297,8 @@ def resume(
         test: As for `fit`.
         loss: As for `fit`.
         callbacks: As for `fit`.
+        units: As for `fit`.
+        loading: As for `fit`.
 
     Returns:
         What `fit` would have returned.
@@ -295,6 +324,8 @@ def resume(
         callbacks=callbacks,
         ranks=ranks,
         lease=lease,
+        units=units,
+        loading=loading,
     )
 
 
@@ -322,6 +353,10 @@ class Insertion:
         """The records to train on; `data` are those that the stage leaves."""
         return Records(data, device)
 
+    def by_unit(self, records: Records, ids: Ids | None, plan: Plan) -> Records:
+        """The records as the plan's unit counts them; `ids` say whose each row of the run is."""
+        return unit_records(records, ids, plan)
+
     def loss(self, own: Loss) -> Loss:
         """The loss to train with; `own` is the one that the stage leaves."""
         return own
@@ -339,6 +374,7 @@ def train_again(
     training: Training | None = None,
     steps: int | None = None,
     insertion: Insertion | None = None,
+    units: Ids | None = None,
 ) -> nn.Module:
     """Train `model` in place exactly as `fit` does, in this process alone, and write no file and no record.
 
@@ -356,6 +392,7 @@ def train_again(
         steps: How many of the plan's steps to take; all by default. Noise and learning rate of a step follow from its
             place in the whole plan.
         insertion: What to put into the run.
+        units: Whose each row of `train` is, where the plan's unit is a person.
 
     Returns:
         The model as `fit` would release it, in eval mode.
@@ -366,7 +403,8 @@ def train_again(
     training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
     plan = check_run(model, train, loss, plan, training, None, 1)
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    with closing(Loop(model, train, plan, loss, training.at_batch(plan.batch_size), ledger, insertion)) as loop:
+    used = training.at_batch(plan.batch_size)
+    with closing(Loop(model, train, plan, loss, used, ledger, insertion, units=units)) as loop:
         for _ in loop.advance(steps):
             pass
         loop.apply_average()
@@ -392,13 +430,15 @@ class Loop(Course):
         ranks: World = ALONE,
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
+        units: Ids | None = None,
+        loading: Loading = PLAIN,
     ) -> None:
         """Run the stage, if there is one, and restore `saved`.
 
         `training` is scaled to the run's batch size; `directory` is where a stage keeps its release.
         """
         self.world, self.plan, self.loss, self.training, self.directory = ranks, plan, loss, training, directory
-        self.insertion = insertion or Insertion()
+        self.insertion, self.loading = insertion or Insertion(), loading
         self.device = pick_device(training.device)
         check_precision(training.precision, self.device)  # a run may be resumed on another machine
         # a model that is to be split may be larger than the device
@@ -407,7 +447,7 @@ class Loop(Course):
         where = None if directory is None else directory.checkpoint
         with ExitStack() as undo:  # an error here detaches the step from the model
             randomness = training.randomness()
-            self._run_stage(train, ledger, randomness)
+            self.train = self.insertion.by_unit(self._run_stage(train, ledger, randomness), units, plan)
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
@@ -435,8 +475,8 @@ class Loop(Course):
             self.insertion.attach(self.step)
             undo.pop_all()
 
-    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
-        """What the method does before training, if anything; sets the records and the loss of training."""
+    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> Records:
+        """What the method does before training, if anything; sets the loss of training and returns its records."""
         first = self.insertion.stage(self.plan)
         if first is not None:
             if len(self.insertion.records(train, self.device)) != self.plan.records:
@@ -450,7 +490,7 @@ class Loop(Course):
                 lambda: release_stage(
                     first,
                     model=self.model,
-                    records=Records(train, self.device),
+                    records=Records(train, self.device, self.loading),
                     ledger=ledger,
                     randomness=randomness,
                     device=self.device,
@@ -459,16 +499,18 @@ class Loop(Course):
             )
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
-        self.train, self.loss = self.insertion.records(train, self.device), self.insertion.loss(self.loss)
+        self.loss = self.insertion.loss(self.loss)
+        records = self.insertion.records(train, self.device)
+        return Records(records.dataset, self.device, self.loading) if type(records) is Records else records
 
     def _shard(self) -> None:
-        records = Records(self.train.dataset)
+        records = Records(self.train.dataset, loading=self.loading)
         if len(records) < 2:
             raise ConfigError(
                 "shard", True, "two records or more on every rank: the engine proves itself on them first"
             )
-        inputs, targets = records.gather(torch.arange(2))
-        self.step.shard(self.loss(self.model(inputs), targets), self.device)
+        inputs, targets = pair(records.gather(torch.arange(2)))
+        self.step.shard(self.loss(call(self.model, inputs), targets), self.device)
 
     def _new_average(self) -> Average | None:
         if self.training.ema is not None:
@@ -481,7 +523,7 @@ class Loop(Course):
         """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
         prepared, unseen = -1, True
-        for inputs, targets in step.batches(self.train, steps):
+        for inputs, targets in map(pair, step.batches(self.train, steps)):
             if prepared != step.taken:
                 prepared = step.taken
                 self._prepare(prepared)

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from assay.data.records import Records
+from assay.data.loading import PLAIN, Loading
+from assay.data.records import Records, pair
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
 from assay.gradients.forwards import check_free
@@ -31,7 +32,15 @@ _SIZES = (5, 7)
 
 
 def check_run(
-    model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, data: str | None, ranks: int
+    model: nn.Module,
+    train: Dataset[Any],
+    loss: Loss,
+    plan: Plan,
+    training: Training,
+    data: str | None,
+    ranks: int,
+    *,
+    loading: Loading = PLAIN,
 ) -> Plan:
     """Refuse a run that could not be trained.
 
@@ -43,6 +52,7 @@ def check_run(
         training: How to train.
         data: The name of the data set, if it has one.
         ranks: How many ranks train together.
+        loading: How records are fetched and put together.
 
     Returns:
         The plan for this model.
@@ -51,7 +61,7 @@ def check_run(
         ConfigError: Settings do not go together, or the model or the loss fails on the records.
         UnsupportedModelError: The model or the loss mixes records.
     """
-    Records(train).check_pairs("train")
+    Records(train, loading=loading).check_pairs("train")
     _check_finite(model)
     plan = plan.for_model(model)
     if plan.stage is not None:
@@ -67,7 +77,7 @@ def check_run(
     check_precision(training.precision, device)
     decided = plan.stage is not None and plan.center is None  # a stage that decides what the model sees
     if not training.shard and not decided:
-        _rehearse(model, train, loss, plan, training, device)
+        _rehearse(model, Records(train, device, loading), loss, plan, training, device)
     if training.augment is not None:
         _check_augment(training.augment, train, plan, ranks)
     return plan
@@ -84,6 +94,8 @@ def _check_finite(model: nn.Module) -> None:
 
 def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
     """Refuse views of records that are not images, or that a stage replaces."""
+    if plan.unit is not None and plan.unit.whole:
+        raise ConfigError("augment", text, f"no views where the unit is {plan.unit} and persons are sampled")
     if ranks > 1:
         raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
     if plan.stage is not None and not plan.stage.takes_views:
@@ -94,13 +106,12 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
 
 
 def _rehearse(
-    model: nn.Module, train: Dataset[Any], loss: Loss, plan: Plan, training: Training, device: torch.device
+    model: nn.Module, records: Records, loss: Loss, plan: Plan, training: Training, device: torch.device
 ) -> None:
     """Refuse a model or a loss that fails on a few records. If it cannot be copied, the first batch shows it."""
     model.to(device).train()
     compat.check(model)
     check_free(model)
-    records = Records(train, device)
     if len(records) < 2:
         return
     for size in _SIZES:
@@ -117,7 +128,7 @@ def _rehearse(
 
 
 def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Training, device: torch.device) -> None:
-    inputs, targets = batch
+    inputs, targets = pair(batch)
     engine = Engine(model, {**RULES, **plan.chain().rules}, coins=training.randomness().stream("rehearsal", 0))
     try:
         with torch.random.fork_rng(devices=[]):

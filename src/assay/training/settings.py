@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from assay.data.records import call
 from assay.errors import ConfigError, check_fields
 from assay.randomness.streams import Randomness, Seeded, check_source, source
 from assay.training import augment
@@ -77,9 +78,9 @@ class Training:
     def outputs(self, model: nn.Module, inputs: Any, device: torch.device) -> Any:
         """The model's outputs for a training batch, in float32 whatever the model computes in."""
         if self.precision == "float32":
-            return model(inputs)
+            return call(model, inputs)
         with torch.autocast(device.type, torch.bfloat16):
-            outputs = model(inputs)
+            outputs = call(model, inputs)
         return pytree.tree_map(lambda t: t.float() if isinstance(t, Tensor) and t.is_floating_point() else t, outputs)
 
     def at_batch(self, batch_size: float) -> Training:

@@ -34,7 +34,9 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
+from assay.data.loading import Collate, Loading
 from assay.data.records import Records
+from assay.data.units import Ids
 from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
@@ -54,7 +56,7 @@ from assay.models.layers import trainable_layers
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
 from assay.training import limits
 from assay.training.augment import Augmentation
-from assay.training.batches import Batches, BatchPart
+from assay.training.batches import Batches, BatchPart, unit_records
 from assay.training.masks import Masks
 
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
@@ -133,6 +135,10 @@ class PrivateStep(Unique):
         self._augment, self._views = augment, 1 if augment is None else augment.views
         if augment is not None and world.size > 1:
             raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
+        if augment is not None and plan.unit is not None and plan.unit.whole:
+            raise ConfigError(
+                "augment", str(augment), f"no views where the unit is {plan.unit} and persons are sampled"
+            )
         if self._views > 1 and chain.rules:
             raise ConfigError(
                 "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
@@ -150,7 +156,7 @@ class PrivateStep(Unique):
                 self._position = position.Watch(model)
                 undo.callback(self._position.stop)
             self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
-            self._groups = self.chain.clip.groups(self.engine.layers)
+            self.groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
             self._masks: Masks | None = None
@@ -241,7 +247,17 @@ class PrivateStep(Unique):
             raise ConfigError("losses", "no finite gradients", "finite ones: the model is split only once it is proven")
         self.placement = Shards(self.engine, self.world, device or losses.device)
 
-    def batches(self, dataset: Dataset[Any] | Records, steps: int | None = None) -> Iterator[Any]:
+    def batches(
+        self,
+        dataset: Dataset[Any] | Records,
+        steps: int | None = None,
+        *,
+        units: Ids | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+    ) -> Iterator[Any]:
         """The batches that the plan's sampler draws, collated as a DataLoader would.
 
         With `max_physical_batch` a batch comes in parts, and `backward` returns True after the last. An empty batch
@@ -255,22 +271,36 @@ class PrivateStep(Unique):
             dataset: The records. On several ranks, either the whole data set, of which each rank takes an equal share,
                 or the share that only this rank has. The plan is always that of the whole.
             steps: How many batches at most; by default up to the end of the plan or the budget.
+            units: Whose each row of `dataset` is, where the plan's unit is a person: an id for each row. `backward` then takes
+                one loss per row all the same.
+            collate_fn: Puts records together, as for a DataLoader; every tensor of a batch has the records as its first
+                dimension. A collator of Hugging Face that pads to the longest record works unchanged.
+            num_workers: Processes that fetch records while the model trains. Which records are in a batch is drawn here,
+                and results do not depend on the number of workers.
+            pin_memory: Fetch into pinned memory, where batches go to a GPU.
+            prefetch_factor: How many parts of batches each worker fetches ahead.
 
         Raises:
+            ConfigError: The data set, or `units`, is not the plan's.
             AssayError: The step is closed or unusable, `backward` was not called for a batch, or another loop over
                 `batches` began while this one was running.
         """
         self._check_usable()
-        records = dataset if isinstance(dataset, Records) else Records(dataset)
+        loading = Loading(
+            collate_fn=collate_fn, num_workers=num_workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor
+        )
+        records = dataset if isinstance(dataset, Records) else Records(dataset, loading=loading)
+        records = unit_records(records, units, self.plan)
         if self._masks is not None:
             self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
         self._loop += 1
         loop = self._loop
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
+        ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
         while self.taken < end:
             now = self.taken
-            batch = drawing.draw(now - self._origin)
+            batch = next(ahead)
             passes = self.placement.passes(len(batch))
             # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
             self._batch = _BatchState(passes)
@@ -328,7 +358,7 @@ class PrivateStep(Unique):
             raise ConfigError(
                 "losses",
                 f"{len(losses)} values",
-                f"one for each of the {expected} {'records' if self._views == 1 else 'views'} of the batch drawn last"
+                f"one for each of the {expected} {self._each} of the batch drawn last"
                 if expected is not None
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
@@ -339,6 +369,13 @@ class PrivateStep(Unique):
                 "be known. Seed before the model is called, or use a torch.Generator of your own; then call the model "
                 "again for this batch"
             )
+
+    @property
+    def _each(self) -> str:
+        """What there is one loss for."""
+        if self.plan.unit is not None:
+            return "rows"
+        return "records" if self._views == 1 else "views"
 
     def _check_usable(self) -> None:
         self.check_process()
@@ -369,12 +406,15 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
-        if self._views > 1:  # a record's loss is the mean over its views
+        if part.persons is not None:  # a person's loss is the mean over their rows
+            grads = self.engine.collect(part.persons.shares(losses), part.persons)
+            losses = part.persons.sums(part.persons.shares(losses.detach()))
+        elif self._views > 1:  # a record's loss is the mean over its views
             grads = self._collect(losses / self._views, part.fill)
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
-        total, norms = self.chain.clipped_sum(grads, self._groups, part.slots)
+        total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite
         if self.chain.rules:
             self._forms |= grads.bases()
@@ -401,7 +441,7 @@ class PrivateStep(Unique):
 
     def _whole_numbers(self, grads: RecordGrads) -> dict[str, Tensor]:
         assert isinstance(self.chain.noise, ExactGaussian)
-        return on_grid.rounded(grads, self.chain.clip, self._groups, self.chain.noise.grid)
+        return on_grid.rounded(grads, self.chain.clip, self.groups, self.chain.noise.grid)
 
     def _release(self) -> None:
         """Charge for the batch's sum, add noise and write `.grad`."""

@@ -233,6 +233,7 @@ class _Spending:
 
     delta: float
     adjacency: Adjacency
+    epsilon_limit: float | None
     whole: DpEvent
 
     def event(self) -> DpEvent:
@@ -285,7 +286,7 @@ class PrivateChoice:
     @property
     def _spending(self) -> _Spending:
         whole = selection.selection(self.plan, self.split.score_noise, self.trials)
-        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, whole=whole)
+        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, epsilon_limit=self.epsilon, whole=whole)
 
     def _lease(self) -> Lease | None:
         """Check that the choice fits into its budget, before anything is written."""
@@ -337,6 +338,7 @@ class PrivateChoice:
                 plan=plans[which],
                 training=one.training,
                 names={**one.names, "tuning": chosen_by},
+                units=one.units,
             )
 
         LOG.info(f"training a secret number of times, {mean:g} on average; scores {self.scored}")
@@ -462,7 +464,14 @@ class PublicChoice:
         public, settings, private, trials, out = self.public, self.settings, self.private, self.trials, self.out
         scores = []
         for setting, one in zip(settings, trials, strict=True):
-            result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
+            result = fit(
+                one.network,
+                one.bundle.train,
+                plan=one.plan,
+                test=one.bundle.test,
+                training=one.training,
+                units=one.units,
+            )
             scores.append(result.accuracy or 0.0)
             LOG.info(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
         which = scores.index(max(scores))

@@ -55,6 +55,11 @@ class Sampler(ABC):
     shown_under: ClassVar[Adjacency | None] = None
     """The adjacency that gives the event of `at_least` its meaning; None for that of the plan."""
 
+    together: ClassVar[bool] = False
+    """Whether k records cost what `assay.accounting.groups.enlarged` makes of `compose`: each record has coins of its own, and k of them
+    are in a step's batch no oftener than k independent ones.
+    """
+
     records: int
     expected_size: float
 

@@ -14,7 +14,7 @@ import torch
 from assay.data.bundle import DataBundle
 from assay.data.split import TEST_SHARE, drawn_units
 from assay.data.tables.preparing import Rows, prepare, task_of
-from assay.data.tables.reading import SUFFIXES, Table, header, read_table
+from assay.data.tables.reading import Table, header, read_table
 from assay.data.tables.schema import Schema, as_schema, listed, targets
 from assay.data.tables.templates import blank, template
 from assay.errors import ConfigError, DataError
@@ -44,7 +44,7 @@ def table(
     Args:
         source: The path of a file (.csv, .tsv, .parquet, .pq), or a table in memory.
         target: The column to predict; several columns of type flag for a multi-label task. None takes what the schema
-        names.
+            names.
         schema: What is publicly known of the columns: the path of a .toml file, a `Schema`, or a mapping such as
             `{"age": {"type": "number", "low": 0, "high": 100}}`.
         unit: The column that says whose a row is.
@@ -87,11 +87,6 @@ def table(
         task=task,
         schema=declared.to_json(),
     )
-
-
-def takes(name: str | Path) -> bool:
-    """Whether it is the path of a table."""
-    return Path(name).suffix.lower() in SUFFIXES
 
 
 def read(source: Path | str | Any, delimiter: str | None = None) -> Table:

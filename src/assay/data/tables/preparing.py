@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from assay.data.split import unit_keys
 from assay.data.tables import encoding
-from assay.data.tables.reading import Table
+from assay.data.tables.reading import Table, read_table
 from assay.data.tables.schema import Category, Flag, Labels, Number, Schema, listed
 from assay.data.task import BINARY, MULTICLASS, MULTILABEL, REGRESSION, Task
 from assay.errors import ConfigError, DataError
@@ -26,13 +27,13 @@ class Rows:
     persons: npt.NDArray[np.int64] | None
 
 
-def features(table: Table, schema: Schema, unit: str | None = None) -> npt.NDArray[np.float32]:
+def features(table: Table | Path | str, schema: Schema, unit: str | None = None) -> npt.NDArray[np.float32]:
     """The features of each row, in the order of `schema.feature_names(unit)`.
 
     Guaranteed: a row's features depend on that row and the schema alone, are finite and lie in [-1, 1].
 
     Args:
-        table: The rows; columns that the schema does not know are not looked at.
+        table: The rows, or the path of a file; columns that the schema does not know are not looked at.
         schema: How to prepare them.
         unit: The column that says whose a row is; it is no feature.
 
@@ -42,6 +43,8 @@ def features(table: Table, schema: Schema, unit: str | None = None) -> npt.NDArr
     Raises:
         DataError: A column is missing, or a value is not what the schema declares.
     """
+    if isinstance(table, str | Path):
+        table = read_table(Path(table).expanduser(), delimiter=schema.delimiter)
     _check_there(table, list(schema.features(unit)))
     pieces: list[npt.NDArray[np.float32]] = []
     for name, column in schema.features(unit).items():

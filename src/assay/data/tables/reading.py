@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from assay.data.tables.names import PARQUET, SUFFIXES
 from assay.data.tables.schema import listed
 from assay.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-CSV, PARQUET = (".csv", ".tsv"), (".parquet", ".pq")
-SUFFIXES = (*CSV, *PARQUET)
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
 _INSTALL = "pip install 'assay-dp[tables]'"
 _MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
@@ -161,10 +160,10 @@ def _csv_header(path: Path, delimiter: str, *, chosen: bool) -> list[str]:
     if len(names) == 1 and not chosen:
         for other, words in _DELIMITERS.items():
             if other in names[0] and other != delimiter:
+                written = other.replace("\t", "\\t")
                 raise DataError(
                     f"{path}, row 1 is one single column {names[0][:60]!r}: values seem to be separated by {words}, "
-                    + f'and {_DELIMITERS[delimiter]} is expected. Say delimiter = "{other}" '.replace("\t", "\\t")
-                    + "in the [table] section of the schema"
+                    f'not by {_DELIMITERS[delimiter]}. Say delimiter = "{written}" in section [table] of the schema'
                 )
     for at, name in enumerate(names, 1):
         if not name:

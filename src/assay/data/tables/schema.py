@@ -334,7 +334,7 @@ class Schema:
 def _read(table: Mapping[str, Any], columns: Mapping[str, Any], target: tuple[str, ...], where: str) -> Schema:
     if extra := table.keys() - {"delimiter", "decimal", "missing"}:
         raise ConfigError(f"{where}: table.{min(extra)}", table[min(extra)], "delimiter, decimal, missing or target")
-    settings = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    settings: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     read = {name: column_of(said, f"{where}: column {name!r}") for name, said in columns.items()}
     return Schema(columns=read, target=target, **settings)
 
@@ -358,7 +358,9 @@ def column_of(said: object, where: str = "column") -> Column:
         raise ConfigError(f"{where}: type", shown, f"one of {kinds}")
     kind = TYPES[said["type"]]
     known = {one.name: one for one in fields(kind)}
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key != "type"}
+    given: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in said.items() if key != "type"
+    }
     if extra := given.keys() - known.keys():
         raise ConfigError(
             f"{where}: {min(extra)}", given[min(extra)], f"for type {kind.type} one of {', '.join(known)}"

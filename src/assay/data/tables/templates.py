@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.data.tables import encoding
-from assay.data.tables.reading import PARQUET, Table, arrow_schema, header, read_table
+from assay.data.tables.names import PARQUET
+from assay.data.tables.reading import Table, arrow_schema, header, read_table
 from assay.data.tables.schema import MISSING_MARKS, Category, Column, Date, Flag, Number, Schema, Skip, Text
 from assay.errors import DataError
 

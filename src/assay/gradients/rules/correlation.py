@@ -135,7 +135,7 @@ class FullCorrelationRule(ConvRule):
             raise UnsupportedModelError(
                 f"{module} is dilated: its gradient is not a corner of the full correlation map; use domain=kernel"
             )
-        x, shape = self._laid_out(module, x, pad=self.maps or self.rho is not None)
+        x, shape = self.laid_out(module, x, pad=self.maps or self.rho is not None)
         torus = Torus(tuple(side + 2 * pad for side, pad in zip(x.shape[2:], shape.padding, strict=True)))
         if not self.maps and self.rho is None:
             return Cornered(Convolved(shape, x, g), torus)
