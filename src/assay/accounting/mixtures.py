@@ -190,8 +190,8 @@ def sampled_together(rows: int, rate: float, noise_multiplier: float) -> dp_even
         The mixture with shifts 0, 1, …, k and the masses of Binomial(k, q).
 
     Example:
-        >>> sampled_together(2, 0.5, 1.0).sampling_probs
-        (0.25, 0.5, 0.25)
+        >>> [round(mass, 6) for mass in sampled_together(2, 0.5, 1.0).sampling_probs]
+        [0.25, 0.5, 0.25]
     """
     if rate == 0 or rows == 0:
         return dp_event.NoOpDpEvent()
