@@ -88,7 +88,7 @@ def checklist(
         (
             YES if finite and small else NO,
             "Is ε the verified one, finite and as agreed? Is δ well below one over their number?",
-            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.2g}" if units else ""),
+            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.4g}" if units else ""),
         ),
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
