@@ -76,7 +76,7 @@ def gradients(made: Plan, **settings: Any) -> list[dict[str, Tensor]]:
 
 
 def test_a_persons_rows_count_once() -> None:
-    """The definition: of each drawn person the mean gradient of the rows kept, clipped, summed, divided by a constant."""
+    """The definition: the mean gradient of each drawn person's kept rows, clipped, summed, divided by a constant."""
     made = plan(noise_multiplier=0.0, sampling=FullBatch, batch_size=PERSONS, steps=1)
     (released,) = gradients(made)
     model, total = network(), {name: torch.zeros_like(p) for name, p in network().named_parameters()}

@@ -1,7 +1,8 @@
 """Canary persons: where a person with all of their rows is the unit, a canary is a whole person.
 
-Where persons are sampled, somebody with one row shows as much as somebody with many: their rows are averaged and clipped as one. Where rows
-are sampled, a canary has as many equal rows as a person may have, which is what moves a step's sum furthest.
+Where persons are sampled, somebody with one row shows as much as somebody with many: their rows are averaged and
+clipped as one. Where rows are sampled, a canary has as many equal rows as a person may have, which is what moves a
+step's sum furthest.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from assay.methods.plan import Plan
 
 
 class PlaceholderPersons(UnitRecords):
-    """Persons, and this many placeholders of one row each after them; remembers which of these are in the batch given last."""
+    """Persons, and this many placeholders of one row each after them.
+
+    Remembers which of these are in the batch given last.
+    """
 
     def __init__(self, persons: UnitRecords, placeholders: int, unit: Unit) -> None:
         super().__init__(persons.rows, persons.owner, persons.unit)

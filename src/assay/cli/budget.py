@@ -129,8 +129,8 @@ def _print_head(budget: Budget, state: State) -> None:
     )
     for other in state.overlaps:
         out.print(
-            f"{other['records']} of them are also in the budget {other['name']}: for those, what is spent there comes on"
-            " top"
+            f"{other['records']} of them are also in the budget {other['name']}: for those, what is spent there comes"
+            " on top"
         )
 
 

@@ -367,7 +367,7 @@ def _against_record(state: State, mine: Lease, run: RunDirectory) -> list[str]:
     place = int(said["entries"])
     if place > len(state.heads) or state.heads[place - 1] != said["head"]:
         return [
-            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were removed"
-            " or changed, or an earlier copy was put in their place"
+            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were"
+            " removed or changed, or an earlier copy was put in their place"
         ]
     return []
