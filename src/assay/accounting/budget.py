@@ -167,7 +167,7 @@ class State:
         return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
 
     def left(self) -> float:
-        """The ε of one more release with Gaussian noise that would fit, at the budget's δ: how much is left, in round terms.
+        """How much is left, roughly: the ε of one more release with Gaussian noise that would fit, at the budget's δ.
 
         Runs of many steps cost a little more than that for the same ε.
         """

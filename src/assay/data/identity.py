@@ -51,8 +51,8 @@ def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
 def of_bundle(bundle: DataBundle) -> Iterator[bytes]:
     """What the training records of a data set are recognised by.
 
-    Records that belong to persons are recognised by whose they are, rows of a table by their raw values under any schema, and
-    all others by their content.
+    Records that belong to persons are recognised by whose they are, rows of a table by their raw values under any
+    schema, and all others by their content.
     """
     if bundle.train_keys is not None:
         return _keys(b"person", bundle.train_keys)
