@@ -111,6 +111,12 @@ def fit(
         BudgetSpentError: Before anything is trained or written, if the run does not fit into the budget.
         DataError: The budget is for other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
+
+    >>> plan = Plan(records=8, batch_size=4, steps=2, noise_multiplier=4.0, delta=1e-3)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+    >>> result = fit(torch.nn.Linear(3, 2), data, plan=plan)
+    >>> round(result.epsilon, 1)
+    0.4
     """
     training, ranks = training or Training(), world()
     if task is not None:

@@ -106,6 +106,15 @@ class PrivateStep(Unique):
     Raises:
         ConfigError: The arguments do not fit together, or the ledger does not fit the plan.
         UnsupportedModelError: The model mixes records, or has layers without a per-record gradient.
+
+    >>> plan = Plan(records=8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+    >>> model = torch.nn.Linear(3, 2)
+    >>> step = PrivateStep(model, plan)
+    >>> for inputs, targets in step.batches(data):
+    ...     stepped = step.backward(torch.nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+    >>> stepped, model.weight.grad.shape
+    (True, torch.Size([2, 3]))
     """
 
     def __init__(

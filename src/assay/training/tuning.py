@@ -206,6 +206,9 @@ def _all_made(
     made: list[Prepared] = []
     for setting in settings:
         made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
+        task = made[-1].bundle.what
+        if not task.is_classification:
+            raise ConfigError("target", task.kind, "classes: settings are chosen by their accuracy")
     return made
 
 
