@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -79,6 +79,8 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
     from assay.training.from_names import Settings, read_options  # presets are listed without torch
 
     preset = get(name, data, epsilon or 1.0)
+    if is_table(data) and changes.get("unit") is not None:  # the mean of rows is released row by row
+        preset = replace(preset, settings={key: value for key, value in preset.settings.items() if key != "center"})
     given = read_options(Settings.options(), changes, "assay train")
     filled = {**preset.settings, **given, "data": data, "epsilon": epsilon}
     return Settings(**filled, origin=preset.origin(), preset=preset.settings, given=frozenset(given))

@@ -132,7 +132,10 @@ class Batch:
         """What worker processes are told to fetch for it; `fetched` gives what they have fetched."""
         self._source = fetched
         for at, (start, stop) in enumerate(self._cuts):
-            yield self._index[start:stop].tolist(), None if self._seeds is None else self._seeds[at]
+            yield (
+                self._records.places_of(self._index[start:stop]).tolist(),
+                None if self._seeds is None else self._seeds[at],
+            )
 
     def gather(self, part: BatchPart) -> Any:
         """The records of a part, each as its views. Call it for the parts in order: they draw from one stream."""
