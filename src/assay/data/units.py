@@ -27,7 +27,7 @@ The numbers of persons, and in way B of rows, are taken to be public, as the num
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from assay.data.loading import Key
 from assay.data.records import Records
 from assay.errors import ConfigError, check_fields
 
@@ -188,7 +189,7 @@ class UnitRecords(Records):
         owner = numbered(ids)
         if len(owner) != len(records):
             raise ConfigError("units", f"{len(owner)} ids", f"one for each of the {len(records)} rows")
-        super().__init__(records.dataset, records.device)
+        super().__init__(records.dataset, records.device, records.loading)
         self.unit, self.rows, self.owner = unit, records, owner
         kept = _kept(records, owner, unit.rows)
         self._kept, self._counts = _by_person(owner, kept)
@@ -211,6 +212,19 @@ class UnitRecords(Records):
     def gather(self, index: Tensor) -> Any:
         """The rows of these persons, stacked; or these rows."""
         return self.rows.gather(self.places_of(index))
+
+    @property
+    def draws(self) -> bool:
+        """Whether fetching a row may draw random numbers."""
+        return self.rows.draws
+
+    def gather_seeded(self, index: Tensor, seed: int | None) -> Any:
+        """As `gather`; what the data set draws meanwhile begins at `seed`."""
+        return self.rows.gather_seeded(self.places_of(index), seed)
+
+    def ahead(self, keys: Iterator[Key]) -> Iterator[Any] | None:
+        """The batches of these persons, or rows, fetched by worker processes; None where this process fetches them."""
+        return self.rows.ahead((self.places_of(torch.tensor(index)).tolist(), seed) for index, seed in keys)
 
     def zeros(self, count: int = 1) -> Any:
         """Rows of zeros, shaped like the others."""

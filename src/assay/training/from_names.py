@@ -258,7 +258,7 @@ class Prepared:
     budget_key: Path | None = None
 
     def contents(self) -> Iterator[bytes]:
-        """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
+        """What a budget recognises the training records by: the records themselves, not features made of them."""
         data, data_dir, records, features, validation, _, target, schema, *_ = self.source
         bundle = self.bundle
         if features is not None and bundle.train_keys is None and bundle.row_keys is None:
@@ -445,6 +445,13 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     if o.exact_noise and o.seed is not None:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
+        )
+    if o.budget is not None and o.validation:
+        raise ConfigError(
+            "validation",
+            True,
+            "nothing under a budget: accuracies on training records that were set aside have no noise, and no budget can count"
+            " them; assay tune chooses at a cost that is counted",
         )
     if o.log is not None:
         logs.check(o.log)
