@@ -124,3 +124,9 @@ def test_python_has_the_settings_of_the_command_line(assay: Any, stays: Path) ->
         }
     )
     assert library.train(settings).record["result"] == record["result"]
+
+
+def test_the_rows_of_a_person_are_protected_and_split_together(assay: Any, stays: Path) -> None:
+    record = train(assay, stays, "ill", "--unit", "patient", "--unit-rows", "3")
+    assert float(record["epsilon"]["verified"]) <= 3
+    assert "patient" in record["unit"]

@@ -7,11 +7,13 @@ step's sum furthest.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from assay.data.loading import Key
 from assay.data.units import Ids, Unit, UnitRecords, numbered
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
@@ -42,6 +44,15 @@ class PlaceholderPersons(UnitRecords):
         self.places = torch.nonzero(index >= self._own).flatten()
         self.drawn = index[self.places] - self._own
         return super().gather(index)
+
+    @property
+    def draws(self) -> bool:
+        """Never: `gather` must see every batch."""
+        return False
+
+    def ahead(self, keys: Iterator[Key]) -> Iterator[Any] | None:  # noqa: ARG002
+        """Nothing: this process fetches all batches, and sees whose placeholders are in them."""
+        return None
 
     def places_of(self, index: Tensor) -> Tensor:
         """Where the rows of these persons are."""

@@ -80,8 +80,11 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
 
     preset = get(name, data, epsilon or 1.0)
     given = read_options(Settings.options(), changes, "assay train")
-    filled = {**preset.settings, **given, "data": data, "epsilon": epsilon}
-    return Settings(**filled, origin=preset.origin(), preset=preset.settings, given=frozenset(given))
+    advised = dict(preset.settings)
+    if given.get("unit") is not None:
+        advised.pop("center", None)  # a mean over rows is released for rows: it says nothing of a person with several
+    filled = {**advised, **given, "data": data, "epsilon": epsilon}
+    return Settings(**filled, origin=preset.origin(), preset=advised, given=frozenset(given))
 
 
 def of_options(given: Mapping[str, Any]) -> Settings:

@@ -39,8 +39,8 @@ def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
         `records` themselves where a record is the unit.
 
     Raises:
-        ConfigError: `ids` are missing or not asked for, or persons and rows are not as many as the plan says. On several ranks
-            every rank must have them all: a person whose rows are on two ranks would be clipped twice.
+        ConfigError: `ids` are missing or not asked for, or persons and rows are not as many as the plan says. On
+            several ranks every rank must have them all: a person whose rows are on two ranks would be clipped twice.
     """
     unit = plan.unit
     if isinstance(records, UnitRecords):
@@ -218,8 +218,8 @@ class Batches:
                 yield self.draw(step)
             return
         found.append(fetched)
-        # The loader is ahead of what was taken from it by at least one key, so the next batch is drawn by now, and with it
-        # every empty one before it, for which nothing is fetched.
+        # The loader is ahead of what was taken from it by at least one key. So the next batch is drawn by now, and with
+        # it every empty one before it, for which nothing is fetched.
         for _ in range(first, last):
             yield drawn.popleft()
 

@@ -37,7 +37,8 @@ from assay.training.settings import training_json
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
 """Settings that a choice decides itself."""
 _DATA_AND_BUDGET = {
-    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key", "operator",
+    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key",
+    "operator",
 }  # fmt: skip
 _DECIDES_EPSILON = {
     "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
@@ -205,6 +206,9 @@ def _all_made(
     made: list[Prepared] = []
     for setting in settings:
         made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
+        task = made[-1].bundle.what
+        if not task.is_classification:
+            raise ConfigError("target", task.kind, "classes: settings are chosen by their accuracy")
     return made
 
 
