@@ -1,6 +1,7 @@
-"""ε of persons whose rows are sampled, by three accountants: `python -m benchmarks.persons` prints the table of docs/persons.md.
+"""ε of persons whose rows are sampled, by three accountants, as in docs/persons.md: `python -m benchmarks.persons`.
 
-The column of jax_privacy is empty where it is not installed; it needs an environment of its own (`pip install jax-privacy`).
+The column of jax_privacy is empty where it is not installed; it needs a separate environment with
+`pip install jax-privacy`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Records that belong together: mixtures of Gaussians against their definition, and against dp_accounting's own accountants."""
+"""Records that belong together: mixtures of Gaussians against their definition, and against dp_accounting's own
+accountants.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ def sampled(rate: float, sigma: float, steps: int) -> dp_event.DpEvent:
     return dp_event.SelfComposedDpEvent(dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma)), steps)
 
 
-# (k, q, σ, steps, δ, ε): dp_accounting 0.6.0's PLDAccountant on MixtureOfGaussiansDpEvent with the masses of Binomial(k, q) and
-# value_discretization_interval=1e-4: an upper bound as well. docs/persons.md has the lines that compute them.
+# (k, q, σ, steps, δ, ε): dp_accounting 0.6.0's PLDAccountant on MixtureOfGaussiansDpEvent with the masses of
+# Binomial(k, q) and value_discretization_interval=1e-4: an upper bound as well. docs/persons.md has the lines that
+# compute them.
 DP_ACCOUNTING = [
     (2, 0.01, 1.0, 1000, 1e-5, 3.9790897452547074),
     (4, 0.02, 2.0, 500, 1e-5, 4.363819849856112),

@@ -76,7 +76,7 @@ def gradients(made: Plan, **settings: Any) -> list[dict[str, Tensor]]:
 
 
 def test_a_persons_rows_count_once() -> None:
-    """The definition: of each drawn person the mean gradient of the rows kept, clipped, summed, divided by a constant."""
+    """The definition: the mean gradient of each drawn person's kept rows, clipped, summed, divided by a constant."""
     made = plan(noise_multiplier=0.0, sampling=FullBatch, batch_size=PERSONS, steps=1)
     (released,) = gradients(made)
     model, total = network(), {name: torch.zeros_like(p) for name, p in network().named_parameters()}
@@ -156,6 +156,19 @@ def test_epsilon_of_sampled_rows_counts_them_together() -> None:
     assert full.event() == dp_event.SelfComposedDpEvent(dp_event.GaussianDpEvent(9.0 / MOST), 1)
     falls = plan(ROWS, noise_schedule=Decay(levels=2))
     assert falls.epsilon() > made.epsilon()
+
+
+def test_a_ledger_that_charges_a_row_does_not_fit_a_plan_of_persons() -> None:
+    """Nor does one that charges all steps of falling noise as the first."""
+    made, falls = plan(ROWS), plan(noise_schedule=Decay(levels=2))
+    alone, even = replace(made, unit=None), replace(falls, noise_schedule=plan().noise_schedule)
+    for right, wrong in ((made, alone), (falls, even)):
+        assert wrong.epsilon() < right.epsilon()
+        assert right.fits(6, 0, right.event(), False)
+        assert not right.fits(6, 0, wrong.event(), False)
+    shuffled = replace(alone, sampling=Shuffled)
+    earlier = dp_event.SelfComposedDpEvent(shuffled.step_event, 2)
+    assert shuffled.fits(6, 0, earlier, False)
 
 
 def test_a_plan_of_persons_is_read_as_it_was_written() -> None:
@@ -264,6 +277,22 @@ def test_any_data_set_and_ids_of_any_kind() -> None:
         found.append(model[0].weight.grad)
     assert found[0] is not None
     assert found[1] is not None
+
+
+@pytest.mark.parametrize("unit", [WHOLE, ROWS], ids=["persons", "rows"])
+def test_workers_fetch_the_same_rows(unit: Unit) -> None:
+    found = []
+    for workers in (0, 1):
+        model = network()
+        step = PrivateStep(model, plan(unit, steps=3), randomness=Seeded(5), max_physical_batch=12)
+        seen = []
+        for x, y in step.batches(Listed(), units=IDS, num_workers=workers):
+            seen.append(x)
+            step.backward(F.cross_entropy(model(x), y, reduction="none"))
+        step.close()
+        found.append(seen)
+    assert len(found[0]) > 3
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_an_empty_batch_is_a_step() -> None:

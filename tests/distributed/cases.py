@@ -144,13 +144,14 @@ def plain() -> Outcome:
     return trained()
 
 
-def _by_person(sampled: Sampled) -> Outcome:
+def _by_person(sampled: Sampled, training: Training | None = None) -> Outcome:
     """Seven rows at the most of 61 persons, who have one to nine of the digits each."""
     ids = torch.arange(RECORDS).sqrt().mul(3.5).long()
     unit = Unit(name="id", persons=len(ids.unique()), rows=7, sampled=sampled)
     records = unit.persons if unit.whole else rows_kept(ids, 7)
     plan = replace(PLAN, records=records, batch_size=records / 5, unit=unit)
-    result = fit(perceptron(), digits(), plan=plan, training=Training(optimizer=SGD, seed=7), units=ids)
+    training = training or Training(optimizer=SGD, seed=7)
+    result = fit(perceptron(), digits(), plan=plan, training=training, units=ids)
     return _whole(result.model), {"epsilon": result.epsilon, "persons": result.record["persons"]["persons"]}
 
 
@@ -422,6 +423,11 @@ def shard_large() -> Outcome:
 @case
 def shard_per_layer_clipping_and_test_records() -> Outcome:
     return trained(replace(PLAN, clip=clip.PerLayer(bound=1.0)), training=_split(optimizer=SGD, ema=0.8))
+
+
+@case
+def shard_persons_in_parts() -> Outcome:
+    return _by_person(Sampled.PERSONS, _split(optimizer=SGD, max_physical_batch=9))
 
 
 @case

@@ -1,4 +1,4 @@
-"""Ragged groups of rows are persons: one gradient each, of the mean over their rows, and no one moves the sum by more than C."""
+"""Ragged groups of rows are persons: one gradient each, of the mean over their rows, and a sum that moves by at most C."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 import assay
 from assay.report.collect import Collector
-from assay.report.groups import Tone, grouped, verdict
+from assay.report.groups import Tone, group_runs, verdict
 from assay.report.page import render
 
 PLAN = assay.Plan(records=40, batch_size=10, steps=4, noise_multiplier=2.0, delta=1e-3)
@@ -53,6 +53,6 @@ def test_runs_without_a_common_budget_are_added_up(pages):
 def test_settings_that_were_tried_and_not_charged_take_the_green_tick_away(tmp_path):
     tuning = {"from": "a preset", "tried": 5, "on": "these records", "charged": False}
     fit(tmp_path / "run", names={"tuning": tuning})
-    (group,) = grouped(Collector(tmp_path).collect().finished)
+    (group,) = group_runs(Collector(tmp_path).collect().finished)
     assert verdict(group).tone is Tone.NOTE
     assert "5 settings were tried on these records and not charged" in verdict(group).detail

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import assay
 from assay import AssayError, Budget, BudgetSpentError, ConfigError, DataError
+from assay._util import signatures
 from assay.accounting.schedules import parse as schedule
 from assay.runs import budgeted, totals
 from assay.runs.callbacks import OnStep
@@ -232,6 +233,13 @@ def test_what_the_budget_does_not_cover_is_refused(budget, tmp_path, changed, sa
     with pytest.raises(ConfigError, match=said):
         fit(tmp_path / "1", budget, plan=plan(epsilon_limit=None, **changed))
     assert not (tmp_path / "1").exists()
+
+
+def test_a_signed_budget_is_used_with_the_key_it_was_opened_with(tmp_path):
+    signatures.create_pair(tmp_path / "key")
+    contents = assay.data.contents(records())
+    made = Budget.create(tmp_path / "s", epsilon=CEILING, delta=1e-3, contents=contents, key=tmp_path / "key")
+    assert fit(tmp_path / "1", made).record["budget"]["signed_by"] == made.public_key.fingerprint
 
 
 def test_without_noise_a_run_is_refused(budget, tmp_path):

@@ -515,6 +515,6 @@ class ChargesBeyondItsReservation(Ledger):
 
 
 def clip_row_by_row(step: PrivateStep) -> None:
-    """Every row of a person is clipped by itself and the person charged as one: the batch is never folded into persons."""
+    """Every row of a person is clipped by itself and the person charged as one: rows are never folded into persons."""
     collect = step.engine.collect
     step.engine.collect = lambda losses, persons=1: collect(losses)  # type: ignore[method-assign, misc]

@@ -34,7 +34,10 @@ def planned(unit: Unit | None, records: int) -> Plan:
 
 
 def shown(plan: Plan, prepare=lambda step: None) -> float:
-    """ε that releases of one step show of a person with eight equal rows, at 99.9999 % confidence; the model stays as it is."""
+    """ε that releases of one step show of a person with eight equal rows, at 99.9999 % confidence.
+
+    The model stays as it is.
+    """
     x = torch.zeros(OTHERS + ROWS, 2)
     x[:OTHERS, 1], x[OTHERS:, 0] = 1.0, 1.0
     ids = torch.tensor([*range(OTHERS), *[OTHERS] * ROWS])

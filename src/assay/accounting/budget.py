@@ -167,7 +167,7 @@ class State:
         return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
 
     def left(self) -> float:
-        """The ε of one more release with Gaussian noise that would fit, at the budget's δ: how much is left, in round terms.
+        """How much is left, roughly: the ε of one more release with Gaussian noise that would fit, at the budget's δ.
 
         Runs of many steps cost a little more than that for the same ε.
         """
@@ -209,6 +209,7 @@ class Budget:
         self.path = folder_of(path)
         if not self._journal.exists():
             raise ConfigError("budget", str(path), f"a budget; there is none at {self.path} (assay budget new)")
+        self.key: Path | None = None if key is None else Path(key)
         self._key = None if key is None else read_private(key)
         header = self.state().header
         self.name: str = header["name"]
@@ -554,6 +555,7 @@ class Budget:
             BudgetSpentError: The ceiling does not allow it.
         """
         self.check_terms(adjacency=plan.adjacency, unit=unit)
+        check_independent(plan)
         self.check_records(contents)
         event = plan.event()
         held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
@@ -592,6 +594,21 @@ def folder_of(name: str | Path) -> Path:
     """The folder of a budget by its name: `patients` is `patients.budget`."""
     path = Path(name)
     return path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
+
+
+def check_independent(plan: object) -> None:
+    """Refuse noise that several steps have in common: the filter's theorem is about releases with noise of their own.
+
+    Raises:
+        ConfigError: The plan's noise schedule correlates steps.
+    """
+    schedule = getattr(plan, "noise_schedule", None)
+    if schedule is not None and len(schedule.strategy) > 1:
+        raise ConfigError(
+            "noise_schedule",
+            str(schedule),
+            "constant or decay under a budget: noise that steps share is not covered there",
+        )
 
 
 def check_lines(budget: Budget) -> list[str]:

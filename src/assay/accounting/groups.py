@@ -2,12 +2,12 @@
 
 `group_epsilons` states ε for groups of k records. Two ways, both upper bounds:
 
-- *Together.* Where every release is a sum over records plus Gaussian noise, and each record is in a batch by a coin of its own, k
-  records move a step's sum by at most as many times the bound as there are heads among k coins. That is a mixture of Gaussians
-  (`assay.accounting.mixtures`, which has the proof). Without sampling the sum moves by k times the bound, so the noise
-  multiplier is that of one record divided by k.
-- *One by one.* What is (ε, δ)-private for one record is (kε, δ Σ_{i<k} e^{iε})-private for k of them, whatever it is (Vadhan, "The
-  complexity of differential privacy", 2017, lemma 2.2). Much looser.
+- *Together.* Where every release is a sum over records plus Gaussian noise, and each record is in a batch by a coin of
+  its own, k records move a step's sum by at most as many times the bound as there are heads among k coins. That is a
+  mixture of Gaussians (`assay.accounting.mixtures`, which has the proof). Without sampling the sum moves by k times the
+  bound, so the noise multiplier is that of one record divided by k.
+- *One by one.* What is (ε, δ)-private for one record is (kε, δ Σ_{i<k} e^{iε})-private for k of them, whatever it is
+  (Vadhan, "The complexity of differential privacy", 2017, lemma 2.2). Much looser.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def group_epsilons(
         delta: δ, the same for every size.
         adjacency: Which data sets are neighbours.
         sizes: How many records a group has.
-        together: Whether every release is a sum with noise and each record is sampled by a coin of its own. Only a sampler and
-            a mechanism know that; by default the bound that always holds is taken.
+        together: Whether every release is a sum with noise and each record is sampled by a coin of its own. Only a
+            sampler and a mechanism know that; by default the bound that always holds is taken.
 
     Returns:
         An upper bound for each size; `math.inf` where there is none.

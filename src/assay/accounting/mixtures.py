@@ -7,24 +7,26 @@ person's records were sampled decides it. If ‖c‖ is at most s_i with probabi
 
 dominate what is really released, in both directions.
 
-Proof. Fix f, and let c take the value c_i with probability p_i, ‖c_i‖ ≤ s_i. Write P = Σ_i p_i N(c_i, σ²I), Q = N(0, σ²I)
-and Φ for the normal distribution function. Take any set S, and let a = Q(S).
+Proof. Fix f, and let c take the value c_i with probability p_i, ‖c_i‖ ≤ s_i. Write P = Σ_i p_i N(c_i, σ²I), Q = N(0,
+σ²I) and Φ for the normal distribution function. Take any set S, and let a = Q(S).
 
 1. By the Neyman-Pearson lemma, no set of that size under Q has more of N(c_i, σ²I) than a half-space across c_i:
    N(c_i, σ²I)(S) ≤ Φ(Φ⁻¹(a) + ‖c_i‖/σ) ≤ Φ(Φ⁻¹(a) + s_i/σ). On the line, S' = [t, ∞) with Q'(S') = a reaches the last
    value for every i at once. So P(S) - e^ε Q(S) ≤ P'(S') - e^ε Q'(S').
 2. Likewise N(c_i, σ²I)(S) ≥ Φ(Φ⁻¹(a) - s_i/σ), which S' = (-∞, t] with Q'(S') = a reaches for every i at once. So
    Q(S) - e^ε P(S) ≤ Q'(S') - e^ε P'(S').
-3. Both right-hand sides grow with every s_i. So a number of sampled records that is stochastically smaller costs no more: somebody
-   with m < k records, of whom Binomial(m, q) are sampled, is covered by Binomial(k, q).
-4. f depends on the coins of the other records. They are independent of the person's own, so what is released is a mixture of
-   such pairs with the same weights on both sides, and hockey-stick divergences are jointly convex.
-5. f and c may depend on earlier releases: the bound holds for all of them, and dominating pairs compose adaptively (Zhu, Dong
-   and Wang, "Optimal accounting of differential privacy via characteristic function", 2022, arXiv:2106.08567, theorem 10). ∎
+3. Both right-hand sides grow with every s_i. So a number of sampled records that is stochastically smaller costs no
+   more: somebody with m < k records, of whom Binomial(m, q) are sampled, is covered by Binomial(k, q).
+4. f depends on the coins of the other records. They are independent of the person's own, so what is released is a
+   mixture of such pairs with the same weights on both sides, and hockey-stick divergences are jointly convex.
+5. f and c may depend on earlier releases: the bound holds for all of them, and dominating pairs compose adaptively
+   (Zhu, Dong and Wang, "Optimal accounting of differential privacy via characteristic function", 2022,
+   arXiv:2106.08567, theorem 10). ∎
 
-The bound is tight: records whose gradients all point the same way, with norm C each, release exactly this pair. It is that of
-Choquette-Choo et al., "Privacy amplification for matrix mechanisms" (2024, arXiv:2310.15526), as Charles et al., "Fine-tuning large
-language models with user-level differential privacy" (2024, arXiv:2407.07737), use it for sampled examples of one user.
+The bound is tight: records whose gradients all point the same way, with norm C each, release exactly this pair. It is
+that of Choquette-Choo et al., "Privacy amplification for matrix mechanisms" (2024, arXiv:2310.15526), as Charles et
+al., "Fine-tuning large language models with user-level differential privacy" (2024, arXiv:2407.07737), use it for
+sampled examples of one user.
 """
 
 from __future__ import annotations
@@ -64,8 +66,8 @@ class Mixture(Term):
     def forward(self, eps: Array) -> Array:
         """Profile of (P, Q).
 
-        The likelihood ratio grows with x, so P(X ≥ x) - e^ε Q(X ≥ x) is largest where it is e^ε. An x beside that point gives
-        less, by the square of its distance.
+        The likelihood ratio grows with x, so P(X ≥ x) - e^ε Q(X ≥ x) is largest where it is e^ε. An x beside that point
+        gives less, by the square of its distance.
         """
         out = np.empty_like(eps)
         for start in range(0, len(eps), _CHUNK):
@@ -79,7 +81,7 @@ class Mixture(Term):
         return np.maximum(out, 0.0)
 
     def backward(self, eps: Array) -> Array:
-        """Profile of (Q, P): Q(X ≤ x) - e^ε P(X ≤ x) where the likelihood ratio is e^-ε, which is at least P(shift = 0)."""
+        """The profile of (Q, P): Q(X ≤ x) - e^ε P(X ≤ x) where the likelihood ratio is e^-ε ≥ P(shift = 0)."""
         out = np.zeros_like(eps)
         inside = np.flatnonzero(eps < (-math.log(self.masses[0]) if self.masses[0] > 0 else math.inf))
         for start in range(0, len(inside), _CHUNK):
@@ -118,15 +120,15 @@ class Mixture(Term):
         return top + np.log(total), (parts @ shifts) / (total * self.sigma**2)
 
     def _where(self, log_ratio: Array) -> Array:
-        """The x with this log likelihood ratio, by Newton's method from a point above it: it then falls to x and never passes it."""
+        """The x with this log likelihood ratio, by Newton's method from above, which never passes x."""
         x = self._above(log_ratio)
         for _ in range(_NEWTON + len(self.shifts)):
             value, slope = self._log_ratio(x)
             beyond = value - log_ratio
             with np.errstate(divide="ignore", invalid="ignore"):
                 step = np.where(slope > 0, beyond / slope, 0.0)
-            # A point between which and x the densities P and e^ε Q differ by 1e-15 of themselves is as good as x: what a profile
-            # loses there is 1e-15 of a probability, which the accountant takes off δ several times over.
+            # A point between which and x the densities P and e^ε Q differ by 1e-15 of themselves is as good as x: what
+            # a profile loses there is 1e-15 of a probability, which the accountant takes off δ several times over.
             done = (np.abs(step) <= _CLOSE * (np.abs(x) + self.sigma)) | (
                 np.abs(beyond) <= _ALIKE * (1 + np.abs(log_ratio))
             )
@@ -158,8 +160,8 @@ class Mixture(Term):
 def mixture(sigma: float, shifts: Sequence[float], masses: Sequence[float]) -> Mixture | None:
     """The term of a mixture with these shifts and masses; None where nothing moves.
 
-    Masses that do not add up to 1 by rounding, and those that are too rare to be computed with, go to the largest shift: that
-    costs more, never less.
+    Masses that do not add up to 1 by rounding, and those that are too rare to be computed with, go to the largest
+    shift: that costs more, never less.
     """
     by_shift: dict[float, float] = {}
     for given, mass in zip(shifts, masses, strict=True):
@@ -190,8 +192,8 @@ def sampled_together(rows: int, rate: float, noise_multiplier: float) -> dp_even
         The mixture with shifts 0, 1, …, k and the masses of Binomial(k, q).
 
     Example:
-        >>> sampled_together(2, 0.5, 1.0).sampling_probs
-        (0.25, 0.5, 0.25)
+        >>> [round(p, 9) for p in sampled_together(2, 0.5, 1.0).sampling_probs]
+        [0.25, 0.5, 0.25]
     """
     if rate == 0 or rows == 0:
         return dp_event.NoOpDpEvent()

@@ -68,8 +68,8 @@ def of_run(
         raise ConfigError(
             "run",
             f"a run that protects one {spec['plan']['unit'].get('name')} with all of their rows",
-            "a run whose unit is a record: attacks decide on single records, and what one row shows says little of a person. "
-            "`assay audit --canaries N` inserts whole persons",
+            "a run whose unit is a record: attacks decide on single records, and what one row shows says little of a"
+            " person. `assay audit --canaries N` inserts whole persons",
         )
     bundle, models = _models(directory, spec, data_dir, seed)
     draw = torch.Generator().manual_seed(seed)

@@ -1,23 +1,29 @@
 """Canary persons: where a person with all of their rows is the unit, a canary is a whole person.
 
-Where persons are sampled, somebody with one row shows as much as somebody with many: their rows are averaged and clipped as one. Where rows
-are sampled, a canary has as many equal rows as a person may have, which is what moves a step's sum furthest.
+Where persons are sampled, somebody with one row shows as much as somebody with many: their rows are averaged and
+clipped as one. Where rows are sampled, a canary has as many equal rows as a person may have, which is what moves a
+step's sum furthest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from assay.data.loading import Key
 from assay.data.units import Ids, Unit, UnitRecords, numbered
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 
 
 class PlaceholderPersons(UnitRecords):
-    """Persons, and this many placeholders of one row each after them; remembers which of these are in the batch given last."""
+    """Persons, and this many placeholders of one row each after them.
+
+    Remembers which of these are in the batch given last.
+    """
 
     def __init__(self, persons: UnitRecords, placeholders: int, unit: Unit) -> None:
         super().__init__(persons.rows, persons.owner, persons.unit)
@@ -38,6 +44,15 @@ class PlaceholderPersons(UnitRecords):
         self.places = torch.nonzero(index >= self._own).flatten()
         self.drawn = index[self.places] - self._own
         return super().gather(index)
+
+    @property
+    def draws(self) -> bool:
+        """Never: `gather` must see every batch."""
+        return False
+
+    def ahead(self, keys: Iterator[Key]) -> Iterator[Any] | None:  # noqa: ARG002
+        """Nothing: this process fetches all batches, and sees whose placeholders are in them."""
+        return None
 
     def places_of(self, index: Tensor) -> Tensor:
         """Where the rows of these persons are."""

@@ -141,8 +141,8 @@ def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
     event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
     if plan.unit is not None and not plan.unit.whole and plan.unit.rows is not None and not plan.sampler.by_epoch:
-        # A person whose rows all point where the canary does: each is sampled by its own coin, and their shifts add up. For
-        # shuffled epochs only a bound from above is known of that; one row shows no more than all of them.
+        # A person whose rows all point where the canary does: each is sampled by its own coin, and their shifts add up.
+        # For shuffled epochs only a bound from above is known of that; one row shows no more than all of them.
         event = enlarged(event, plan.unit.rows) or event
     return shown_by(event, plan.delta, plan.sampler.shown_under or plan.adjacency)
 

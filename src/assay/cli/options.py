@@ -55,8 +55,8 @@ Clip = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), a folder of pictures with a folder for each class, "
-        "hf:path-or-name, a .npz file with x and y, or package.module:factory."
+        help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), a folder of pictures with a folder"
+        " for each class, hf:path-or-name, a .npz file with x and y, or package.module:factory."
     ),
 ]
 Unit = Annotated[

@@ -54,10 +54,6 @@ class Records:
         """Whether fetching a record may draw random numbers: the data set's own code runs."""
         return self._tensors is None and type(self) is Records
 
-    def places_of(self, index: Tensor) -> Tensor:
-        """Where the records of these indices are in the data set."""
-        return index
-
     def all(self) -> Any:
         """Every record, stacked."""
         return self.gather(torch.arange(len(self)))

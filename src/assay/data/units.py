@@ -1,24 +1,25 @@
-"""The unit of privacy where one person has several rows: who they are, how many of their rows count, and what is sampled.
+"""The unit of privacy where a person has several rows: who they are, how many rows count, and what is sampled.
 
 Neighbouring data sets differ in one person and all of their rows. There are two ways to train, and a `Unit` says which:
 
-A. *Persons are sampled.* The sampler draws persons. A drawn person brings all rows that are kept for them, their losses are
-   averaged, and the gradient of that mean is clipped to C as one.
+A. *Persons are sampled.* The sampler draws persons. A drawn person brings all rows that are kept for them, their losses
+   are averaged, and the gradient of that mean is clipped to C as one.
 
-   Proof. A person is to the sampler what a record is otherwise: one coin, or one place in a batch. Somebody who was not drawn adds
-   nothing to a step's sum, somebody who was drawn adds one vector of norm at most C, whatever the number of their rows. What others
-   add does not depend on them: the engine shows that rows do not mix, which rows are kept of a person follows from that person
-   alone, and a batch is divided by a constant. So one person moves the sum by at most C, and the steps cost what they cost for
-   records, with persons in the place of records. ∎
+   Proof. A person is to the sampler what a record is otherwise: one coin, or one place in a batch. Somebody who was not
+   drawn adds nothing to a step's sum, somebody who was drawn adds one vector of norm at most C, whatever the number of
+   their rows. What others add does not depend on them: the engine shows that rows do not mix, which rows are kept of a
+   person follows from that person alone, and a batch is divided by a constant. So one person moves the sum by at most
+   C, and the steps cost what they cost for records, with persons in the place of records. ∎
 
-B. *Rows are sampled*, each by a coin of its own and clipped to C by itself. A person with at most k rows moves the sum by as many
-   times C as there are heads among their coins: a mixture of Gaussians with the masses of Binomial(k, q), which covers everybody
-   with k rows or fewer (`assay.accounting.mixtures` has the proof; Charles et al. 2024, arXiv:2407.07737). Without sampling the sum
-   moves by at most k C, so that the noise multiplier of a person is that of a row divided by k.
+B. *Rows are sampled*, each by a coin of its own and clipped to C by itself. A person with at most k rows moves the sum
+   by as many times C as there are heads among their coins: a mixture of Gaussians with the masses of Binomial(k, q),
+   which covers everybody with k rows or fewer (`assay.accounting.mixtures` has the proof; Charles et al. 2024,
+   arXiv:2407.07737). Without sampling the sum moves by at most k C, so that the noise multiplier of a person is that of
+   a row divided by k.
 
-In both ways at most k rows of a person are kept: those with the least keyed hash of their content. Whether a row is kept depends on
-that person's rows only, so adding or removing somebody else changes nothing. In way A the limit is a matter of memory and time, and may be
-left out; in way B ε rests on it.
+In both ways at most k rows of a person are kept: those with the least keyed hash of their content. Whether a row is
+kept depends on that person's rows only, so adding or removing somebody else changes nothing. In way A the limit is a
+matter of memory and time, and may be left out; in way B ε rests on it.
 
 The numbers of persons, and in way B of rows, are taken to be public, as the number of records is otherwise.
 """
@@ -100,7 +101,10 @@ class Unit:
         """How it works, for the statement."""
         if self.whole:
             kept = "all rows" if self.rows is None else f"at most {self.rows} rows"
-            return f"persons are sampled; {kept} of each are used, the gradient of the mean of their losses is bounded as one"
+            return (
+                f"persons are sampled; {kept} of each are used, the gradient of the mean of their losses is bounded as "
+                "one"
+            )
         return (
             f"rows are sampled, at most {self.rows} of each person are used, and ε accounts for all of a person's rows "
             "together (a mixture of Gaussians; Charles et al. 2024)"
@@ -171,9 +175,9 @@ def rows_kept(ids: Ids, most: int | None) -> int:
 class UnitRecords(Records):
     """Records of which several may belong to one person. What an index means is what the unit samples.
 
-    Where persons are sampled, `len` is the number of persons, an index names a person, and `gather` gives the rows of these
-    persons, one person after the other, `counts` says how many each has. Where rows are sampled, an index names one of the rows that
-    are kept.
+    Where persons are sampled, `len` is the number of persons, an index names a person, and `gather` gives the rows of
+    these persons, one person after the other, `counts` says how many each has. Where rows are sampled, an index names
+    one of the rows that are kept.
 
     Attributes:
         unit: Who is protected.
@@ -209,18 +213,18 @@ class UnitRecords(Records):
         """The rows of these persons, stacked; or these rows."""
         return self.rows.gather(self.places_of(index))
 
-    def gather_seeded(self, index: Tensor, seed: int | None) -> Any:
-        """As `gather`; what the data set draws meanwhile begins at `seed`."""
-        return self.rows.gather_seeded(self.places_of(index), seed)
-
     @property
     def draws(self) -> bool:
         """Whether fetching a row may draw random numbers."""
         return self.rows.draws
 
+    def gather_seeded(self, index: Tensor, seed: int | None) -> Any:
+        """As `gather`; what the data set draws meanwhile begins at `seed`."""
+        return self.rows.gather_seeded(self.places_of(index), seed)
+
     def ahead(self, keys: Iterator[Key]) -> Iterator[Any] | None:
-        """The batches of these keys, which name rows, fetched by worker processes."""
-        return self.rows.ahead(keys)
+        """The batches of these persons, or rows, fetched by worker processes; None where this process fetches them."""
+        return self.rows.ahead((self.places_of(torch.tensor(index)).tolist(), seed) for index, seed in keys)
 
     def zeros(self, count: int = 1) -> Any:
         """Rows of zeros, shaped like the others."""
@@ -243,7 +247,7 @@ def _by_person(owner: Tensor, kept: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _kept(records: Records, owner: Tensor, most: int | None) -> Tensor:
-    """Which rows are kept: of each person the `most` whose keyed hash is least. Rows with equal hashes have equal content."""
+    """Which rows are kept: of each person the `most` with the least keyed hash. Equal hashes mean equal content."""
     kept = torch.ones(len(owner), dtype=torch.bool)
     counts = torch.bincount(owner)
     if most is None or int(counts.max()) <= most:

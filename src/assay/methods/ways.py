@@ -1,7 +1,7 @@
-"""Which of the two ways to protect a person leaves less noise: sampling persons, or sampling their rows (`assay.data.units`).
+"""Which way to protect a person needs less noise: sampling persons, or sampling their rows (`assay.data.units`).
 
-Both are found by the same target ε from public counts alone: persons, rows, rows of a person at the most, batch size and steps. They are
-compared at equal work: a step sees as many rows on average in either way.
+Both are found by the same target ε from public counts alone: persons, rows, rows of a person at the most, batch size
+and steps. They are compared at equal work: a step sees as many rows on average in either way.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class Way:
 def compare(start: Plan, *, unit: str, persons: int, most: int, epsilon: float) -> list[Way]:
     """Both ways for one table, the one with less noise first.
 
-    Noise is compared in the averaged gradient, where a step's noise σC is divided by the expected batch: by persons in one way, by
-    rows in the other. The average of a person's rows is often shorter than a row's gradient, so a smaller C may do where persons are
-    sampled; that is not known from public counts and not counted here.
+    Noise is compared in the averaged gradient, where a step's noise σC is divided by the expected batch: by persons in
+    one way, by rows in the other. The average of a person's rows is often shorter than a row's gradient, so a smaller C
+    may do where persons are sampled; that is not known from public counts and not counted here.
 
     Args:
         start: Rows that are kept, batch size in rows, steps, δ and everything else that the two have in common.

@@ -19,7 +19,17 @@ from dp_accounting.dp_event import DpEvent
 from assay._util.files import lock
 from assay._util.signatures import read_either
 from assay.accounting.adjacency import Adjacency
-from assay.accounting.budget import RECORD, Account, Budget, BudgetError, Reservation, Spends, State, check_lines
+from assay.accounting.budget import (
+    RECORD,
+    Account,
+    Budget,
+    BudgetError,
+    Reservation,
+    Spends,
+    State,
+    check_independent,
+    check_lines,
+)
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError, check_fields
@@ -166,24 +176,9 @@ def lease(
         name=name,
         what=what,
         data=recognised.digest,
-        key=None if key is None else str(Path(key).absolute()),
+        key=None if found.key is None else str(found.key.absolute()),
         by=by,
     )
-
-
-def check_independent(plan: object) -> None:
-    """Refuse noise that several steps have in common: the filter's theorem is about releases with noise of their own.
-
-    Raises:
-        ConfigError: The plan's noise schedule correlates steps.
-    """
-    schedule = getattr(plan, "noise_schedule", None)
-    if schedule is not None and len(schedule.strategy) > 1:
-        raise ConfigError(
-            "noise_schedule",
-            str(schedule),
-            "constant or decay under a budget: noise that steps share is not covered there",
-        )
 
 
 def facts(budget: Budget, mine: Lease) -> dict[str, Any]:
@@ -372,7 +367,7 @@ def _against_record(state: State, mine: Lease, run: RunDirectory) -> list[str]:
     place = int(said["entries"])
     if place > len(state.heads) or state.heads[place - 1] != said["head"]:
         return [
-            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were removed"
-            " or changed, or an earlier copy was put in their place"
+            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were"
+            " removed or changed, or an earlier copy was put in their place"
         ]
     return []

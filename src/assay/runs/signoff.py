@@ -88,7 +88,7 @@ def checklist(
         (
             YES if finite and small else NO,
             "Is ε the verified one, finite and as agreed? Is δ well below one over their number?",
-            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.2g}" if units else ""),
+            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.4g}" if units else ""),
         ),
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
@@ -111,8 +111,8 @@ def _once(record: Mapping[str, Any], shown: Callable[[float | str | None], str])
         return (
             YES,
             question,
-            f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g}; runs"
-            " that did not name it are not known",
+            f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g};"
+            " runs that did not name it are not known",
         )
     return OPEN, question, "this run alone; `assay total` adds up several"
 
@@ -170,8 +170,8 @@ def coverage(record: Mapping[str, Any]) -> str:
     budget = record.get("budget")
     if not budget:
         return (
-            "This statement covers this one run. Other runs on the same records add to what is spent, and so do settings"
-            " that were tried and dropped."
+            "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
+            " settings that were tried and dropped."
         )
     return (
         f"The budget {budget['name']} counts every run that names it, those still at work with all that they reserved"

@@ -39,8 +39,8 @@ def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
         `records` themselves where a record is the unit.
 
     Raises:
-        ConfigError: `ids` are missing or not asked for, or persons and rows are not as many as the plan says. On several ranks
-            every rank must have them all: a person whose rows are on two ranks would be clipped twice.
+        ConfigError: `ids` are missing or not asked for, or persons and rows are not as many as the plan says. On
+            several ranks every rank must have them all: a person whose rows are on two ranks would be clipped twice.
     """
     unit = plan.unit
     if isinstance(records, UnitRecords):
@@ -132,10 +132,7 @@ class Batch:
         """What worker processes are told to fetch for it; `fetched` gives what they have fetched."""
         self._source = fetched
         for at, (start, stop) in enumerate(self._cuts):
-            yield (
-                self._records.places_of(self._index[start:stop]).tolist(),
-                None if self._seeds is None else self._seeds[at],
-            )
+            yield self._index[start:stop].tolist(), None if self._seeds is None else self._seeds[at]
 
     def gather(self, part: BatchPart) -> Any:
         """The records of a part, each as its views. Call it for the parts in order: they draw from one stream."""
@@ -221,8 +218,8 @@ class Batches:
                 yield self.draw(step)
             return
         found.append(fetched)
-        # The loader is ahead of what was taken from it by at least one key, so the next batch is drawn by now, and with it
-        # every empty one before it, for which nothing is fetched.
+        # The loader is ahead of what was taken from it by at least one key. So the next batch is drawn by now, and with
+        # it every empty one before it, for which nothing is fetched.
         for _ in range(first, last):
             yield drawn.popleft()
 

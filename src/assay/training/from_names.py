@@ -54,11 +54,14 @@ _READ: Mapping[str, Callable[[str], object]] = {
 class Settings:
     """A run by names: what `assay train` takes, with the same defaults.
 
-        settings = assay.Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
-        result = assay.train(settings, out="runs/digits")
-
     `assay.presets.settings` fills one with settings that do well. Names are read when the run is prepared: what is not
     accepted is refused then, before anything is trained or written.
+
+    >>> settings = Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
+    >>> settings.method, settings.delta
+    ('dpsgd', 1e-05)
+
+    `assay.train(settings, out="runs/digits")` then trains.
     """
 
     method: str = "dpsgd"
@@ -255,7 +258,7 @@ class Prepared:
     budget_key: Path | None = None
 
     def contents(self) -> Iterator[bytes]:
-        """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
+        """What a budget recognises the training records by: the records themselves, not features made of them."""
         data, data_dir, records, features, validation, _, target, schema, *_ = self.source
         bundle = self.bundle
         if features is not None and bundle.train_keys is None and bundle.row_keys is None:
@@ -442,6 +445,13 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     if o.exact_noise and o.seed is not None:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
+        )
+    if o.budget is not None and o.validation:
+        raise ConfigError(
+            "validation",
+            True,
+            "nothing under a budget: accuracies on training records that were set aside have no noise, and no budget can count"
+            " them; assay tune chooses at a cost that is counted",
         )
     if o.log is not None:
         logs.check(o.log)

@@ -95,12 +95,13 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
-        units: Whose each row of `train` is, where the plan's unit is a person: an id for each row.
-        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
+        units: Whose each row of `train` is, if the plan's unit is a person: an id for each row.
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
+            cost there first.
         budget_key: The file of the private key, for a budget that is signed.
-        contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
+        contents: What the budget recognises each record by, if `train` yields something else: features, random views.
         loading: How records are fetched and put together, for training and testing: `assay.data.Loading(collate_fn=...,
-            num_workers=2)`. Batches may be dicts with `labels`, of which the model gets the rest by name.
+            num_workers=2)`. Batches may be dicts with `labels`; the model gets the rest by name.
 
     Returns:
         The model with its record and its privacy statement.
@@ -110,6 +111,12 @@ def fit(
         BudgetSpentError: Before anything is trained or written, if the run does not fit into the budget.
         DataError: The budget is for other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
+
+    >>> plan = Plan(records=8, batch_size=4, steps=2, noise_multiplier=4.0, delta=1e-3)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+    >>> result = fit(torch.nn.Linear(3, 2), data, plan=plan)
+    >>> round(result.epsilon, 1)
+    0.4
     """
     training, ranks = training or Training(), world()
     if task is not None:

@@ -198,7 +198,10 @@ def _bound(plan: Plan) -> str:
         )
     averaged = f", averaged over micro-batches of {plan.micro_batch}" if plan.micro_batch > 1 else ""
     one, unit = _sampled(plan), plan.unit
-    said = f"Each {one}'s gradient is bounded ({plan.clip}{averaged}); one {one} moves a step's sum by at most {plan.chain().l2:g}"
+    said = (
+        f"Each {one}'s gradient is bounded ({plan.clip}{averaged}); one {one} moves a step's sum by at most"
+        f" {plan.chain().l2:g}"
+    )
     if unit is None or unit.whole or unit.rows is None:
         return f"{said}."
     return f"{said}, and one person by at most {unit.rows} times that, if all of their rows are sampled."

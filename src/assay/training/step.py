@@ -106,6 +106,15 @@ class PrivateStep(Unique):
     Raises:
         ConfigError: The arguments do not fit together, or the ledger does not fit the plan.
         UnsupportedModelError: The model mixes records, or has layers without a per-record gradient.
+
+    >>> plan = Plan(records=8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+    >>> model = torch.nn.Linear(3, 2)
+    >>> step = PrivateStep(model, plan)
+    >>> for inputs, targets in step.batches(data):
+    ...     stepped = step.backward(torch.nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+    >>> stepped, model.weight.grad.shape
+    (True, torch.Size([2, 3]))
     """
 
     def __init__(
@@ -271,12 +280,12 @@ class PrivateStep(Unique):
             dataset: The records. On several ranks, either the whole data set, of which each rank takes an equal share,
                 or the share that only this rank has. The plan is always that of the whole.
             steps: How many batches at most; by default up to the end of the plan or the budget.
-            units: Whose each row of `dataset` is, where the plan's unit is a person: an id for each row. `backward` then takes
-                one loss per row all the same.
+            units: Whose each row of `dataset` is, if the plan's unit is a person: an id for each row. `backward` still
+                takes one loss per row.
             collate_fn: Puts records together, as for a DataLoader; every tensor of a batch has the records as its first
                 dimension. A collator of Hugging Face that pads to the longest record works unchanged.
-            num_workers: Processes that fetch records while the model trains. Which records are in a batch is drawn here,
-                and results do not depend on the number of workers.
+            num_workers: Processes that fetch records while the model trains. The records of a batch are drawn in this
+                process, and results do not depend on the number of workers.
             pin_memory: Fetch into pinned memory, where batches go to a GPU.
             prefetch_factor: How many parts of batches each worker fetches ahead.
 

@@ -37,7 +37,8 @@ from assay.training.settings import training_json
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
 """Settings that a choice decides itself."""
 _DATA_AND_BUDGET = {
-    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key", "operator",
+    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key",
+    "operator",
 }  # fmt: skip
 _DECIDES_EPSILON = {
     "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians: several records that belong together, each sampled by its own coin (`assay.accounting.mixtures`)."""
+"""Mixtures of Gaussians: several records of one person, each sampled by its own coin (`assay.accounting.mixtures`)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class MixtureOfGaussians(Accountant):
         """The mixture in both directions; where a person is replaced, no pair is proven here."""
         if adjacency is Adjacency.REPLACE_ONE:
             raise UnaccountableError(
-                f"{event} has no bound under {adjacency}: records that are sampled one by one and replaced together are "
-                f"not accounted for. Use {Adjacency.ADD_OR_REMOVE_ONE}, or sample persons."
+                f"{event} has no bound under {adjacency}: records that are sampled one by one and replaced together "
+                f"are not accounted for. Use {Adjacency.ADD_OR_REMOVE_ONE}, or sample persons."
             )
         sigma = event.standard_deviation
         largest = max(event.sensitivities)

@@ -56,8 +56,9 @@ class Sampler(ABC):
     """The adjacency that gives the event of `at_least` its meaning; None for that of the plan."""
 
     together: ClassVar[bool] = False
-    """Whether k records cost what `assay.accounting.groups.enlarged` makes of `compose`: each record has coins of its own, and k of them
-    are in a step's batch no oftener than k independent ones.
+    """Whether k records cost what `assay.accounting.groups.enlarged` makes of `compose`.
+
+    Each record must have separate coins, and k of them be in a step's batch no more often than k independent ones.
     """
 
     records: int

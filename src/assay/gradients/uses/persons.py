@@ -1,12 +1,12 @@
 """Persons with different numbers of rows: the gradient that is clipped is the sum over a person's rows.
 
-A batch of P persons runs through the model as independent rows, those of a person one after the other. What a layer's rule says of
-the rows is folded here into what it says of persons, as `assay.gradients.uses.views` does for equally many views. Persons are put into
-buckets of 1, 2, 3 to 4, 5 to 8, … rows. In a bucket everybody is filled up with rows of zeros to the same number, so that at most half
-of what is computed is filling, and then folded like views.
+A batch of P persons runs through the model as independent rows, those of a person one after the other. This module
+combines the rows of a person, as `assay.gradients.uses.views` combines equally many views. Persons are put into buckets
+of 1, 2, 3 to 4, 5 to 8, … rows. In a bucket, rows of zeros fill everybody up to the same number, so that at most half
+of the work is filling. Then the rows are combined like views.
 
-Exact: a row of zeros adds zero to every product, Gram matrix and sum, and no norm of a single row is ever taken for that of its
-person. A number that is not finite stays with its person, because filling is written and not multiplied.
+This is exact: a row of zeros adds zero to every product, Gram matrix and sum, and the norm of a single row never stands
+for that of its person. A number that is not finite stays with its person, because zeros are written and not multiplied.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Persons:
         return torch.arange(len(self), device=self.counts.device).repeat_interleave(self.counts)
 
     def shares(self, losses: Tensor) -> Tensor:
-        """Each row's loss divided by how many rows its person has: a person's loss is the sum of these, the mean of theirs."""
+        """Each row's loss divided by its person's number of rows: their sum is the person's mean loss."""
         return losses / self.counts.to(losses.device)[self.owner.to(losses.device)].to(losses.dtype)
 
     def sums(self, values: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class Persons:
 
 
 def _buckets(counts: Tensor, rows: int) -> list[_Bucket]:
-    """The persons who have rows, by the least power of two that is not below their number of rows; in their own order within it."""
+    """The persons who have rows, by the least power of two not below their number of rows; in order within it."""
     counts = counts.cpu()
     starts = counts.cumsum(0) - counts
     found: list[_Bucket] = []
