@@ -6,9 +6,9 @@ stack.
 A return is a pair of files: code of the first calls into the second while the second waits further down the stack.
 A reader who follows the run goes back to that file to understand the call.
 
-Imports are not counted: only calls are. Whatever runs while a module is being imported belongs to its import: the bodies
-of its classes, its constants, its registries. (Otherwise a module that is imported when it is first needed would count, and
-the same module imported at the start would not.) `--imports` before the command counts these too.
+Imports are not counted: only calls are. Whatever runs while a module is being imported belongs to its import: the
+bodies of its classes, its constants, its registries. (Otherwise a module that is imported when it is first needed would
+count, and the same module imported at the start would not.) `--imports` before the command counts these too.
 
 A call that torch makes (a hook on a module or a gradient) is no return: a reader follows the file that set the hook.
 """

@@ -124,7 +124,7 @@ def test_what_a_refusal_says_would_fit_does(budget):
     assert offered > 0.5 * noisier(noise)[1]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(st.sampled_from([0.9, 1.5, 4.0]), st.sampled_from([5, 50, 300]), st.integers(0, 100)),

@@ -44,6 +44,7 @@ def test_it_costs_a_little_more_than_composition_that_is_not_adaptive(ceiling, n
     assert exact < ANY.epsilon(ANY.costs(event, ADD), 1e-5) < 1.6 * exact
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(0.3, 50), min_size=1, max_size=20), st.floats(0.05, 10), st.sampled_from([1e-9, 1e-5, 1e-2, 0.3])
 )
@@ -84,7 +85,7 @@ def outcomes(strategy, chosen, allowed, depth):
     return ended
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([0.4, 1.0, 2.0]), st.sampled_from([0.001, 0.05, 0.3]))
 def test_every_adaptive_sequence_is_private_by_brute_force(seed, ceiling, delta):
     """Levels of noise, and when to stop, are a random function of all answers so far; every outcome is enumerated."""

@@ -130,7 +130,7 @@ def test_a_start_stays_known_whoever_goes_on(tmp_path):
         ledger = book(path)
         ledger.begin(cost, 100, draws="seed 1", start=start).charge(steps)
         ledger.close()
-    assert [(e.steps, e.start) for e in book(path)._entries] == [(40, "a"), (20, "b")]
+    assert [(e.steps, e.start) for e in book(path).charges()] == [(40, "a"), (20, "b")]
 
 
 def test_no_two_segments_have_the_same_random_numbers(tmp_path):

@@ -114,7 +114,7 @@ TERMS: list[Term] = [
 @pytest.mark.parametrize("term", TERMS, ids=str)
 def test_a_step_on_the_grid_is_exact_there_and_never_below(term: Term) -> None:
     h = 0.05
-    step = losses._discretised(term.forward, term.backward, h, 1e-12)
+    step = losses.discretised(term.forward, term.backward, h, 1e-12)
     on = h * np.arange(60)
     between = on + 0.37 * h
     profile = [step.get_delta_for_epsilon(float(e)) for e in on]
@@ -190,7 +190,9 @@ def test_the_result_is_within_one_percent_of_much_finer_grids_and_not_below(term
 
     found, settled = losses.refined(terms, [1], 1e-4 * delta, query)
     total = sum(count for _, count in terms)
-    _, finer = losses._answers(terms, [1], min(intervals) / 8, 1e-4 * delta / (2 * total), 1e-4 * delta / 2, query)
+    _, finer = losses.answers_on_grid(
+        terms, [1], min(intervals) / 8, 1e-4 * delta / (2 * total), 1e-4 * delta / 2, query
+    )
     assert settled
     assert finer[0, 0] * (1 - 1e-6) <= found[0, 0] <= finer[0, 0] * 1.01
 
@@ -198,7 +200,7 @@ def test_the_result_is_within_one_percent_of_much_finer_grids_and_not_below(term
 def test_epsilon_beyond_the_range_of_the_exponential_is_still_found() -> None:
     """e^-ε is zero in floating point above 745; the Gaussian itself has a closed form to compare with."""
     sigma = 0.03
-    pmf = losses._discretised(Gaussian(sigma).forward, Gaussian(sigma).forward, 0.1, 1e-12)
+    pmf = losses.discretised(Gaussian(sigma).forward, Gaussian(sigma).forward, 0.1, 1e-12)
     found = losses.epsilon_at(pmf, 1e-5)
     assert found > 650
     at = Gaussian(sigma).forward(np.array([found, found * 0.999]))

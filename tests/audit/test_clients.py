@@ -202,13 +202,13 @@ def test_the_others_part_is_taken_away_exactly(monkeypatch):
     """Without canaries' own part and with noise of 1e-6, nothing is left to see."""
     quiet = replace(plan(8.0), noise_multiplier=1e-6, epsilon_limit=None)
     seen = []
-    look = canary_clients._SiteWithUpdates.look
+    look = canary_clients.SiteWithUpdates.look
 
     def kept(self, model):
         look(self, model)
-        seen.append(self._seen[-1] * quiet.noise_multiplier)
+        seen.append(self.seen[-1] * quiet.noise_multiplier)
 
-    monkeypatch.setattr(canary_clients._SiteWithUpdates, "look", kept)
+    monkeypatch.setattr(canary_clients.SiteWithUpdates, "look", kept)
     white_box(network(), held(), quiet, canaries=50, training=TRAINING)
     both = torch.stack(seen).abs()
     assert torch.minimum(both, (both - 1).abs()).max() < 1e-3, (

@@ -85,7 +85,7 @@ def test_a_killed_run_of_a_method_with_options_is_resumed_with_them(assay, tmp_p
     from assay.runs.run import Run
 
     def crash(self, at_end):
-        if self._course.taken == 15:
+        if self.course.taken == 15:
             raise RuntimeError("the machine went down")
 
     arguments = [

@@ -1,4 +1,4 @@
-"""`assay train` on a table, from its refusal without a schema to a run that is resumed and audited with the same rows."""
+"""`assay train` on a table, from its refusal without a schema to a run that is resumed and audited on the same rows."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ QUICK = ["--epsilon", "3", "--delta", "1e-3", "--epochs", "4", "--seed", "1"]
 def stays(tmp_path: Path) -> Path:
     drawn = torch.rand(300, 3, generator=torch.Generator().manual_seed(0)).tolist()
     rows = [
-        f"{i // 3},{100 * age:.0f},{'a' if ward < 0.5 else 'b'},{18 * age:.1f},{'yes' if age > 0.5 else 'no'},{int(more > 0.7)}"
+        f"{i // 3},{100 * age:.0f},{'a' if ward < 0.5 else 'b'},{18 * age:.1f}"
+        f",{'yes' if age > 0.5 else 'no'},{int(more > 0.7)}"
         for i, (age, ward, more) in enumerate(drawn)
     ]
     (tmp_path / "stays.csv").write_text("\n".join(["patient,age,ward,days,ill,back", *rows, ""]))
@@ -123,3 +124,9 @@ def test_python_has_the_settings_of_the_command_line(assay: Any, stays: Path) ->
         }
     )
     assert library.train(settings).record["result"] == record["result"]
+
+
+def test_the_rows_of_a_person_are_protected_and_split_together(assay: Any, stays: Path) -> None:
+    record = train(assay, stays, "ill", "--unit", "patient", "--unit-rows", "3")
+    assert float(record["epsilon"]["verified"]) <= 3
+    assert "patient" in record["unit"]

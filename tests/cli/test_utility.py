@@ -88,7 +88,7 @@ def test_a_dry_run_computes_no_features_and_still_checks_them(assay, tmp_path, m
     def refused(*_):
         raise AssertionError("features of all records")
 
-    monkeypatch.setattr("assay.features.cache.computed", refused)
+    monkeypatch.setattr("assay.features.cache.cached", refused)
     words = ("train", "--data", "digits", "--epochs", 2, "--dry-run", "--out", tmp_path / "run")
     plain = json.loads(assay(*words, "--validation", "--json")[1])
     features = (*words, "--features", "scatter:J=1,L=4")
@@ -176,7 +176,7 @@ def test_every_built_in_data_set_has_presets_that_name_options_which_exist():
 
     assert set(presets.available()) == {info.name for info in available()}
     for data in presets.available():
-        for name, entry in presets._file(data).items():
+        for name, entry in presets.contents(data).items():
             for level in entry["at"]:
                 found = presets.get(name, data, level["epsilon"])
                 assert found.settings.keys() <= options("train").keys()

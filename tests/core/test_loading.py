@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import assay
 from assay.data import Loading
+from assay.data.units import Unit
 from assay.errors import ConfigError
 from assay.randomness.streams import Seeded
 
@@ -150,3 +151,18 @@ def test_what_a_loader_cannot_be_told_is_refused(wrong: dict[str, Any]) -> None:
 def test_batches_that_are_no_pairs_are_refused_before_training() -> None:
     with pytest.raises(ConfigError, match="labels"):
         assay.fit(Bag(), Sentences(), plan=plan(30), loading=Loading(collate_fn=lambda records: {"input_ids": 1}))
+
+
+def test_rows_of_persons_are_fetched_by_workers_as_without() -> None:
+    whose = torch.arange(40) // 4
+    unit = Unit(name="patient", persons=10)
+
+    def run(workers: int) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        made = assay.Plan(records=10, batch_size=4, steps=5, noise_multiplier=1.0, delta=1e-3, unit=unit)
+        training = assay.Training(seed=3, max_physical_batch=8)
+        assay.fit(model, Crops(), plan=made, units=whose, training=training, loading=Loading(num_workers=workers))
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    assert all(map(torch.equal, run(0), run(2)))

@@ -253,7 +253,7 @@ def test_one_record_moves_the_sum_of_a_micro_batched_step_by_at_most_2c(model, r
     for gone in range(len(index)):
         kept = [i for i in range(len(index)) if i != gone]
         grads = step.engine.collect(losses_of(model, records[index[kept]]))
-        total, _ = step.chain.clipped_sum(grads, step._groups, slots[kept])
+        total, _ = step.chain.clipped_sum(grads, step.groups, slots[kept])
         other = torch.cat([v.flatten() for v in total.values()]) / 40
         assert float((whole - other).norm()) <= 2 * 0.1 / 40 * (1 + 1e-5)
 

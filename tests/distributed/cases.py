@@ -1,7 +1,6 @@
-"""What is trained by one process and by several, and must come out the same: each case runs unchanged in both.
+"""Cases that one process and several must train alike: each runs unchanged in both.
 
-`python cases.py OUT CASE...` under torchrun writes for every case and rank what it gave. A case gives tensors and
-facts.
+`python cases.py OUT CASE...` under torchrun writes the tensors and facts of every case and rank.
 """
 
 from __future__ import annotations
@@ -27,7 +26,9 @@ from torch.utils.data import Dataset, TensorDataset
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.schedules import Banded
+from assay.data.persons import rows_kept
 from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
+from assay.data.units import Sampled, Unit
 from assay.distributed.world import world
 from assay.gradients import clipping as clip
 from assay.randomness.streams import Seeded
@@ -74,10 +75,7 @@ class Shift(nn.Module):
 
 
 class Sorts(nn.Module):
-    """Layers of many kinds: ruled ones, one without a rule, one used twice, weights that two layers share, some frozen.
-
-    Row counts that two does not divide.
-    """
+    """Layers with a rule and without, one used twice, shared weights, frozen ones, and odd numbers of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,6 +143,27 @@ def share(data: TensorDataset, sizes: tuple[int, int]) -> TensorDataset:
 @case
 def plain() -> Outcome:
     return trained()
+
+
+def _by_person(sampled: Sampled, training: Training | None = None) -> Outcome:
+    """Seven rows at the most of 61 persons, who have one to nine of the digits each."""
+    ids = torch.arange(RECORDS).sqrt().mul(3.5).long()
+    unit = Unit(name="id", persons=len(ids.unique()), rows=7, sampled=sampled)
+    records = unit.persons if unit.whole else rows_kept(ids, 7)
+    plan = replace(PLAN, records=records, batch_size=records / 5, unit=unit)
+    training = training or Training(optimizer=SGD, seed=7)
+    result = fit(perceptron(), digits(), plan=plan, training=training, units=ids)
+    return _whole(result.model), {"epsilon": result.epsilon, "persons": result.record["persons"]["persons"]}
+
+
+@case
+def persons() -> Outcome:
+    return _by_person(Sampled.PERSONS)
+
+
+@case
+def rows_of_persons() -> Outcome:
+    return _by_person(Sampled.ROWS)
 
 
 @case
@@ -405,6 +424,11 @@ def shard_large() -> Outcome:
 @case
 def shard_per_layer_clipping_and_test_records() -> Outcome:
     return trained(replace(PLAN, clip=clip.PerLayer(bound=1.0)), training=_split(optimizer=SGD, ema=0.8))
+
+
+@case
+def shard_persons_in_parts() -> Outcome:
+    return _by_person(Sampled.PERSONS, _split(optimizer=SGD, max_physical_batch=9))
 
 
 @case

@@ -1,7 +1,6 @@
 """Several ranks give what one process gives for the same draws, and the same bits on every rank.
 
-Sums are added in another order than in one process, so that equal means equal to rounding there: 1e-12 in float64, 1e-6
-in float32.
+Sums are added in another order than in one process. They are equal up to rounding: 1e-12 in float64, 1e-6 in float32.
 """
 
 from __future__ import annotations
@@ -79,9 +78,7 @@ def test_three_ranks_equal_one_process(three, name):
 
 @pytest.mark.parametrize("name", ["unseeded", "seeded_masks"])
 def test_ranks_never_draw_the_same_mask(two, name):
-    """The ranks hold 150 records each, every one drawn with probability ½: by chance two masks agree with probability
-    2⁻¹⁵⁰.
-    """
+    """Each rank holds 150 records, drawn with probability ½: two masks agree by chance with probability 2⁻¹⁵⁰."""
     masks = [json.dumps(batch) for rank in range(2) for batch in given(two, name, rank)[1]["batches"]]
     assert len(set(masks)) == len(masks) == 4
 
@@ -89,8 +86,7 @@ def test_ranks_never_draw_the_same_mask(two, name):
 def test_unseeded_ranks_begin_and_stay_together(two):
     (first, facts), (second, _) = given(two, "unseeded", 0), given(two, "unseeded", 1)
     assert all(torch.equal(value, second[key]) for key, value in first.items())
-    # 15010 coordinates: the variance is within 6 % of that of one draw with probability 1 - 2e-7; two draws would have
-    # twice that
+    # 15010 coordinates: with probability 1 - 2e-7 the variance is within 6 % of that of one draw; two have twice that
     assert facts["noise variance"] == pytest.approx(1, abs=0.06)
 
 

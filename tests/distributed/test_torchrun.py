@@ -1,6 +1,4 @@
-"""`torchrun -m assay train` as people type it: a killed rank costs the steps since the last checkpoint, never a
-charge.
-"""
+"""`torchrun -m assay train` as people type it: a killed rank loses steps since the last checkpoint, never a charge."""
 
 from __future__ import annotations
 

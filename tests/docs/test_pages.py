@@ -15,7 +15,7 @@ import pytest
 
 import assay
 from assay import methods
-from assay._util.registry import Registry
+from assay._util.method_registry import MethodRegistry
 from docs.pages import DOCS, PAGES, blocks, read
 
 ROOT = DOCS.parent
@@ -33,8 +33,10 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(methods, "__path__", [*methods.__path__, str(tmp_path / "src/assay/methods")])
-    found = Registry("method", of=object, wanted="a method", package="assay.methods", attribute="METHOD")
+    found = MethodRegistry("method", methods.Method, "assay.methods")
     monkeypatch.setattr(methods, "METHODS", found)  # looks for its files again, on the page's path too
+    for name, own in (("available", found.available), ("get", found.with_options), ("options", found.options)):
+        monkeypatch.setattr(methods, name, own)
     before = set(sys.modules)
     yield tmp_path
     for name, module in list(sys.modules.items()):

@@ -70,14 +70,14 @@ def asked(tasks, settings, work=None):
     from assay.federated.transport import apps
     from assay.federated.transport.frames import pack_tasks, unpack_answers
 
-    apps._site.cache_clear()
-    message = SimpleNamespace(content=apps._content(pack_tasks(tasks, {"settings": settings})))
+    apps.site_of.cache_clear()
+    message = SimpleNamespace(content=apps.as_content(pack_tasks(tasks, {"settings": settings})))
     context = SimpleNamespace(node_config={"partition-id": 0, "num-partitions": 1})
     with patch.object(
         apps, "Message", lambda content, reply_to: SimpleNamespace(content=content)
     ):  # Flower's own needs a run
         reply = (work or apps.work)(message, context)
-    return dict(unpack_answers(apps._frame(reply)))
+    return dict(unpack_answers(apps.frame_of(reply)))
 
 
 def ask(settings, number=0, work=None):

@@ -49,13 +49,13 @@ def test_ten_clients_answer_as_they_do_serially_and_nothing_is_left_behind(tmp_p
             next(carrier.exchange({10: b""}))
 
         # Other users of the machine cannot get at it while it runs.
-        (simulation,) = carrier._processes._running
+        (simulation,) = carrier.processes.running
         os.kill(simulation.pid, 0)
-        assert carrier._directory.stat().st_mode & 0o077 == 0
+        assert carrier.directory.stat().st_mode & 0o077 == 0
     finally:
         carrier.close()
     carrier.close()
-    assert not carrier._directory.exists()
+    assert not carrier.directory.exists()
     until(lambda: not running_in_group(simulation.pid), 20, "all processes gone")
     with pytest.raises(CarrierError, match="closed"):
         next(carrier.exchange({0: b""}))

@@ -48,7 +48,7 @@ def test_sound_fedags_sends_the_set_and_nothing_else(noise):
         SIZE, dtype=torch.float64
     )  # earlier released updates: the last coordinates are largest
     task = both.instructions(6)  # all but 6/10 of 17: 7 coordinates
-    kept = both._set(task)
+    kept = both.selected(task)
     assert kept.tolist() == [False] * 10 + [True] * 7
     u = update()
     _, one = both.answer(work(u), task, 6, stream())
@@ -73,7 +73,7 @@ def test_the_set_of_fedags_depends_on_released_values_only():
         ]
         released = a.combine(messages[:1], task, turn, stream(turn))
         # b sees other clients but, as it happens, the same released update
-        kept = b._set(task)
+        kept = b.selected(task)
         b.released[kept] = 0.9 * b.released[kept] + 0.1 * released[kept]
         assert np.array_equal(a.instructions(turn + 1)["set"], b.instructions(turn + 1)["set"])
 
@@ -144,10 +144,10 @@ def test_sound_fedsnlc_is_one_vector_within_the_bound():
 def test_sound_fedsnlc_keeps_the_parts_that_scored_highest():
     plan = tiny.plan("fedsnlc", {"keep": 0.4, "warmup": 1}, rounds=10, noise_multiplier=0.1)
     both = exchange(plan)
-    assert both._set(both.instructions(0)).all()
+    assert both.selected(both.instructions(0)).all()
     assert list(both.layout.shapes) == ["shift", "linear.weight", "linear.bias"]
     both.scores = torch.tensor([0.3, 0.1, 0.5], dtype=torch.float64)
-    kept = both._set(both.instructions(1))
+    kept = both.selected(both.instructions(1))
     assert kept.tolist() == [True] * 2 + [False] * 12 + [True] * 3
     restored = exchange(plan)
     restored.restore(both.state())

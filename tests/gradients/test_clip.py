@@ -141,9 +141,7 @@ def test_adaptive_count_moves_by_its_sensitivity(values: list[float], extra: flo
 @pytest.mark.parametrize("quantile", [0.2, 0.5, 0.9])
 @pytest.mark.parametrize("start", [1e-3, 1.0, 1e3])
 def test_adaptive_ends_at_the_quantile(start: float, quantile: float) -> None:
-    """Fixed norms and no noise: the bound ends between the order statistics around the quantile, give or take a
-    step.
-    """
+    """Fixed norms, no noise: the bound ends between the order statistics around the quantile, give or take a step."""
     given_norms = torch.distributions.LogNormal(0.0, 1.0).sample((1001, 1)).double()
     rule = AdaptiveQuantile(bound=start, quantile=quantile)
     for _ in range(1500):

@@ -261,7 +261,7 @@ def test_spectra_by_products(sides: tuple[int, ...]) -> None:
     """What the FFT gives, for signals smaller than the grid, too."""
     torus = Torus(sides)
     for signal in (torch.randn(3, 4, *sides).double(), torch.randn(3, 4, *(side - 2 for side in sides)).double()):
-        assert torus._short(signal)
+        assert torus.is_short(signal)
         by_fft = torch.fft.rfftn(signal, s=sides, dim=tuple(range(2, signal.dim())), norm="ortho")
         torch.testing.assert_close(torus.spectrum(signal), by_fft, rtol=TOLERANCE, atol=1e-12)
         powers = by_fft.abs().square().unflatten(1, (2, 2)).sum(2)
@@ -272,7 +272,7 @@ def test_spectra_by_products(sides: tuple[int, ...]) -> None:
 def test_the_bound_on_the_rounding_of_products(kind: str) -> None:
     for side in (2, 3, 8, 17, 30, 34, 58):
         torus, signal = Torus((side, side)), fields(kind, 20, 1, (side, side))
-        assert torus._short(signal)
+        assert torus.is_short(signal)
         sure = torch.fft.rfft2(signal.double(), norm="ortho")
         off = (torus.spectrum(signal).to(sure.dtype) - sure).abs().square().flatten(1).sum(1).sqrt()
         assert (off <= torus.rounding(torch.float32) / 4 * signal.double().flatten(1).norm(dim=1)).all(), side
@@ -282,7 +282,7 @@ def test_long_sides_by_fft() -> None:
     module = nn.Conv2d(2, 3, 3, stride=2).double()
     x = torch.randn(2, 2, 40, 35, dtype=torch.float64)
     g = torch.randn_like(module(x))
-    assert not Torus((40, 35))._short(x)
+    assert not Torus((40, 35)).is_short(x)
     whole = maps_by_definition(module, x, g).flatten(1).square().sum(1)
     torch.testing.assert_close(weight_use(module, x, g, maps=False).sq_norm(), whole, rtol=TOLERANCE, atol=0)
 

@@ -1,6 +1,4 @@
-"""Dropout, inside a module without a rule and outside: one forward pass, one draw, and the gradient of just that
-pass.
-"""
+"""Dropout, inside a module without a rule and outside: one forward pass, one draw, and the gradient of that pass."""
 
 from __future__ import annotations
 

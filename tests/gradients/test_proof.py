@@ -188,9 +188,7 @@ def test_recurrence_over_the_batch_is_refused(length: int, pick: int) -> None:
 
 
 def test_table_that_is_looked_up_once_for_as_many_records_is_refused() -> None:
-    """Five places or five records: places are looked up for each record where their number tells
-    (test_transformers).
-    """
+    """Five places or five records: places are looked up for each record if their number tells (test_transformers)."""
 
     class Positions(nn.Module):
         def __init__(self) -> None:
@@ -470,9 +468,7 @@ class SetOnce(nn.Module):
 
 @pytest.mark.parametrize("records", [1, 5])
 def test_what_a_model_keeps_of_its_first_batch_is_refused(records: int) -> None:
-    """Every later record's gradient would depend on the records of the first batch: asking the same model again shows
-    nothing.
-    """
+    """Later gradients would depend on the records of the first batch. Calling the same model again shows nothing."""
     with pytest.raises(UnsupportedModelError, match=r"mixes records|remembers|writes into the model"):
         step(nn.Sequential(SetOnce(), nn.Linear(6, 3)), torch.randn(records, 6))
 
@@ -621,10 +617,8 @@ def test_a_gradient_that_is_differentiated_is_refused_later_too() -> None:
         torch.autograd.grad(losses.sum(), x, create_graph=True)
 
 
-def test_an_iteration_in_a_pass_record_by_record_begins_anew_for_each() -> None:
-    """Spectral normalisation takes one step of its iteration a call: a record must not find it further on for standing
-    later.
-    """
+def test_an_iteration_in_a_pass_record_by_record_starts_again_for_each() -> None:
+    """Spectral normalisation iterates once per call: a record later in the batch must not find it further on."""
     torch.manual_seed(0)
 
     class Recurrent(nn.Module):  # what vmap cannot batch

@@ -111,7 +111,7 @@ def test_vision() -> None:
 @pytest.mark.parametrize("name", ["BERT classifier", "BERT, masked words", "GPT-2", "GPT-2 classifier"])
 def test_no_layer_of_bert_and_gpt2_needs_copies_of_its_parameters(name: str) -> None:
     engine = Engine(WHOLE[name][0]())
-    assert [unit.path for unit in engine._expanded] == []
+    assert engine.expanded() == []
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,7 @@ def test_last_layer_only() -> None:
 
 
 def _two_steps(model: nn.Module, losses: Callable[[], Tensor], **groups: Any) -> Any:
-    """A first step, which proves and calibrates, and the allocations of a second: forward, backward, norms and clipped
-    sum.
-    """
+    """The allocations of a second step (forward, backward, norms, clipped sum); the first one proves the engine."""
     engine = Engine(model, **groups)
     for _ in range(2):
         with allocated() as sizes:
@@ -161,10 +159,7 @@ def _two_steps(model: nn.Module, losses: Callable[[], Tensor], **groups: Any) ->
 
 
 def test_frozen_layers_get_no_gradient_computed() -> None:
-    """With the last layer alone the backward pass does not enter the rest.
-
-    With adapters no frozen weight gets a gradient.
-    """
+    """With the last layer alone, the backward pass stops there; with adapters, no frozen weight gets a gradient."""
     model = bert().train()
     model.requires_grad_(False)
     model.classifier.requires_grad_(True)
@@ -368,9 +363,7 @@ def test_a_table_for_records_and_for_places_is_refused() -> None:
 
 
 def test_places_used_otherwise_than_added_are_refused() -> None:
-    """An embedding of places [T] comes back as [records, T, width]: a model that turns it into something else is not
-    trained.
-    """
+    """An embedding of places [T] comes back as [records, T, width]; a model that transposes it is refused."""
 
     class Turned(Placed):
         def forward(self, x: Tensor) -> Tensor:
@@ -444,7 +437,7 @@ def test_layers_of_other_libraries_keep_their_own_forward() -> None:
 
     model = nn.Sequential(Twice(3, 6), nn.Tanh(), transformers.pytorch_utils.Conv1D(2, 3))
     engine = Engine(model)
-    assert [type(unit.rule) for unit in engine._expanded] == [PerRecordCall]
+    assert [type(unit.rule) for unit in engine.expanded] == [PerRecordCall]
     engine.detach()
     for record in [(6,), (5, 6), (40, 6)]:
         agree(model, torch.randn(4, *record))

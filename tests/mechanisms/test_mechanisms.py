@@ -120,8 +120,7 @@ def test_a_large_sum_has_noise_of_its_own_in_every_parameter():
     blocks = Blocks(Seeded(5), "noise")
     total = {name: torch.zeros(size) for name in "ab"}
     first, other = Gaussian(multiplier=2.0).release(Bounded(total, 0.5), blocks.at(0)).value.values()
-    # a correlation of 600,000 pairs is 0 ± 1/√600000, a mean square 1 ± √(2/600000); six of those are missed once in
-    # 5e8
+    # a correlation of 600,000 pairs is 0 ± 1/√600000, a mean square 1 ± √(2/600000); six of those fail once in 5e8
     assert abs(float((first * other).mean())) < 6 / math.sqrt(size)
     for part in (first, other):
         assert float(part.double().square().mean()) == pytest.approx(1.0, abs=6 * math.sqrt(2 / size))

@@ -1,6 +1,4 @@
-"""Noise in the frequency domain is drawn without a transform: its law must be that of the paper's transform to the
-letter.
-"""
+"""Noise in the frequency domain is drawn without a transform, but must have the distribution of the paper's."""
 
 import math
 

@@ -1,9 +1,7 @@
-"""Numbers that fixed keys gave in version 0.1.0.
+"""Numbers that fixed keys gave in version 0.1.0. A run that is resumed, or repeated with its seed, must get the same.
 
-A run that is resumed, or repeated with its seed, must find the same ones.
-
-Bits, uniform and whole numbers are equal on every machine. Normal and Laplace numbers go through logarithms and
-cosines, whose last bits depend on the processor: they are compared to six digits.
+Bits, uniform and whole numbers are equal on every machine. Normal and Laplace numbers need logarithms and cosines,
+whose last bits depend on the processor: they are compared to six digits.
 """
 
 import hashlib
@@ -21,8 +19,7 @@ STREAMS = {
     "aes": lambda: Encrypted(bytes(range(48)), Seeded(0).stream("elsewhere", 0)),
     "shake": lambda: Hashed(hashlib.shake_256(b"fixed")),
 }
-# two words, two uniform numbers, three whole numbers below 1000, three rounded normal numbers of scale 1000.5
-EXACT = {
+EXACT = {  # two words, two uniform numbers, three below 1000, three rounded normal numbers of scale 1000.5
     "seeded": (
         [174022117986293644, 3391444453727197352],
         [0.45407320895445724, 0.20104244845233465],

@@ -1,5 +1,4 @@
-"""AES-256 in counter mode as a source of numbers: the cipher's own bits, each used once, and normal numbers to the end
-of their tails.
+"""AES-256 in counter mode as a source of numbers: the cipher's bits, each used once; normal numbers with true tails.
 
 Keys are fixed; over all keys each statistical test would fail by chance with a probability below 1e-6.
 """

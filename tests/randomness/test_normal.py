@@ -1,6 +1,4 @@
-"""Noise added in one pass is the noise that would have been drawn first: the same numbers to the bit, without room for
-them.
-"""
+"""Noise added in one pass equals noise that is drawn first: the same numbers to the bit, without memory for them."""
 
 from __future__ import annotations
 
@@ -125,10 +123,9 @@ def test_ranks_without_noise_leave_their_part_as_it_is() -> None:
 
 
 def test_numbers_beyond_the_tail_are_normal_and_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a tail that begins at 2.5, one number in 80 goes through what one in 150,000 goes through otherwise.
+    """With a tail from 2.5 on, one number in 80 is replaced instead of one in 150,000.
 
-    Kolmogorov and Smirnov's test on the whole and on the tail, and how many are in it: false alarms below 1e-6
-    together.
+    Kolmogorov and Smirnov's test on all numbers and on the tail, and the tail's count: false alarms below 1e-6 in all.
     """
     monkeypatch.setattr(normal, "TAIL", 2.5)
     n = 200_000

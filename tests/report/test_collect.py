@@ -9,7 +9,7 @@ import pytest
 from assay.attacks.storage import write_attacks
 from assay.errors import ConfigError
 from assay.report.collect import Collector
-from assay.report.groups import Tone, grouped, verdict
+from assay.report.groups import Tone, group_runs, verdict
 from assay.runs.directory import RunDirectory
 from assay.runs.statement import statement
 from assay.studies.directory import Study
@@ -68,7 +68,7 @@ def test_a_run_that_says_less_than_its_ledger_counts_nowhere(tmp_path, trained, 
 def test_a_statement_that_was_edited_is_not_shown_and_holds_nothing(tmp_path, run, resealed, forged):
     path = run(tmp_path / "run", variant="sound", target_is="verified", target=10.0, verified=3.0, claimed=3.0)
     text = (path / "statement.md").read_text()
-    assert verdict(grouped(Collector(tmp_path).collect().finished)[0]).tone is Tone.GOOD
+    assert verdict(group_runs(Collector(tmp_path).collect().finished)[0]).tone is Tone.GOOD
     edited = text.replace("spent ε = 3 ", "spent ε = 0.5 ")
     assert edited != text
     if forged:
@@ -78,7 +78,7 @@ def test_a_statement_that_was_edited_is_not_shown_and_holds_nothing(tmp_path, ru
     (entry,) = Collector(tmp_path).collect().finished
     assert not entry.statement
     assert "statement.md" in entry.trouble
-    assert verdict(grouped([entry])[0]).tone is Tone.BAD
+    assert verdict(group_runs([entry])[0]).tone is Tone.BAD
 
 
 def test_a_damaged_ledger_is_said_and_is_no_zero(tmp_path, unfinished):

@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import assay
 from assay import AssayError, Budget, BudgetSpentError, ConfigError, DataError
+from assay._util import signatures
 from assay.accounting.schedules import parse as schedule
 from assay.runs import budgeted, totals
 from assay.runs.callbacks import OnStep
@@ -234,9 +235,31 @@ def test_what_the_budget_does_not_cover_is_refused(budget, tmp_path, changed, sa
     assert not (tmp_path / "1").exists()
 
 
+def test_a_signed_budget_is_used_with_the_key_it_was_opened_with(tmp_path):
+    signatures.create_pair(tmp_path / "key")
+    contents = assay.data.contents(records())
+    made = Budget.create(tmp_path / "s", epsilon=CEILING, delta=1e-3, contents=contents, key=tmp_path / "key")
+    assert fit(tmp_path / "1", made).record["budget"]["signed_by"] == made.public_key.fingerprint
+
+
 def test_without_noise_a_run_is_refused(budget, tmp_path):
     with pytest.raises(BudgetSpentError, match="no Rényi bound"):
         fit(tmp_path / "1", budget, plan=plan(noise_multiplier=0.0, epsilon_limit=None))
+
+
+def test_a_loop_of_ones_own_is_under_the_budget(budget):
+    with budget.ledger(WIDE, assay.data.contents(records())) as ledger:
+        model = network()
+        step = assay.PrivateStep(model, WIDE, ledger=ledger)
+        batches = step.batches(records())
+        for _ in range(3):
+            x, y = next(batches)
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+        step.close()
+    (account,) = budget.state().accounts
+    assert (account.open, account.steps) == (False, 3)
+    with pytest.raises(BudgetSpentError):
+        ledger.pay(WIDE.event(1))
 
 
 # --- a budget against its runs

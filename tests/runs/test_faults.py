@@ -239,7 +239,7 @@ def test_a_run_whose_directory_was_taken_over_charges_nothing(tmp_path):
     ledger = run.open_ledger(delta=1e-3, adjacency=plan().adjacency, ceiling=9.0)
     RunDirectory.create(tmp_path / "run", {**spec(), "names": {"data": "other"}}, force=True)
     with pytest.raises(LedgerError, match="another run has begun"):
-        run.claim(ledger)
+        run.lock(ledger)
 
 
 AUDIT = {

@@ -38,11 +38,14 @@ def failed(path, **how):
 
 
 def reseal(path, record, text=None):
-    """Write record and statement with digests that agree, as somebody would who knows how they are made."""
-    if text is not None:
-        (path / "statement.md").write_text(text)
-    for name in record["files"]:
+    """Write record and statement with digests that agree, as somebody would who knows how they are made.
+
+    Without a text, the statement is the one that the record makes.
+    """
+    for name in record["files"].keys() - {"statement.md"}:
         record["files"][name] = seals.of_file(path / name)
+    (path / "statement.md").write_text(statement(record) if text is None else text)
+    record["files"]["statement.md"] = seals.of_file(path / "statement.md")
     (path / "record.json").write_text(json.dumps(seals.sealed(record)))
 
 
@@ -89,25 +92,25 @@ def edit_curve_of_statement(path):
 def edit_record(path):
     record = record_of(path)
     record["epsilon"]["verified"] = 0.5
-    reseal(path, record, statement(record))
+    reseal(path, record)
 
 
 def edit_curve_of_record(path):
     record = record_of(path)
     record["epsilon"]["curve"][-1]["epsilon"] = 0.01
-    reseal(path, record, statement(record))
+    reseal(path, record)
 
 
 def edit_noise_of_record(path):
     record = record_of(path)
     record["noise_multiplier"] *= 2
-    reseal(path, record, statement(record))
+    reseal(path, record)
 
 
 def edit_delta(path):
     record = record_of(path)
     record["epsilon"]["delta"] = 1e-9
-    reseal(path, record, statement(record))
+    reseal(path, record)
 
 
 def rewrite_ledger(path, change):
@@ -139,7 +142,7 @@ def edit_ledger_record_and_statement(path):
         records=40, batch_size=10, steps=8, noise_multiplier=6.0, delta=1e-3
     ).epsilon()
     record["epsilon"]["curve"] = []
-    reseal(path, record, statement(record))
+    reseal(path, record)
 
 
 def edit_everything(path):
@@ -159,7 +162,7 @@ def edit_everything(path):
     record["noise_multiplier"] = 6.0
     record["epsilon"]["verified"] = runs.verify(path).epsilon
     record["epsilon"]["curve"] = []
-    reseal(path, record, statement(record))
+    reseal(path, record)
 
 
 def swap_model(path):

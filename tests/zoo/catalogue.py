@@ -222,4 +222,24 @@ ZOO: tuple[Mutant, ...] = (
         "test_spending.py::test_a_statement_with_another_epsilon",
         ("a forged statement is shown", "compared with the ledger", "believes_its_statement"),
     ),
+    *_each(
+        "shared budget",
+        "test_budgets.py::test_reservations_that_race_pass_the_ceiling",
+        ("reservations that race", "one at a time", "LooksBeforeItsTurn"),
+    ),
+    *_each(
+        "shared budget",
+        "test_budgets.py::test_what_is_given_back_twice_is_spent_twice",
+        ("what is left is given back twice", "once", "GivesBackTwice"),
+    ),
+    *_each(
+        "shared budget",
+        "test_budgets.py::test_a_ledger_that_does_not_ask_charges_more_than_was_reserved",
+        ("a ledger that charges more than was reserved", "it stops there", "ChargesBeyondItsReservation"),
+    ),
+    *_each(
+        "audit of one step",
+        "test_persons.py::test_rows_clipped_one_by_one_and_charged_as_persons_are_caught",
+        ("a person's rows clipped one by one", "clipped as one", "clip_row_by_row"),
+    ),
 )

@@ -27,7 +27,7 @@ class RepeatsAnything(Ledger):
     """Takes any steps on a ledger that was there for a repetition, whatever their seed and their noise."""
 
     def begin(self, cost, wanted, *, draws=None, start=None, origin=0):
-        self.claim()
+        self.lock()
         known = self._entries[-1] if self._entries else None
         draws = draws if known is None else known.draws
         return super().begin(cost, wanted, draws=draws, start=None, origin=origin)

@@ -451,7 +451,9 @@ class SeedsOnce(PrivateStep):
 
 
 class LooksBeforeItsTurn(Budget):
-    """Whether a reservation fits is decided by what the file said when it was opened: two that open it at once both get the rest."""
+    """Whether a reservation fits is decided by what the file said when it was opened: two that open it at once both get
+    the rest.
+    """
 
     def __init__(self, *args, **kwargs) -> None:
         self._early = None
@@ -507,3 +509,12 @@ class ChargesBeyondItsReservation(Ledger):
     @covers.setter
     def covers(self, _) -> None:
         pass
+
+
+# --- persons ---
+
+
+def clip_row_by_row(step: PrivateStep) -> None:
+    """Every row of a person is clipped by itself and the person charged as one: rows are never folded into persons."""
+    collect = step.engine.collect
+    step.engine.collect = lambda losses, persons=1: collect(losses)  # type: ignore[method-assign, misc]

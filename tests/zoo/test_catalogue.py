@@ -32,3 +32,8 @@ def test_every_test_that_is_named_exists(test):
 def test_every_mutant_is_listed_once_and_has_a_twin():
     assert len({mutant.bug for mutant in ZOO}) == len(ZOO)
     assert all(mutant.twin and mutant.caught for mutant in ZOO)
+
+
+def test_the_threat_model_says_how_many_there_are():
+    page = (HERE.parents[1] / "docs/threat-model.md").read_text(encoding="utf-8")
+    assert f"{len(ZOO)} mutants, each with a twin" in " ".join(page.split())

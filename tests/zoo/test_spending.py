@@ -1,4 +1,6 @@
-"""Bugs by which a run spends more than its files say, or its files tell more than was spent: each does, its twin does not."""
+"""Bugs by which a run spends more than its files say, or its files tell more than was spent: each does, its twin does
+not.
+"""
 
 import contextlib
 import json
@@ -42,7 +44,7 @@ def charge(kind, path, **how):
 
 def two_at_once(kind, path):
     first, second = opened(kind, path), opened(kind, path)
-    first.claim()
+    first.lock()
     segments = [first.begin(PLAN.steps_event, PLAN.steps)]
     with contextlib.suppress(AssayError):
         segments.append(second.begin(PLAN.steps_event, PLAN.steps))

@@ -1,4 +1,4 @@
-"""A run that somebody stops because of what it released: the ε of the steps taken is too small, that of its plan holds."""
+"""A run that is stopped because of what it released: the ε of the steps taken is too small, that of its plan holds."""
 
 import numpy as np
 import pytest

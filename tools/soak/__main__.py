@@ -1,4 +1,7 @@
-"""`python -m tools.soak --minutes N [--seed S] [--only CAMPAIGN]`: repeat the campaigns, print counts; exit code 1 on any violation."""
+"""`python -m tools.soak --minutes N [--seed S] [--only CAMPAIGN]`: repeat the campaigns, print counts.
+
+Exit code 1 on any violation.
+"""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ def _count_steps(path: Path) -> None:
 
 
 def at_durable_call(number: int, what: Callable[[], None], *, before: bool) -> Trouble:
-    """Do something at the n-th call that makes a file durable (fsync, rename, link), before or after the call itself."""
+    """Do something at the n-th call that makes a file durable (fsync, rename, link), before or after that call."""
 
     def install() -> None:
         left = [number]

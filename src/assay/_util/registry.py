@@ -194,7 +194,6 @@ class Registry(Mapping[str, T], Generic[T]):
         return [self._add(thing) for thing in (found if isinstance(found, tuple) else (found,))]
 
 
-@functools.cache
 def _modules(package: str) -> list[str]:
     path = importlib.import_module(package).__path__
     return sorted(f"{package}.{info.name}" for info in pkgutil.iter_modules(path))

@@ -1,24 +1,27 @@
-"""Random allocation: every record takes part in exactly one of t releases, drawn uniformly and independently of the others.
+"""Random allocation: every record is in exactly one of t releases, drawn uniformly and independently of the others.
 
 This is what the sampler `shuffle` does in an epoch of t batches (balls and bins). The dominating pair is
 
     P = (1/t) Σ_i N(e_i, σ²I_t)  against  Q = N(0, σ²I_t),
 
-for adaptively chosen releases, where a record is added or removed (L. Chua, B. Ghazi, C. Harrison, E. Leeman, P. Kamath,
-R. Kumar, P. Manurangsi, A. Sinha, C. Zhang: "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025, arXiv:2412.16802; V. Feldman,
+for adaptively chosen releases, where a record is added or removed (L. Chua, B. Ghazi, C. Harrison, E. Leeman, P.
+Kamath,
+R. Kumar, P. Manurangsi, A. Sinha, C. Zhang: "Balls-and-Bins Sampling for DP-SGD", AISTATS 2025, arXiv:2412.16802; V.
+   Feldman,
 M. Shenfeld: "Privacy Amplification by Random Allocation", 2025, arXiv:2502.08202).
 
-How its profile is bounded here. Under Q the likelihood ratio is R = dP/dQ = (Y_1 + ... + Y_t)/t, with Y_i independent and
-log-normal of mean 1. Both profiles are expectations of convex functions of R:
+How its profile is bounded here. Under Q the likelihood ratio is R = dP/dQ = (Y_1 + ... + Y_t)/t, with Y_i independent
+and log-normal of mean 1. Both profiles are expectations of convex functions of R:
 
     δ_PQ(ε) = E[(R - e^ε)₊],    δ_QP(ε) = E[(1 - e^ε R)₊].
 
-Every Y_i is replaced by one that takes multiples of a step h only, each interval's mass being split between its two ends so
-that its mean stays. That makes Y_i larger in convex order. Convex order is kept by sums of independent numbers, so both
-profiles can only grow: the pair that comes out dominates the true one whatever h is. The step decides how close it is.
+Every Y_i is replaced by one that takes multiples of a step h only, each interval's mass being split between its two
+ends so that its mean stays. That makes Y_i larger in convex order. Convex order is kept by sums of independent numbers,
+so both profiles can only grow: the pair that comes out dominates the true one whatever h is. The step decides how close
+it is.
 
-Three things are added to both profiles, so that none of them can lower ε: the mass of Y_i beyond the grid, a Chernoff bound
-on the mass of the sum beyond it, and the rounding of the Fourier transform that adds up the Y_i.
+Three things are added to both profiles, so that none of them can lower ε: the mass of Y_i beyond the grid, a Chernoff
+bound on the mass of the sum beyond it, and the rounding of the Fourier transform that adds up the Y_i.
 """
 
 from __future__ import annotations
@@ -68,8 +71,8 @@ class Allocation(Term):
     def divergences(self, orders: Sequence[float]) -> Array:
         """Rényi divergences, the larger of the two directions; that of the next whole order where one is not whole.
 
-        A second opinion that shares nothing with the profiles: moments of R of whole orders in closed form, and negative
-        moments as integrals of the Laplace transform of Y.
+        A second opinion that shares nothing with the profiles: moments of R of whole orders in closed form, and
+        negative moments as integrals of the Laplace transform of Y.
         """
         known = _divergences(self.batches, self.multiplier)
         whole = [max(2, math.ceil(order)) for order in orders]
@@ -219,8 +222,8 @@ def _product(one: Array, other: Array) -> Array:
 def _log_negative_moments(batches: int, multiplier: float) -> Array:
     """log E[R^(-p)] = log of t^p/Γ(p) ∫ λ^(p-1) L(λ)^t dλ for p = 1, 2, ..., L the Laplace transform of Y.
 
-    Both integrals are over all numbers after a change of variable, of smooth functions that vanish at both ends: there the
-    trapezoidal rule is exact to rounding.
+    Both integrals are over all numbers after a change of variable, of smooth functions that vanish at both ends: there
+    the trapezoidal rule is exact to rounding.
     """
     shift, powers = 1 / multiplier, np.arange(1, _HIGHEST)
     x = np.arange(-13.0 - shift * _HIGHEST, 13.0, 0.05)

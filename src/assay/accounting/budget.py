@@ -28,11 +28,11 @@ import datetime
 import getpass
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent
@@ -45,6 +45,7 @@ from assay.accounting import events
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
+from assay.accounting.ledger import Ledger
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
@@ -58,6 +59,18 @@ _MOST_NOISE = 1e4
 
 class BudgetError(JournalError):
     """A budget's file is not what was written, or says what cannot be."""
+
+
+class Spends(Protocol):
+    """What a budget asks of a plan, central or federated."""
+
+    @property
+    def delta(self) -> float: ...
+    @property
+    def adjacency(self) -> Adjacency: ...
+    @property
+    def epsilon_limit(self) -> float | None: ...
+    def event(self) -> DpEvent: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +167,7 @@ class State:
         return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
 
     def left(self) -> float:
-        """The ε of one more release with Gaussian noise that would fit, at the budget's δ: how much is left, in round terms.
+        """How much is left, roughly: the ε of one more release with Gaussian noise that would fit, at the budget's δ.
 
         Runs of many steps cost a little more than that for the same ε.
         """
@@ -196,6 +209,7 @@ class Budget:
         self.path = folder_of(path)
         if not self._journal.exists():
             raise ConfigError("budget", str(path), f"a budget; there is none at {self.path} (assay budget new)")
+        self.key: Path | None = None if key is None else Path(key)
         self._key = None if key is None else read_private(key)
         header = self.state().header
         self.name: str = header["name"]
@@ -515,6 +529,44 @@ class Budget:
             line = {"kind": "settle", "run": token, "costs": _json(costs), "event": events.to_json(event)}
             file.append({**line, "steps": steps, "how": how, **_now(by)}, self._key)
 
+    @contextmanager
+    def ledger(
+        self, plan: Spends, contents: Iterable[bytes], *, unit: str = RECORD, name: str = "a loop of one's own"
+    ) -> Iterator[Ledger]:
+        """Reserve for a loop of one's own; give back at its end, however it ends, what its ledger does not hold.
+
+            with budget.ledger(plan, assay.data.contents(train)) as ledger:
+                step = assay.PrivateStep(model, plan, ledger=ledger)
+
+        `assay.fit` does this by itself. The ledger is in memory: a process that is killed leaves the whole reservation.
+
+        Args:
+            plan: What the loop may release.
+            contents: What each of its records is recognised by.
+            unit: What the plan's ε protects.
+            name: What the loop is called in the budget.
+
+        Yields:
+            A ledger that holds no more than was reserved.
+
+        Raises:
+            ConfigError: The budget's unit or adjacency is another.
+            DataError: The budget is for other records.
+            BudgetSpentError: The ceiling does not allow it.
+        """
+        self.check_terms(adjacency=plan.adjacency, unit=unit)
+        check_independent(plan)
+        self.check_records(contents)
+        event = plan.event()
+        held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
+        mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+        mine.covers = held.covers
+        try:
+            yield mine
+        finally:
+            mine.covers = lambda _: False  # who still has it may charge nothing more
+            self.settle(held.token, mine.event(), steps=mine.total_steps)
+
     def _known(self, state: State) -> KnownRecords:
         known = KnownRecords.read(self.path / _RECORDS)
         if known.digest != state.known:
@@ -542,6 +594,21 @@ def folder_of(name: str | Path) -> Path:
     """The folder of a budget by its name: `patients` is `patients.budget`."""
     path = Path(name)
     return path if path.suffix == SUFFIX else path.with_name(path.name + SUFFIX)
+
+
+def check_independent(plan: object) -> None:
+    """Refuse noise that several steps have in common: the filter's theorem is about releases with noise of their own.
+
+    Raises:
+        ConfigError: The plan's noise schedule correlates steps.
+    """
+    schedule = getattr(plan, "noise_schedule", None)
+    if schedule is not None and len(schedule.strategy) > 1:
+        raise ConfigError(
+            "noise_schedule",
+            str(schedule),
+            "constant or decay under a budget: noise that steps share is not covered there",
+        )
 
 
 def check_lines(budget: Budget) -> list[str]:

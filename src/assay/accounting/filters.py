@@ -36,10 +36,10 @@ such a number an odometer).
 **Giving back.** A run may be given up after part of its releases: S counts what was released, and the decision to stop
 is one of those that the theorem allows. It must be made by what was released, and not by a look at the records.
 
-Runs may go on at the same time: each single release is chosen after all those that were made before it, by whichever run.
-The theorem speaks of releases that are bounded one by one. Noise that several steps have in common (`banded`) is not covered:
-such a run is one release that other runs would see from within, and is refused. Amplification by random allocation (`shuffle`)
-is known of whole epochs, and is not counted here.
+Runs may go on at the same time: each single release is chosen after all those that were made before it, by whichever
+run. The theorem speaks of releases that are bounded one by one. Noise that several steps have in common (`banded`) is
+not covered: such a run is one release that other runs would see from within, and is refused. Amplification by random
+allocation (`shuffle`) is known of whole epochs, and is not counted here.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ class RenyiFilter:
 def _step_by_step(event: DpEvent) -> DpEvent:
     """The event without amplification by random allocation, which is known of whole epochs only.
 
-    Other runs may see an epoch from within. Even to those who know every allocation, a record is in one release of an epoch.
+    Other runs may see an epoch from within. Even to those who know every allocation, a record is in one release of an
+    epoch.
     """
     parts = [
         SelfComposedDpEvent(leaf.event if isinstance(leaf, RandomAllocationDpEvent) else leaf, count)

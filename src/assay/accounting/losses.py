@@ -351,7 +351,7 @@ def refined(terms: Terms, times: Sequence[int], tail: float, query: Query) -> tu
     best = previous = np.full((len(times), 1), math.inf)
     pending = list(range(len(times)))
     while True:
-        size, values = _answers(terms, [times[i] for i in pending], h, step_tail, tail / 2, query)
+        size, values = answers_on_grid(terms, [times[i] for i in pending], h, step_tail, tail / 2, query)
         best = np.broadcast_to(best, (len(times), values.shape[1])).copy()
         best[pending] = np.minimum(best[pending], values)
         # On the first grid there is nothing to compare with: the previous answer is infinite.
@@ -392,14 +392,14 @@ class EpsilonAt:
         return [epsilon_at(losses, delta - self.rounding * steps) for delta in self.deltas]
 
 
-def _answers(
+def answers_on_grid(
     terms: Terms, times: Sequence[int], h: float, step_tail: float, tail: float, query: Query
 ) -> tuple[int, Array]:
     """The size of the largest composed distribution, and for each of `times` the worst answer of all directions."""
     total = sum(count for _, count in terms)
     size, worst = 0, []
     for direction in _directions(terms):
-        steps = [(_discretised(up, down, h, step_tail), count) for up, down, count in direction]
+        steps = [(discretised(up, down, h, step_tail), count) for up, down, count in direction]
         rows = []
         for n in times:
             losses = _composed([(step, count * n) for step, count in steps], tail)
@@ -456,7 +456,8 @@ def _masses(up: Curve, down: Curve, h: float, tail: float) -> tuple[int, Array, 
     return -below, np.maximum(masses, 0.0), float(v[-1])
 
 
-def _discretised(up: Curve, down: Curve, h: float, tail: float) -> DensePLDPmf:
+def discretised(up: Curve, down: Curve, h: float, tail: float) -> DensePLDPmf:
+    """One step on a grid of interval h: its profile is exact on the grid, and never below the true one."""
     bottom, masses, infinite = _masses(up, down, h, tail)
     return DensePLDPmf(h, bottom, masses, infinite, pessimistic_estimate=True)
 

@@ -19,6 +19,7 @@ from assay.attacks.setting import rounds_of
 from assay.attacks.storage import write_attacks
 from assay.data import DataBundle
 from assay.data.records import Records
+from assay.errors import ConfigError
 from assay.federated.kinds import kind_of
 from assay.runs.directory import RunDirectory
 from assay.training.inputs import check_classes, network_of
@@ -63,6 +64,13 @@ def of_run(
     directory = RunDirectory.open(Path(run))
     directory.read_record()  # refuses an unfinished run, and says how to resume it
     spec = directory.read_spec()
+    if spec["plan"].get("unit") and isinstance(spec["plan"]["unit"], dict):
+        raise ConfigError(
+            "run",
+            f"a run that protects one {spec['plan']['unit'].get('name')} with all of their rows",
+            "a run whose unit is a record: attacks decide on single records, and what one row shows says little of a"
+            " person. `assay audit --canaries N` inserts whole persons",
+        )
     bundle, models = _models(directory, spec, data_dir, seed)
     draw = torch.Generator().manual_seed(seed)
     members = _some(bundle.train, records, draw)

@@ -351,6 +351,7 @@ def _train_again(spec: dict[str, Any], plan: Plan, steps: int | None, how: _Agai
         "training": training_from_json({**spec["training"], "seed": how.seed}),
         "confidence": confidence,
         "steps": steps,
+        "units": bundle.train_units,
     }
     if how.worlds is not None:
         x, y = mislabelled(bundle.test, 1, bundle.classes).tensors

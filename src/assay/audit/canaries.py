@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from assay.audit.observe import turned_into
+from assay.audit.persons import PlaceholderPersons
 from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.gradients.record_grads import RecordGrads
@@ -63,7 +64,7 @@ class CanaryChain(Chain):
     """
 
     inner: Chain
-    records: PlaceholderRecords
+    records: PlaceholderRecords | PlaceholderPersons
     included: Tensor
     where: Tensor
     """The coordinate of each canary in the vector of all parameters."""
@@ -122,7 +123,13 @@ def grads_device(grads: RecordGrads) -> torch.device:
     return next(iter(grads.parameters.values())).device
 
 
-def insert(step: PrivateStep, records: PlaceholderRecords, included: Tensor, canaries: int, seed: int) -> CanaryChain:
+def insert(
+    step: PrivateStep,
+    records: PlaceholderRecords | PlaceholderPersons,
+    included: Tensor,
+    canaries: int,
+    seed: int,
+) -> CanaryChain:
     """Insert canaries on distinct random coordinates into the step.
 
     Args:

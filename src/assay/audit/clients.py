@@ -86,7 +86,7 @@ def white_box(
         _play(model, silo, plan, training)
         return bound_both(likelihood_scores(silo.seen, silo.size, silo.rate), coins, plan, confidence)
     more = with_canaries(plan, canaries)
-    site = _SiteWithUpdates(more, training, model, clients, coins, seed)
+    site = SiteWithUpdates(more, training, model, clients, coins, seed)
     _play(model, site, more, training, absent=site.absent, after_round=site.look)
     return bound_both(site.scores(), coins, plan, confidence)
 
@@ -215,7 +215,7 @@ def _play(
     )
 
 
-class _SiteWithUpdates(Site):
+class SiteWithUpdates(Site):
     """The run's clients and after them the canaries, whose updates are one coordinate each."""
 
     def __init__(
@@ -238,7 +238,7 @@ class _SiteWithUpdates(Site):
         self.absent = frozenset((torch.nonzero(~coins).flatten() + self._own).tolist()) if plan.hidden else frozenset()
         self._bare = self._without_noise()
         self._before = self.layout.vector(model).double()
-        self._seen: list[Tensor] = []
+        self.seen: list[Tensor] = []
         self._size: list[Tensor] = []
         self._heard = torch.zeros(len(coins), dtype=torch.float64)
         self._forget()
@@ -251,7 +251,7 @@ class _SiteWithUpdates(Site):
         unit = self.plan.noise_multiplier * self.plan.clip
         seen = (added - self._others()[self._where]) / unit
         if self.plan.hidden:
-            self._seen.append(seen)
+            self.seen.append(seen)
             # the method did not send a coordinate that did not move at all
             self._size.append((moved[self._where] != 0).double() / self.plan.noise_multiplier)
         elif self.plan.noise == "distributed":
@@ -262,7 +262,7 @@ class _SiteWithUpdates(Site):
     def scores(self) -> NDArray[np.float64]:
         """Higher for canaries that look included."""
         if self.plan.hidden:
-            return likelihood_scores(self._seen, self._size, self.plan.sampler.rate)
+            return likelihood_scores(self.seen, self._size, self.plan.sampler.rate)
         return np.asarray(self._heard.numpy())
 
     def _forget(self) -> None:
@@ -275,7 +275,7 @@ class _SiteWithUpdates(Site):
         if client < self._own:
             return super()._work(client, model, start, number, turn)
         if not self.plan.hidden:
-            self._pay(client, turn)
+            self.pay(client, turn)
         canary = client - self._own
         update = torch.zeros_like(start)
         update[self._where[canary]] = _LARGE * self.plan.clip * (1 if self._coins[canary] else -1)
@@ -295,7 +295,7 @@ class _SiteWithUpdates(Site):
             canary = client - self._own
             self._heard[canary] += self._read(Message(arrays, fields), instructions, number)[canary]
         elif client < self._own and self._bare is not None:
-            stream = self._randomness.stream("canaries", 0)  # not used: there is no noise
+            stream = self.randomness.stream("canaries", 0)  # not used: there is no noise
             bare_fields, bare_arrays = self._bare.answer(work, instructions, number, stream)
             self._bare_answers.append(Message(bare_arrays, bare_fields))
             self._instructions = instructions
@@ -303,7 +303,7 @@ class _SiteWithUpdates(Site):
 
     def _read(self, message: Message, instructions: Arrays, number: int) -> Tensor:
         """All canaries' coordinates in one message, as the server would read it if there were no other."""
-        update = self.exchange.combine([message], instructions, number, self._randomness.stream("canaries", 0))
+        update = self.exchange.combine([message], instructions, number, self.randomness.stream("canaries", 0))
         assert update is not None
         return update[self._where]
 
@@ -318,7 +318,7 @@ class _SiteWithUpdates(Site):
         """The sum that the run's clients contributed in this round."""
         if self._bare is None or not self._bare_answers:
             return torch.zeros(self.layout.size, dtype=torch.float64)
-        stream = self._randomness.stream("canaries", 0)
+        stream = self.randomness.stream("canaries", 0)
         average = self._bare.combine(self._bare_answers, self._instructions, 0, stream)
         assert average is not None
         return average * self.plan.per_round

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay.accounting.epsilon import Adjacency, Bound, bound, epsilon
+from assay.accounting.groups import enlarged
 from assay.audit.local import ReleasesRecords, audit_records
 from assay.audit.result import Audit, Verdict, verdict
 from assay.audit.single_step import StepAudit, audit_step
@@ -139,6 +140,10 @@ def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     # reversed its clipped average, which is all that a replacement can do.
     doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
     event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
+    if plan.unit is not None and not plan.unit.whole and plan.unit.rows is not None and not plan.sampler.by_epoch:
+        # A person whose rows all point where the canary does: each is sampled by its own coin, and their shifts add up.
+        # For shuffled epochs only a bound from above is known of that; one row shows no more than all of them.
+        event = enlarged(event, plan.unit.rows) or event
     return shown_by(event, plan.delta, plan.sampler.shown_under or plan.adjacency)
 
 

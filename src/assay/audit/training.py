@@ -24,8 +24,11 @@ from torch.utils.data import Dataset, TensorDataset
 from assay.accounting.epsilon import Adjacency
 from assay.audit import one_run
 from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, likelihood_scores
+from assay.audit.persons import PlaceholderPersons, canary_rows, unit_with, with_canaries
 from assay.audit.result import Audit
 from assay.audit.scores import Assume, from_scores
+from assay.data.persons import Ids, UnitRecords
+from assay.data.records import Records
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage
@@ -66,6 +69,7 @@ def white_box(
     confidence: float = 0.95,
     seed: int = 0,
     steps: int | None = None,
+    units: Ids | None = None,
 ) -> TrainingAudit:
     """Train once with gradient canaries on distinct coordinates.
 
@@ -81,6 +85,7 @@ def white_box(
         confidence: The probability that each of the two bounds holds.
         seed: Chooses coordinates and coins, not the noise.
         steps: How many of the plan's steps the run took; None for all.
+        units: Whose each record is, where a person is the unit; a canary is then a person.
 
     Returns:
         The bounds.
@@ -89,6 +94,12 @@ def white_box(
         ConfigError: The plan or the number of canaries does not allow this audit.
     """
     training, plan = (training or Training()).at_batch(plan.batch_size), plan.for_model(model)
+    if plan.unit is not None and not plan.unit.whole:
+        raise ConfigError(
+            "unit_sampling",
+            plan.unit.sampled.value,
+            "persons, for gradient canaries; use input canaries (--black-box) or audit one step",
+        )
     coins = fair_coins(canaries, seed)
     inserted = _Gradients(plan.stage, coins, seed)
     more = with_more(plan, plan.records + inserted.places)
@@ -98,7 +109,7 @@ def white_box(
             "a release before training whose cost does not change with the number of records, for gradient canaries;"
             " use input canaries (--black-box) or audit one step",
         )
-    train_again(model, data, plan=more, loss=loss, training=training, steps=steps, insertion=inserted)
+    train_again(model, data, plan=more, loss=loss, training=training, steps=steps, insertion=inserted, units=units)
     return bound_both(inserted.scores(plan.sampler.rate), coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
 
@@ -119,7 +130,15 @@ class _Gradients(Insertion):
         return self._stage
 
     def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:
-        self._records = PlaceholderRecords(data, self.places, device)
+        self._records: PlaceholderRecords | PlaceholderPersons = PlaceholderRecords(data, self.places, device)
+        return self._records
+
+    def by_unit(self, records: Records, ids: Ids | None, plan: Plan) -> Records:
+        if plan.unit is None or ids is None:
+            return super().by_unit(records, ids, plan)
+        own = replace(plan.unit, persons=plan.unit.persons - self.places)
+        persons = UnitRecords(Records(records.dataset, records.device), ids, own)
+        self._records = PlaceholderPersons(persons, self.places, plan.unit)
         return self._records
 
     def attach(self, step: PrivateStep) -> None:
@@ -142,6 +161,7 @@ def black_box(
     confidence: float = 0.95,
     seed: int = 0,
     steps: int | None = None,
+    units: Ids | None = None,
 ) -> TrainingAudit:
     """Train once with these records among the others; the score is how much their loss fell.
 
@@ -155,6 +175,7 @@ def black_box(
         confidence: The probability that each of the two bounds holds.
         seed: Chooses the coins, not the noise.
         steps: How many of the plan's steps the run took; None for all.
+        units: Whose each record is, where a person is the unit; each canary is then a person with copies of the record.
 
     Returns:
         The bounds.
@@ -162,10 +183,18 @@ def black_box(
     training = (training or Training()).at_batch(plan.batch_size)
     device = pick_device(training.device)
     coins = fair_coins(len(canaries), seed)
-    joined = TensorDataset(*(torch.cat([t, c[coins]]) for t, c in zip(data.tensors, canaries.tensors, strict=True)))
+    copies = canary_rows(plan)
+    joined = TensorDataset(
+        *(
+            torch.cat([t, c[coins].repeat_interleave(copies, 0)])
+            for t, c in zip(data.tensors, canaries.tensors, strict=True)
+        )
+    )
+    included = int(coins.sum())
+    ids = with_canaries(units, plan, included)
     start = _Start(lambda: losses_of(model, canaries, loss, device))
-    more = with_more(plan, len(joined))
-    train_again(model, joined, plan=more, loss=loss, training=training, steps=steps, insertion=start)
+    more = with_more(plan, plan.records + included * copies)
+    train_again(model, joined, plan=more, loss=loss, training=training, steps=steps, insertion=start, units=ids)
     fallen = start.losses - losses_of(model, canaries, loss, device)
     return bound_both(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
@@ -221,7 +250,7 @@ def with_more(plan: Plan, records: int) -> Plan:
     if records == plan.records:
         return plan
     size = float(records) if plan.sampling.whole else plan.sampler.rate * records
-    return replace(plan, records=records, batch_size=size)
+    return replace(plan, records=records, batch_size=size, unit=unit_with(plan, records))
 
 
 def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:

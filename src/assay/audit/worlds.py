@@ -18,8 +18,10 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
 from assay.audit.canaries import PlaceholderRecords
+from assay.audit.persons import canary_rows, with_canaries
 from assay.audit.scores import from_scores
 from assay.audit.training import TrainingAudit, losses_of, with_more
+from assay.data.persons import Ids
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss
@@ -67,6 +69,7 @@ def trained_in_two_worlds(
     training: Training | None = None,
     confidence: float = 0.95,
     steps: int | None = None,
+    units: Ids | None = None,
 ) -> TrainingAudit:
     """Train copies of `model` on `data` with the canary and without it; the score is how low its loss ends.
 
@@ -80,6 +83,7 @@ def trained_in_two_worlds(
         training: The run's settings. From a seed, each run gets a different one.
         confidence: The probability that each of the two bounds holds.
         steps: How many of the plan's steps the run took; None for all.
+        units: Whose each record is, where a person is the unit; the canary is then a person with copies of the record.
 
     Returns:
         The bounds.
@@ -96,16 +100,22 @@ def trained_in_two_worlds(
         )
     device = pick_device(training.device)
     alone = TensorDataset(*(part.unsqueeze(0) for part in canary))
-    joined = TensorDataset(*(torch.cat([t, c]) for t, c in zip(data.tensors, alone.tensors, strict=True)))
-    plan = with_more(plan, len(joined))
+    rows = canary_rows(plan)
+    joined = TensorDataset(
+        *(torch.cat([t, c.repeat_interleave(rows, 0)]) for t, c in zip(data.tensors, alone.tensors, strict=True))
+    )
+    both = with_canaries(units, plan, 1)
+    plan = with_more(plan, plan.records + rows)
 
     def score(included: bool, i: int) -> float:
-        records, insertion = (joined, Insertion()) if included else (data, _Absent())
+        records, insertion = (joined, Insertion()) if included else (data, _Absent(rows))
         trained = copies.of_model(model)
         if trained is None:
             raise ConfigError("model", type(model).__name__, "a model that can be copied, to train it many times")
         settings = replace(training, seed=seed_of_run(training.seed, included, i))
-        train_again(trained, records, plan=plan, loss=loss, training=settings, steps=steps, insertion=insertion)
+        train_again(
+            trained, records, plan=plan, loss=loss, training=settings, steps=steps, insertion=insertion, units=both
+        )
         return -float(losses_of(trained, alone, loss, device)[0])
 
     return two_worlds(score, runs=runs, delta=plan.delta, confidence=confidence)
@@ -122,8 +132,11 @@ class _Absent(Insertion):
     The denominator is constant: one that followed the number of records would tell the worlds apart by itself.
     """
 
+    def __init__(self, rows: int = 1) -> None:
+        self._rows = rows
+
     def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:
-        return _Counted(data, 1, device)
+        return _Counted(data, self._rows, device)
 
     def loss(self, own: Loss) -> Loss:
         return lambda output, target: own(output, target[0]) * target[1]

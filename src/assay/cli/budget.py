@@ -11,7 +11,7 @@ from rich.table import Table
 from assay._util.figures import at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console, note
+from assay.cli.output import console, note, note_delta
 from assay.cli.show import print_json
 from assay.errors import AssayError
 
@@ -72,6 +72,7 @@ def new(
         key=key,
         by=operator,
     )
+    note_delta(delta, made.state().records)
     _print_head(made, made.state())
     console().print(f"kept in {made.path}; records.bin there is as private as the records themselves")
 
@@ -128,7 +129,8 @@ def _print_head(budget: Budget, state: State) -> None:
     )
     for other in state.overlaps:
         out.print(
-            f"{other['records']} of them are also in the budget {other['name']}: for those, what is spent there comes on top"
+            f"{other['records']} of them are also in the budget {other['name']}: for those, what is spent there comes"
+            " on top"
         )
 
 

@@ -55,8 +55,27 @@ Clip = Annotated[
 Data = Annotated[
     str,
     typer.Option(
-        help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), a folder of pictures with a folder for each class, "
-        "hf:path-or-name, a .npz file with x and y, or package.module:factory."
+        help="A data set's name (`assay data`), a table (.csv, .tsv, .parquet), a folder of pictures with a folder"
+        " for each class, hf:path-or-name, a .npz file with x and y, or package.module:factory."
+    ),
+]
+Unit = Annotated[
+    str | None,
+    typer.Option(
+        help="The column (or array) that says whose a row is: ε then protects a person with all of their rows."
+    ),
+]
+UnitRows = Annotated[
+    int | None,
+    typer.Option(
+        "--unit-rows", help="How many rows of a person are used at the most, chosen by a hash of their content."
+    ),
+]
+UnitSampling = Annotated[
+    str,
+    typer.Option(
+        "--unit-sampling",
+        help="persons: persons are sampled and clipped as one; rows: rows are, and ε counts a person's rows together.",
     ),
 ]
 Target = Annotated[
@@ -97,7 +116,8 @@ Denoise = Annotated[
 Budget = Annotated[
     str | None,
     typer.Option(
-        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would pass it."
+        help="The budget of these records (`assay budget`): the run reserves there first, and is refused if it would"
+        " pass it."
     ),
 ]
 BudgetKey = Annotated[

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +18,7 @@ from assay.errors import ConfigError
 if TYPE_CHECKING:
     from assay.federated.plan import FederatedPlan
     from assay.methods.plan import Plan
+    from assay.methods.ways import Way
 
 
 def register(app: typer.Typer) -> None:
@@ -54,6 +55,12 @@ def calibrate(
     epochs: options.Epochs = None,
     steps: options.Steps = None,
     noise_multiplier: options.Noise = None,
+    unit: Annotated[
+        str | None,
+        typer.Option(help="What persons are called, such as patient_id: compare the two ways to protect a person."),
+    ] = None,
+    persons: Annotated[int | None, typer.Option(help="With --unit: how many persons the records belong to.")] = None,
+    unit_rows: options.UnitRows = None,
     json: options.Json = False,
     *,
     settings: Any,
@@ -63,7 +70,23 @@ def calibrate(
     For a published variant the given ε is the claimed one.
     """
     from assay.methods.plan import Plan
+    from assay.methods.ways import ways_of
 
+    if unit is not None:
+        ways = ways_of(
+            unit,
+            records=records,
+            persons=persons,
+            most=unit_rows,
+            batch_size=batch_size,
+            epochs=epochs,
+            steps=steps,
+            noise_multiplier=noise_multiplier,
+            epsilon=epsilon,
+            settings=settings,
+        )
+        report_ways(ways, json)
+        return
     plan = Plan.calibrated(
         epsilon=epsilon,
         records=records,
@@ -126,9 +149,29 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def report_ways(ways: Sequence[Way], as_json: bool) -> None:
+    """Print two ways to protect a person, the better one first."""
+    best = ways[0]
+    unit = best.plan.unit
+    assert unit is not None
+    note_delta(best.plan.delta, unit.persons)
+    if as_json:
+        print_json({"unit": str(unit), "better": best.sampled.value, "ways": [way.to_json() for way in ways]})
+        return
+    out = console()
+    out.print(f"unit of privacy: {unit}; {unit.persons} persons, at most {unit.rows} rows each")
+    for way in ways:
+        out.print(
+            f"{way.sampled.value} sampled: {way.plan.steps} steps, batches of {way.plan.batch_size:.4g} "
+            f"{way.sampled.value}, noise multiplier {way.plan.noise_multiplier:.4g}, noise in the averaged gradient "
+            f"{way.noise:.4g} C"
+        )
+    out.print(f"less noise: --unit-sampling {best.sampled.value}")
+
+
 def report_plan(plan: Plan, as_json: bool) -> None:
     """Print what a plan would spend."""
-    note_delta(plan.delta, plan.records)
+    note_delta(plan.delta, plan.protected)
     facts = {
         "steps": plan.steps,
         "sampling_rate": plan.sampler.rate,

@@ -48,6 +48,9 @@ def train(
     records: Annotated[
         int | None, typer.Option(help="Train on about N of the training records, drawn by their content.")
     ] = None,
+    unit: options.Unit = None,
+    unit_rows: options.UnitRows = None,
+    unit_sampling: options.UnitSampling = "persons",
     validation: Annotated[
         bool,
         typer.Option(
@@ -189,7 +192,7 @@ def train(
             report_plan(made.plan, json)
         return
     if ranks.leader:
-        note_delta(made.plan.delta, made.plan.records)
+        note_delta(made.plan.delta, made.plan.protected)
     with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
         result = made.fit(out=out, force=force, callbacks=[shown])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
@@ -309,8 +312,8 @@ def _print_unfinished(directory: RunDirectory) -> None:
     out.print(
         f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged.\n"
         f"If it ends here, it has spent ε = {whole} at δ = {plan.delta:g}, as all its {kind.steps} would.\n"
-        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what it "
-        f"had shown.\nResume it with: {directory.resume_command}"
+        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what"
+        f" it had shown.\nResume it with: {directory.resume_command}"
     )
 
 

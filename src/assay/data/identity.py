@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay.data.bundle import DataBundle
 from assay.data.records import Records
-from assay.data.split import unit_keys
+from assay.data.split import TEST_SHARE, drawn_units, unit_keys
 from assay.data.tables import encoding
 from assay.data.tables.loading import read
 from assay.data.tables.preparing import row_keys
@@ -51,8 +51,8 @@ def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
 def of_bundle(bundle: DataBundle) -> Iterator[bytes]:
     """What the training records of a data set are recognised by.
 
-    Records that belong to persons are recognised by whose they are, rows of a table by their raw values under any schema, and
-    all others by their content.
+    Records that belong to persons are recognised by whose they are, rows of a table by their raw values under any
+    schema, and all others by their content.
     """
     if bundle.train_keys is not None:
         return _keys(b"person", bundle.train_keys)
@@ -60,7 +60,7 @@ def of_bundle(bundle: DataBundle) -> Iterator[bytes]:
 
 
 def of_table(source: Path | str, unit: str | None = None) -> Iterator[bytes]:
-    """The same of all rows of a table, without a schema.
+    """The same of the training part of a table, without a schema: all but the fifth that is set aside for testing.
 
     Args:
         source: The path of a table.
@@ -73,9 +73,9 @@ def of_table(source: Path | str, unit: str | None = None) -> Iterator[bytes]:
     found = read(source)
     if unit is not None and unit not in found.columns:
         raise ConfigError("unit", unit, f"record, client, or a column of {found.name}: {', '.join(found.columns)}")
-    if unit is None:
-        return _keys(b"row", torch.from_numpy(row_keys(found)))
-    return _keys(b"person", torch.from_numpy(np.unique(unit_keys(encoding.ids(found, unit)))))
+    keys = np.unique(row_keys(found) if unit is None else unit_keys(encoding.ids(found, unit)))
+    trained = keys[~drawn_units(keys, "test", TEST_SHARE)]
+    return _keys(b"row" if unit is None else b"person", torch.from_numpy(trained))
 
 
 def _keys(kind: bytes, keys: Tensor) -> Iterator[bytes]:

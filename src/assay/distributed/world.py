@@ -1,7 +1,7 @@
-"""The processes that train one model together, and where its numbers are.
+"""The processes that train one model together, and where its parameters are.
 
-`Alone` is one process; `Ranks` are several with a share of the records each. A `Placement` says where the model is: whole on
-every rank (`Everywhere`), or each number on one (`assay.distributed.shards`).
+`Alone` is one process; `Ranks` are several with a share of the records each. A `Placement` says where the parameters
+are: whole on every rank (`Everywhere`), or split over the ranks (`assay.distributed.shards`).
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class Site:
         self._folder = ledgers
         self._ledgers: dict[int, Ledger] = {}
         self._answered = 0
-        self._randomness = training.randomness()
+        self.randomness = training.randomness()
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
     def answer(self, client: int, task: bytes) -> bytes:
@@ -132,7 +132,7 @@ class Site:
     def _stream(self, purpose: str, number: int) -> Stream:
         # The server chooses the round's number. Without a seed it must not choose the noise, so we count ourselves.
         self._answered += 1
-        return self._randomness.stream(purpose, self._answered if self._randomness.fingerprint is None else number)
+        return self.randomness.stream(purpose, self._answered if self.randomness.fingerprint is None else number)
 
     def _work(self, client: int, model: nn.Module, start: Tensor, number: int, turn: int) -> Work:
         x, y = self.records[client]
@@ -140,7 +140,7 @@ class Site:
             loss = self._train_privately(client, model, turn)
         else:
             if not self.plan.hidden:
-                self._pay(client, turn)
+                self.pay(client, turn)
             loss = train(model, x, y, self.training, self._stream(f"batches of client {client}", number))
         update = self.layout.vector(model) - start
         if not bool(torch.isfinite(update).all()):
@@ -172,9 +172,9 @@ class Site:
         ledger.lock()
         return self._ledgers.setdefault(client, ledger) if self._folder is None else ledger
 
-    def _pay(self, client: int, turn: int) -> None:
+    def pay(self, client: int, turn: int) -> None:
         """Charge one participation, durable before the answer is made."""
-        ledger, draws = self._ledger(client), self._randomness.fingerprint
+        ledger, draws = self._ledger(client), self.randomness.fingerprint
         try:
             if draws is None:
                 ledger.begin(self.plan.after_turns, self.plan.turns - ledger.total_steps).charge(1)
@@ -215,7 +215,7 @@ class Site:
             plan,
             ledger=ledger,
             randomness=self.training.randomness() if seed is None else Seeded(_derived(seed, client)),
-            taken=ledger.total_steps if self._randomness.fingerprint is None else taken,
+            taken=ledger.total_steps if self.randomness.fingerprint is None else taken,
             world=ALONE,
         )
         return step, Records(TensorDataset(*self.records[client]))

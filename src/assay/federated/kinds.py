@@ -73,9 +73,9 @@ def kind_of(spec: Mapping[str, Any]) -> Kind:
 def epsilon_if_ended(plan: Plan | FederatedPlan, ledger: Ledger) -> float:
     """ε that holds for an unfinished run if it is never resumed, whoever stopped it and why.
 
-    It is that of all steps which the plan and the ceiling would have allowed. The ε of the steps charged so far holds only
-    if the moment of the stop does not depend on what was released: whoever looks at accuracies and stops then chooses
-    the number of steps by the records (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters:
+    It is that of all steps which the plan and the ceiling would have allowed. The ε of the steps charged so far holds
+    only if the moment of the stop does not depend on what was released: whoever looks at accuracies and stops then
+    chooses the number of steps by the records (Rogers, Roth, Ullman and Vadhan 2016, "Privacy odometers and filters:
     pay-as-you-go composition", arXiv 1605.08294). Ending early is post-processing of all steps.
 
     Args:

@@ -24,6 +24,7 @@ from dp_accounting.dp_event import DpEvent, SelfComposedDpEvent
 from assay.accounting import events
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
+from assay.accounting.groups import group_epsilons
 from assay.data.samplers.poisson import Poisson
 from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.federated import methods, schedule
@@ -219,6 +220,10 @@ class FederatedPlan:
     def epsilon(self) -> float:
         """The verified ε of the plan."""
         return epsilon(self.event(), self.delta, self.adjacency)
+
+    def groups(self, event: DpEvent) -> dict[int, float]:
+        """ε for groups of records, where a record is the unit; nothing is said of groups of clients."""
+        return group_epsilons(event, self.delta, self.adjacency) if self.unit == "record" else {}
 
     def claimed(self) -> float:
         """The ε that the method's paper would report for this run."""

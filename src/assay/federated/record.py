@@ -173,10 +173,7 @@ def _asking(plan: FederatedPlan) -> str:
 
 
 def _partition(names: Mapping[str, Any]) -> str:
-    made = (
-        "It was made from a public seed and the labels of the data set, in place of a world where clients hold what"
-        " they hold."
-    )
+    made = "It imitates real clients, and was made from a public seed and the labels of the data set."
     if names.get("counts") is None:
         return f"Not covered: how the records were divided among the clients. {made}"
     return (

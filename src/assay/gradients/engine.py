@@ -47,6 +47,7 @@ from assay.gradients.rules.layers import (
 from assay.gradients.rules.shared_indices import SharedIndices
 from assay.gradients.units import Unit, Units
 from assay.gradients.uses.base import Apart, Dense, Found
+from assay.gradients.uses.persons import Persons
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
 from assay.models import compat
@@ -183,19 +184,23 @@ class Engine:
         self._names = {id(p): name for name, p in self.model.named_parameters()}
         self._inspector.split_over_ranks()
 
-    def collect(self, losses: Tensor, views: int = 1) -> RecordGrads:
+    def collect(self, losses: Tensor, views: int | Persons = 1) -> RecordGrads:
         """Every record's gradient of every trainable parameter, by one backward pass.
 
         Args:
             losses: One loss per record, [B].
             views: How many consecutive rows belong to one record. Its gradient is the sum of theirs
-                (`assay.gradients.uses.views`).
+                (`assay.gradients.uses.views`). `Persons` says it for each person.
 
         Raises:
             ConfigError: The losses are not one value per record, with a gradient.
             UnsupportedModelError: The model or the losses mix records, or a pass writes into the model.
         """
         check_losses(losses)
+        if isinstance(views, Persons) and views.rows != len(losses):
+            raise ConfigError(
+                "losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons"
+            )
         self._check_attached()
         found: Found = []
         self._records = losses.shape[0]
@@ -210,11 +215,13 @@ class Engine:
         finally:
             self.forget()
         uses = gathered(found) if len(found) > 1 else found
-        if views > 1:
+        if isinstance(views, Persons):
+            uses = [(names, views.folded(use)) for names, use in uses]
+        elif views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
         if self._measured:
             cost.choose_all(uses)
-        records = self._records // views
+        records = len(views) if isinstance(views, Persons) else self._records // views
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if self._inspector.conclude(look, grads, expected):
             self._left_alone = look.left_alone

@@ -32,7 +32,7 @@ class RecordGrads:
     layers: int
     nonfinite: int = 0
     padding: int = 0
-    """How many rows at the end are no records. Only sums on a grid leave them out (`assay.gradients.on_grid`)."""
+    """How many rows at the end are not records. Only sums on a grid leave them out (`assay.gradients.on_grid`)."""
     reduce: Reduce | None = None
 
     def norms(self, groups: list[int]) -> Tensor:

@@ -46,7 +46,11 @@ class Private:
 
 
 def check_bound(bound: float) -> None:
-    """Refuse a bound that is no number above 0, or too large for its noise to be one."""
+    """Refuse a bound that is not above 0, or so large that its noise would overflow.
+
+    Raises:
+        ConfigError: The bound is out of its range.
+    """
     check_above_zero("clip", bound)
     if bound > _LARGEST_BOUND:
         raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")

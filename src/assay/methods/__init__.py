@@ -72,7 +72,7 @@ class Method(ABC):
         Args:
             plan: the plan that it belongs to.
             noise_multiplier: that of the gradient's noise; a plan may give a share of a step's privacy to other
-            releases.
+                releases.
 
         Raises:
             ConfigError: the plan's settings do not fit the method.

@@ -4,8 +4,9 @@ Wang, Jiang, Guo, Cai, Wang and Jia: "Training with Differential Privacy: A Grad
 with Provable Security", 2024, arXiv:2409.11663. For Spectral-DP we follow section 2.4 of that paper.
 
 Both clip the gradient of each of L layers at c in the unitary Fourier domain and add noise to the coefficients, once
-per step. GReDP keeps the real part of the inverse transform; Spectral-DP keeps a share ρ of the frequencies. Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map
-(`full`, Eq. 14-16). Fully connected layers are meant to be block-circulant (Eq. 17-20, `assay.models.circulant`).
+per step. GReDP keeps the real part of the inverse transform; Spectral-DP keeps a share ρ of the frequencies.
+Convolutions are transformed over the kernel (`domain=kernel`) or over the whole correlation map (`full`, Eq. 14-16).
+Fully connected layers are meant to be block-circulant (Eq. 17-20, `assay.models.circulant`).
 
 How we read GReDP. Algorithm 2 clips each layer at c, draws noise of scale σc inside the loop over records, and does not
 say how the L layers are charged. We draw once per step, as Eq. 7 does. Claimed ε: the Rényi accountant at noise

@@ -19,10 +19,12 @@ from assay import methods
 from assay.accounting import events, schedules
 from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
+from assay.accounting.groups import SIZES, enlarged, group_epsilons
 from assay.accounting.schedules import Constant, NoiseSchedule
 from assay.data import samplers
 from assay.data.samplers import Sampler
 from assay.data.samplers.poisson import Poisson
+from assay.data.units import Unit
 from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.gradients import clip_rules
 from assay.gradients.clip_rules.flat import Flat
@@ -88,6 +90,9 @@ class Plan:
         method: how a step works (`assay.methods`).
         encode: applied before clipping, in this order, after what the method does there (`assay.methods.encode`).
         denoise: applied after the noise, in this order, after what the method does there (`assay.methods.denoise`).
+        unit: who is protected where one person has several rows (`assay.data.units`). Where persons are sampled,
+            `records` and `batch_size` count persons, and a person's rows are clipped as one. Where rows are sampled
+            they count rows, and ε is that of a person's rows together.
         exact: releases sums of whole numbers with noise drawn exactly (`assay.mechanisms.exact`). ε is the same, and
             its proof also covers the arithmetic of sums and noise.
         epsilon_limit: a ceiling on the verified ε.
@@ -115,6 +120,7 @@ class Plan:
     method: Method = _METHOD
     encode: Sequence[Encoding] = ()
     denoise: Sequence[Denoiser] = ()
+    unit: Unit | None = None
     exact: bool = False
     epsilon_limit: float | None = None
     epsilon_claimed: float | None = None
@@ -129,6 +135,7 @@ class Plan:
         self._check_exact()
         _ = self.stage  # its own checks
         _ = self.sampler  # its own checks: batch_size against records
+        self._check_unit()
 
     def _check_parts(self) -> None:
         """Refuse settings that are no objects of their kind: a text would be compared with objects, and ε be wrong."""
@@ -232,6 +239,63 @@ class Plan:
         for _, factor in self.stretches:
             self.chain(noise_factor=factor)  # its own checks
 
+    def _check_unit(self) -> None:
+        """Refuse what is not proven for persons with several rows."""
+        unit = self.unit
+        if unit is None:
+            return
+        _check_kind("unit", unit, Unit, "a Unit, such as Unit(name='patient_id', persons=500, rows=4)")
+        if self.method.variant == "published":
+            raise ConfigError("variant", "published", f"sound with a unit: no paper claims anything for {unit}")
+        if self.stage is not None:
+            name, value = self.stage_option
+            raise ConfigError(
+                name, value, f"nothing that is released about rows before training, where the unit is {unit}"
+            )
+        if self.micro_batch > 1:
+            raise ConfigError("micro_batch", self.micro_batch, f"1 where the unit is {unit}")
+        if unit.whole:
+            self._check_whole_persons(unit)
+        else:
+            self._check_rows_together(unit)
+
+    def _check_whole_persons(self, unit: Unit) -> None:
+        if unit.persons != self.records:
+            raise ConfigError("records", self.records, f"{unit.persons}, the number of persons: persons are sampled")
+        if self.exact:
+            raise ConfigError(
+                "exact", True, "a row as the unit, or unit_sampling rows: sums over persons are not exact"
+            )
+        if not self.method.needs_layers and self.chain().rules:
+            raise ConfigError(
+                "method", self.method.name, "one that does not work on whole maps of a layer, where persons are sampled"
+            )
+
+    def _check_rows_together(self, unit: Unit) -> None:
+        if self.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
+            raise ConfigError(
+                "adjacency", self.adjacency.value, "add-or-remove-one where the rows of a person are sampled"
+            )
+        if not self.together:
+            raise ConfigError(
+                "unit_sampling",
+                unit.sampled.value,
+                f"persons with method {self.method.name} and sampling {self.sampler.name}: rows of a person are "
+                "accounted for together only where each row has a coin of its own and sums get Gaussian noise",
+            )
+        if not unit.persons <= self.records:
+            raise ConfigError("unit.persons", unit.persons, f"at most {self.records}, the number of rows")
+
+    @cached_property
+    def together(self) -> bool:
+        """Whether several records cost what `assay.accounting.groups.enlarged` says about the plan's events.
+
+        Each must be sampled by a separate coin, and only sums with Gaussian noise be released.
+        """
+        chain = self.chain()
+        sums = type(chain.noise) in (Gaussian, ExactGaussian) and not chain.before and self.method.stage(self) is None
+        return self.sampler.together and sums and chain.micro == 1
+
     @property
     def _bands(self) -> int:
         return len(self.noise_schedule.strategy)
@@ -244,6 +308,11 @@ class Plan:
     def noise_factor(self, step: int) -> float:
         """The factor on the noise multiplier in this step, counted from 0."""
         return 1.0 if len(self.stretches) == 1 else schedules.within(self.stretches, step, 1)[0][1]
+
+    @property
+    def protected(self) -> int:
+        """How many there are of what ε protects: records, or persons."""
+        return self.records if self.unit is None else self.unit.persons
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -324,13 +393,33 @@ class Plan:
     def steps_event(self, steps: int, start: int = 0) -> DpEvent:
         """The cost of `steps` steps from step `start` on, each stretch of equal noise by itself."""
         if len(self.stretches) == 1:
-            return self.sampler.compose(self.step_event, steps)
-        return ComposedDpEvent(
-            [
-                self.sampler.compose(self.chain(noise_factor=factor).event(), count)
-                for count, factor in schedules.within(self.stretches, start, steps)
-            ]
+            return self._for_unit(self.sampler.compose(self.step_event, steps))
+        return self._for_unit(
+            ComposedDpEvent(
+                [
+                    self.sampler.compose(self.chain(noise_factor=factor).event(), count)
+                    for count, factor in schedules.within(self.stretches, start, steps)
+                ]
+            )
         )
+
+    def _for_unit(self, event: DpEvent) -> DpEvent:
+        """What steps cost the unit that ε protects, from what they cost what is sampled."""
+        if self.unit is None or self.unit.whole:
+            return event
+        assert self.unit.rows is not None
+        together = enlarged(event, self.unit.rows)
+        assert together is not None, f"{event} is not accounted for by person"  # refused in `_check_unit`
+        return together
+
+    def groups(self, event: DpEvent, sizes: Sequence[int] = SIZES) -> dict[int, float]:
+        """ε for groups of so many records or persons, of what a ledger of this plan holds (`assay.accounting.groups`).
+
+        Args:
+            event: What was charged.
+            sizes: How many belong together.
+        """
+        return group_epsilons(event, self.delta, self.adjacency, sizes, together=self.together)
 
     def event(self, steps: int | None = None) -> DpEvent:
         """The cost of the run with `steps` steps; all of them by default."""
@@ -343,7 +432,7 @@ class Plan:
         Args:
             steps: the number of steps that it charges.
             origin: the step that they begin with. Earlier versions did not store it; where it matters, this returns
-            True.
+                True.
             event: what it charges.
             once: whether it is a release made once.
         """
@@ -356,7 +445,11 @@ class Plan:
         charged = events.to_json(event)
         if charged == events.to_json(expected):
             return True
-        return bool(steps) and charged == events.to_json(self.sampler.composed_before(self.step_event, steps))
+        if (
+            not steps or len(self.stretches) > 1
+        ):  # the first step of a schedule has the most noise: not all steps cost that
+            return False
+        return charged == events.to_json(self._for_unit(self.sampler.composed_before(self.step_event, steps)))
 
     def epsilon(self, delta: float | None = None, *, steps: int | None = None) -> float:
         """The verified ε of the plan, at its δ or another, for all its steps or fewer."""
@@ -366,6 +459,9 @@ class Plan:
         """The ε that the method's paper would report for this run, or after `steps` of its steps."""
         if steps == 0:
             return 0.0
+        if self.unit is not None and not self.unit.whole:
+            # Charles et al. 2024 account for a person's rows as the ledger does; no other paper says anything of them
+            return self.epsilon(steps=steps)
         if steps is None or not isinstance(self.noise_schedule, Constant):
             # A schedule covers a whole run: no paper says what fewer steps would claim.
             return self.method.claimed(self)
@@ -395,6 +491,7 @@ class Plan:
         method: Method = _METHOD,
         encode: Sequence[Encoding] = (),
         denoise: Sequence[Denoiser] = (),
+        unit: Unit | None = None,
         exact: bool = False,
     ) -> Plan:
         """The plan whose verified ε is in [0.99 ε, ε]; for a published variant the claimed ε is.
@@ -420,6 +517,7 @@ class Plan:
             method: how one step works.
             encode: what is done to a record's gradient before clipping.
             denoise: what is done to a released gradient.
+            unit: who is protected where one person has several rows.
             exact: whether the noise's proof covers the arithmetic.
 
         Returns:
@@ -469,6 +567,7 @@ class Plan:
             method=method,
             encode=encode,
             denoise=denoise,
+            unit=unit,
             exact=exact,
         )
         if batch_size is None:
@@ -553,7 +652,8 @@ class Plan:
             "denoise": [denoising.describe(part) for part in self.denoise],
             "epsilon_limit": self.epsilon_limit,
             "epsilon_claimed": self.epsilon_claimed,
-            **({"exact": True} if self.exact else {}),  # not in plans of earlier versions
+            **({} if self.unit is None else {"unit": self.unit.to_json()}),  # not in plans of earlier versions
+            **({"exact": True} if self.exact else {}),
         }
 
     @classmethod
@@ -578,6 +678,7 @@ class Plan:
             "method": lambda name: methods.get(name, **options),
             "encode": encoding.parse_all,
             "denoise": denoising.parse_all,
+            "unit": lambda unit: None if unit is None else Unit.from_json(unit),
         }
         made: dict[str, Any] = {key: read[key](value) if key in read else value for key, value in known.items()}
         return cls(**made)

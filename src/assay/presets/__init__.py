@@ -80,8 +80,11 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
 
     preset = get(name, data, epsilon or 1.0)
     given = read_options(Settings.options(), changes, "assay train")
-    filled = {**preset.settings, **given, "data": data, "epsilon": epsilon}
-    return Settings(**filled, origin=preset.origin(), preset=preset.settings, given=frozenset(given))
+    advised = dict(preset.settings)
+    if given.get("unit") is not None:
+        advised.pop("center", None)  # a mean over rows is released for rows: it says nothing of a person with several
+    filled = {**advised, **given, "data": data, "epsilon": epsilon}
+    return Settings(**filled, origin=preset.origin(), preset=advised, given=frozenset(given))
 
 
 def of_options(given: Mapping[str, Any]) -> Settings:
@@ -143,7 +146,7 @@ def get(name: str, data: str, epsilon: float) -> Preset:
     Raises:
         ConfigError: the data set has no such preset.
     """
-    presets = _file(_TABLE if is_table(data) else data)
+    presets = contents(_TABLE if is_table(data) else data)
     if presets is None:
         raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
     if name not in presets:
@@ -170,7 +173,8 @@ def available() -> list[str]:
 
 
 @lru_cache(maxsize=16)
-def _file(data: str) -> dict[str, Any] | None:
+def contents(data: str) -> dict[str, Any] | None:
+    """The presets of a data set by name, as its TOML file has them; None if it has none."""
     return (
         tomllib.loads((files(__name__) / f"{data}.toml").read_text("utf-8")) if data in (*available(), _TABLE) else None
     )

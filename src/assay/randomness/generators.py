@@ -6,7 +6,8 @@ float64 number of 64 bits by inverting the distribution function. Training needs
 with a seed and do not withstand an attack.
 
 float32 normal numbers are drawn piece by piece (`PiecewiseNormal`). A piece stays in a core's cache while it is drawn,
-checked and added. A whole vector of noise would have to be allocated, which for a large one costs as much as drawing it.
+checked and added. A whole vector of noise would have to be allocated, which for a large one costs as much as drawing
+it.
 """
 
 from __future__ import annotations

@@ -12,14 +12,24 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import lock
 from assay._util.signatures import read_either
 from assay.accounting.adjacency import Adjacency
-from assay.accounting.budget import RECORD, Account, Budget, BudgetError, Reservation, State, check_lines
+from assay.accounting.budget import (
+    RECORD,
+    Account,
+    Budget,
+    BudgetError,
+    Reservation,
+    Spends,
+    State,
+    check_independent,
+    check_lines,
+)
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError, check_fields
@@ -27,16 +37,6 @@ from assay.runs.directory import RunDirectory, read_record
 
 FIELD = "budget"
 """The field of `run.json` and of `record.json`."""
-
-
-class Spends(Protocol):
-    """What a budget asks of a plan, central or federated."""
-
-    @property
-    def delta(self) -> float: ...
-    @property
-    def adjacency(self) -> Adjacency: ...
-    def event(self) -> DpEvent: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class Lease:
 
 
 def unit_of(plan: object) -> str:
-    """What the ε of a plan protects, as budgets call it: `record`, `client`, or the column that says whose a record is."""
+    """What the ε of a plan protects: `record`, `client`, or the column that says whose a record is."""
     unit = getattr(plan, "unit", None)
     return RECORD if unit is None else str(getattr(unit, "name", unit))
 
@@ -176,24 +176,9 @@ def lease(
         name=name,
         what=what,
         data=recognised.digest,
-        key=None if key is None else str(Path(key).absolute()),
+        key=None if found.key is None else str(found.key.absolute()),
         by=by,
     )
-
-
-def check_independent(plan: object) -> None:
-    """Refuse noise that several steps have in common: the filter's theorem is about releases with noise of their own.
-
-    Raises:
-        ConfigError: The plan's noise schedule correlates steps.
-    """
-    schedule = getattr(plan, "noise_schedule", None)
-    if schedule is not None and len(schedule.strategy) > 1:
-        raise ConfigError(
-            "noise_schedule",
-            str(schedule),
-            "constant or decay under a budget: noise that steps share is not covered there",
-        )
 
 
 def facts(budget: Budget, mine: Lease) -> dict[str, Any]:
@@ -232,8 +217,8 @@ def settle_by_ledgers(
 ) -> list[tuple[Account, str | None]]:
     """Settle runs that do not go on any more by what their ledgers hold.
 
-    A ledger is on disk before anything is released, so what it holds is all that was. From then on the run may charge no
-    more, unless it is resumed and what it had reserved still fits.
+    A ledger is on disk before anything is released, so what it holds is all that was. From then on the run may charge
+    no more, unless it is resumed and what it had reserved still fits.
 
     Args:
         budget: The budget.
@@ -313,14 +298,15 @@ class Verdict:
 def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None) -> Verdict:
     """Hold a budget against itself and against the runs that can be found.
 
-    Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its event, the
-    ceiling is checked entry by entry, each run's ledger is compared with its last entry, and each record that names the budget
-    must name an entry that is there: entries that were cut off from the end are seen so.
+    Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its
+    event, the ceiling is checked entry by entry, each run's ledger is compared with its last entry, and each record
+    that names the budget must name an entry that is there: entries that were cut off from the end are seen so.
 
     Args:
         budget: The budget.
         runs: Directories of runs, or folders of them, beside the places that the budget knows.
-        key: The public key that it must be signed with. Whoever rewrites a whole budget can sign it with a key of their own.
+        key: The public key that it must be signed with. Whoever rewrites a whole budget can sign it with a key of their
+            own.
 
     Returns:
         What was found.
@@ -381,7 +367,7 @@ def _against_record(state: State, mine: Lease, run: RunDirectory) -> list[str]:
     place = int(said["entries"])
     if place > len(state.heads) or state.heads[place - 1] != said["head"]:
         return [
-            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were removed or"
-            " changed, or an earlier copy was put in their place"
+            f"{run.path} was written when the budget had {place} entries; they are not those of today. Entries were"
+            " removed or changed, or an earlier copy was put in their place"
         ]
     return []

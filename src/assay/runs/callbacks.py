@@ -28,6 +28,10 @@ class Callback:
 
     On several ranks callbacks are called on the leader alone. An exception in a callback ends the run with that error,
     after a checkpoint was written: `assay.resume` continues it.
+
+    >>> class StopAtEpsilon(Callback):
+    ...     def on_step(self, progress):
+    ...         return progress.epsilon is not None and progress.epsilon > 0.5
     """
 
     def on_step(self, progress: Progress) -> bool | None:  # noqa: ARG002

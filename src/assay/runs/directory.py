@@ -265,7 +265,7 @@ class RunDirectory:
             raise LedgerError(f"{self.ledger} was written for another run.json than {self.spec}, which has no digest")
         return ledger
 
-    def claim(self, ledger: Ledger) -> None:
+    def lock(self, ledger: Ledger) -> None:
         """Lock the directory, by its ledger, until that is closed, and remove what killed processes left behind.
 
         Raises:

@@ -35,6 +35,7 @@ class Priced(Protocol):
     @property
     def epsilon_claimed(self) -> float | None: ...
     def claimed(self) -> float: ...
+    def groups(self, event: DpEvent, /) -> Mapping[int, float]: ...
     def event(self) -> DpEvent: ...
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool, /) -> bool: ...
 
@@ -89,6 +90,7 @@ def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float 
         "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
         "gdp_mu": number(gdp_mu(verified, plan.delta)),
         "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
+        "groups": [{"size": size, "epsilon": number(eps)} for size, eps in plan.groups(event).items()],
     }
 
 
@@ -152,6 +154,7 @@ class Facts:
     micro_batch: int = 1
     center: str | None = None
     exact: bool = False
+    persons: Mapping[str, Any] | None = None
     federated: Mapping[str, Any] | None = None
 
 
@@ -205,6 +208,7 @@ def build_record(
         "inputs": names.get("inputs"),
         "unit": facts.unit,
         "records": facts.records,
+        "persons": None if facts.persons is None else dict(facts.persons),
         "validation_of": names.get("validation_of"),
         "split": names.get("split"),
         "task": names.get("task"),

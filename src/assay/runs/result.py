@@ -26,7 +26,12 @@ class InterruptedRunError(AssayError):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is. Every number in it may be shown: the loss is released with noise."""
+    """How far a run is. Every number in it may be shown: the loss is released with noise.
+
+    >>> now = Progress(step=50, steps=100, epoch=1.0, loss=0.7, epsilon=0.4, accuracy=None, epoch_end=True)
+    >>> now.step / now.steps
+    0.5
+    """
 
     step: int
     steps: int

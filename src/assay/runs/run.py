@@ -179,7 +179,7 @@ class Run:
         self._ledger = opened[0] if opened else _ledger(plan, None)
         with ExitStack() as undo:  # an error here leaves model and ledger to others
             undo.callback(self._ledger.close)
-            saved = ranks.once(self._claim)
+            saved = ranks.once(self._lock)
             if lease is not None:
                 self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory)).covers
                 undo.push(self._give_back)
@@ -187,8 +187,8 @@ class Run:
                 state = saved[1]
                 ranks.once(lambda: self._ledger.check_covers(steps_covered(state)))
                 self._history, self._seconds = state["history"], state["seconds"]
-            self._course = begin(self._ledger, directory, saved)
-            undo.callback(self._course.close)
+            self.course = begin(self._ledger, directory, saved)
+            undo.callback(self.course.close)
             self._undo = undo.pop_all()
 
     def _give_back(self, failed: object, *_: object) -> None:
@@ -202,13 +202,13 @@ class Run:
             with suppress(AssayError, OSError):  # what failed is said, and the reservation stands
                 self._lease.end(self._ledger, "failed")
 
-    def _claim(self) -> Saved | None:
+    def _lock(self) -> Saved | None:
         """Lock the directory for this run; return the checkpoint in it, if there is one."""
         directory = self._directory
         if directory is None:
             self._ledger.lock()
             return None
-        directory.claim(self._ledger)
+        directory.lock(self._ledger)
         self._ledger.check_fits(self._plan.fits)
         self._digest = directory.digest()
         if not directory.checkpoint.exists():
@@ -234,7 +234,7 @@ class Run:
         return result
 
     def _advance(self, stop: Callable[[], bool]) -> None:
-        course = self._course
+        course = self.course
         begun = time.monotonic() - self._seconds
         for _ in course.advance():
             self._seconds = time.monotonic() - begun
@@ -255,7 +255,7 @@ class Run:
         Writes a checkpoint unless this step is `saved`. Raises what a callback has raised, and `InterruptedRunError`
         if the process was asked to stop.
         """
-        course = self._course
+        course = self.course
         failed, ended = (self._world.any(flag) for flag in (self._callbacks.error is not None, self._callbacks.stop))
         if course.taken == course.limit and not failed:
             return False
@@ -271,12 +271,12 @@ class Run:
 
     def _end_early(self, at_end: bool) -> None:
         """End the run here, as a callback asks, with the ε of all steps (`assay.runs.callbacks` says why)."""
-        self._course.charge_rest()
+        self.course.charge_rest()
         self._stopped = True
         if not at_end:
             self._note()
             self._save()
-        self._history[-1]["epsilon"] = number(self._world.once(self._course.epsilon))
+        self._history[-1]["epsilon"] = number(self._world.once(self.course.epsilon))
 
     def _settled(self) -> dict[str, Any]:
         """What the record says of the run's budget, after what is left of its reservation was given back."""
@@ -284,7 +284,7 @@ class Run:
 
     def _note(self) -> None:
         """Add an entry to the history."""
-        course = self._course
+        course = self.course
         course.settle()
         accuracy, test_loss = self._evaluate()
         self._history.append(
@@ -302,21 +302,21 @@ class Run:
     def _tell(self, at_end: bool) -> None:
         last = self._history[-1] if self._history else {}
         now = Progress(
-            step=self._course.taken,
-            steps=self._course.limit,
-            epoch=self._course.epoch,
-            loss=last.get("train_loss") if at_end else self._course.train_loss,
+            step=self.course.taken,
+            steps=self.course.limit,
+            epoch=self.course.epoch,
+            loss=last.get("train_loss") if at_end else self.course.train_loss,
             epsilon=float(last["epsilon"]) if last else None,
             accuracy=last.get("test_accuracy"),
             epoch_end=at_end,
         )
         self._callbacks.tell_step(now)
         if at_end and self._callbacks.want_epochs:
-            with self._course.released_model() as model, torch.no_grad():
+            with self.course.released_model() as model, torch.no_grad():
                 self._callbacks.tell_epoch(now, model)
 
     def _save(self) -> None:
-        tensors, state = self._course.state()
+        tensors, state = self.course.state()
         if self._directory is not None:
             more = {"history": self._history, "seconds": self._seconds}
             checkpoint.save(self._directory.checkpoint, tensors, {**state, **more}, self._digest)
@@ -324,8 +324,8 @@ class Run:
     def _evaluate(self) -> tuple[float | None, float | None]:
         if self._test is None:
             return None, None
-        with self._course.released_model() as model, torch.no_grad():
-            return evaluate(model, self._test, self._course.loss)
+        with self.course.released_model() as model, torch.no_grad():
+            return evaluate(model, self._test, self.course.loss)
 
     def _last_result(self) -> tuple[float | None, float | None]:
         if not self._history:
@@ -338,11 +338,11 @@ class Run:
         if self._test is None:
             return {}
         task = self._names.get("task")
-        with self._course.released_model() as model:
+        with self.course.released_model() as model:
             return figures(model, self._test, None if task is None else Task.from_json(task))
 
     def _finish(self) -> Result:
-        course = self._course
+        course = self.course
         course.settle()
         accuracy, test_loss = self._last_result()
         measured = self._figures()

@@ -43,6 +43,7 @@ _PLAN: Mapping[str, Shape] = {
     "options": dict,
     "encode": [str],
     "denoise": [str],
+    "unit?": (dict, NoneType),
     "exact?": bool,
     "epsilon_limit?": _LIMIT,
     "epsilon_claimed?": _LIMIT,
@@ -111,6 +112,7 @@ RECORD: Mapping[str, Shape] = {
     "data": str,
     "unit?": str,
     "records?": int,
+    "persons?": (dict, NoneType),
     "epsilon": {
         "target?": _MAYBE,
         "claimed?": _MAYBE,
@@ -120,6 +122,7 @@ RECORD: Mapping[str, Shape] = {
         "adjacency?": str,
         "accountant?": str,
         "curve?": [{"delta": _NUMBER, "epsilon": _AMOUNT}],
+        "groups?": [{"size": int, "epsilon": _AMOUNT}],
     },
     "parts?": [{"name": str, "verified": _AMOUNT}],
     "audit?": (dict, NoneType),

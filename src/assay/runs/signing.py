@@ -1,9 +1,9 @@
 """Signatures of finished runs: `signature.json`, detached, by an Ed25519 key.
 
 What is signed is a list of SHA-256 digests with ε, δ, the time and the public key, as canonical JSON: keys sorted, no
-spaces, ASCII. It covers run.json, ledger, record, statement and model, and all else that the record lists; the ledgers of
-clients, and those of earlier runs in the directory. It leaves out what is not published and may come later: `attacks.json`
-and `audits.json`. An audit that changes record and statement makes a signature void: sign last.
+spaces, ASCII. It covers run.json, ledger, record, statement and model, and all else that the record lists; the ledgers
+of clients, and those of earlier runs in the directory. It leaves out what is not published and may come later:
+`attacks.json` and `audits.json`. An audit that changes record and statement makes a signature void: sign last.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The end of a privacy statement: what is known for each question of the checklist, digests, and room for a signature.
 
-`docs/epsilon.md` has the checklist. A tick says that the record shows it, a cross that the record shows the opposite, and an
-empty box is for the person who signs.
+`docs/epsilon.md` has the checklist. A tick says that the record shows it, a cross that the record shows the opposite,
+and an empty box is for the person who signs.
 """
 
 from __future__ import annotations
@@ -56,14 +56,14 @@ def meaning(epsilon: float | str | None, delta: float, unit: str) -> str:
 
     Example:
         >>> meaning(1.0, 1e-5, "one image")
-        'whatever is seen of the model is at most 2.719 times as likely with one image as without it, up to a probability of 1e-05'
+        'whatever is seen of the model is at most 2.719 times as likely with one image as without it, ...'
     """
     if epsilon is None or epsilon == "inf" or float(epsilon) > _LARGEST:
         return f"nothing is bounded: whether {unit} was there may be seen from the model with certainty"
     times = at_most(math.exp(float(epsilon)))
     return (
-        f"whatever is seen of the model is at most {times} times as likely with {unit} as without it, up to a probability of"
-        f" {delta:g}"
+        f"whatever is seen of the model is at most {times} times as likely with {unit} as without it, up to a"
+        f" probability of {delta:g}"
     )
 
 
@@ -88,7 +88,7 @@ def checklist(
         (
             YES if finite and small else NO,
             "Is ε the verified one, finite and as agreed? Is δ well below one over their number?",
-            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.2g}" if units else ""),
+            f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.4g}" if units else ""),
         ),
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
@@ -111,8 +111,8 @@ def _once(record: Mapping[str, Any], shown: Callable[[float | str | None], str])
         return (
             YES,
             question,
-            f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g}; runs that"
-            " did not name it are not known",
+            f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g};"
+            " runs that did not name it are not known",
         )
     return OPEN, question, "this run alone; `assay total` adds up several"
 
@@ -170,12 +170,13 @@ def coverage(record: Mapping[str, Any]) -> str:
     budget = record.get("budget")
     if not budget:
         return (
-            "This statement covers this one run. Other runs on the same records add to what is spent, and so do settings that"
-            " were tried and dropped."
+            "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
+            " settings that were tried and dropped."
         )
     return (
         f"The budget {budget['name']} counts every run that names it, those still at work with all that they reserved"
-        f" ({budget['open']} now). Its total holds although settings were chosen after earlier results (Rényi filter, orders"
-        f" {budget['orders'][0]} to {budget['orders'][-1]}); it is larger than this run's own ε, which is computed more closely."
+        f" ({budget['open']} now). Its total holds although settings were chosen after earlier results (Rényi filter,"
+        f" orders {budget['orders'][0]} to {budget['orders'][-1]}); it is larger than this run's own ε, which is"
+        " computed more closely."
         " Runs that did not name it, and settings tried without it, add to what is spent."
     )

@@ -59,7 +59,7 @@ def statement(record: Mapping[str, Any]) -> str:
             " them"
         )
     lines = [
-        *_head(record, said),
+        *_head(record),
         *_parts(record),
         *_audit(record),
         "## What is protected",
@@ -81,6 +81,7 @@ def statement(record: Mapping[str, Any]) -> str:
         ),
         "",
         *_curve(record),
+        *_groups(record),
         "## What is covered by ε, and what is public",
         "",
         *_items(
@@ -117,7 +118,7 @@ def _items(lines: list[str]) -> list[str]:
     return [f"- {line}" for line in lines]
 
 
-def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
+def _head(record: Mapping[str, Any]) -> list[str]:
     """What was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
     published = " as published" if record["variant"] == "published" else ""
@@ -132,7 +133,7 @@ def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
         " top.",
         "",
         *budget_headline(record, shown),
-        *_warnings(record, said["randomness"]),
+        *_warnings(record),
         "| ε | value | meaning |",
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
@@ -143,13 +144,13 @@ def _head(record: Mapping[str, Any], said: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _warnings(record: Mapping[str, Any], randomness: str) -> list[str]:
+def _warnings(record: Mapping[str, Any]) -> list[str]:
     """What a reader must know before any number."""
     eps, lines = record["epsilon"], []
     if record["seed"] is not None:
         lines.append(
-            f"**Reproducible, not private.** {randomness}. The ε below holds only against those who do not know the"
-            " seed."
+            "**Reproducible, not private.** The seed is fixed, and whoever knows it can subtract the noise. The ε below"
+            " holds only against those who do not know the seed."
         )
     if (large := large_delta(eps["delta"], _units(record))) is not None:
         lines.append(f"**δ is too large.** {large}.")
@@ -187,9 +188,12 @@ def _alarm(aside: Mapping[str, Any]) -> list[str]:
 def _unit(record: Mapping[str, Any]) -> str:
     if clients := (record.get("federated") or {}).get("clients"):
         return f"Unit of privacy: {record['unit']}; there are {clients} clients."
+    if (persons := record.get("persons")) is not None:  # not in records of earlier versions
+        return f"Unit of privacy: {record['unit']}, one of {persons['persons']} persons."
+    less = "less: the table of groups says how much" if record["epsilon"].get("groups") else "less"
     return (
         f"Unit of privacy: {record['unit']}, one of {_at_stake(record)} training records{_set_aside(record)}. Somebody"
-        " with several records is protected less."
+        f" with several records is protected {less}."
     )
 
 
@@ -215,6 +219,8 @@ def _steps(record: Mapping[str, Any]) -> str:
 
 def _at_stake(record: Mapping[str, Any]) -> int:
     """How many records ε protects: those for training, and those for a choice of settings that was charged."""
+    if (persons := record.get("persons")) is not None:
+        return int(persons["persons"])
     count: int = (record.get("tuning") or {}).get("records", record["records"])
     return count
 
@@ -347,6 +353,26 @@ def _curve(record: Mapping[str, Any]) -> list[str]:
     """ε at several δ."""
     points = record["epsilon"]["curve"]
     return ["| δ | ε |", "|---|---|", *(f"| {p['delta']:g} | {shown(p['epsilon'])} |" for p in points), ""]
+
+
+_NO_BOUND = "no finite bound"
+
+
+def _groups(record: Mapping[str, Any]) -> list[str]:
+    """ε for several records, or persons, that belong together."""
+    rows = record["epsilon"].get("groups")  # not in records of earlier versions
+    if not rows:
+        return []
+    of = "records" if record.get("persons") is None else "persons"
+    who = "One person's records, or a family's" if of == "records" else "Persons who belong together, such as a family"
+    return [
+        f"{who}, are protected together by the ε of their number, at δ = {record['epsilon']['delta']:g}:",
+        "",
+        f"| {of} together | ε |",
+        "|---|---|",
+        *(f"| {row['size']} | {_NO_BOUND if row['epsilon'] == 'inf' else shown(row['epsilon'])} |" for row in rows),
+        "",
+    ]
 
 
 def _options(record: Mapping[str, Any]) -> list[str]:

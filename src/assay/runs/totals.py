@@ -1,9 +1,9 @@
 """What several runs on the same records spend together, without a budget.
 
-The settings of a later run may have been chosen after seeing earlier results, and when to stop may have been too. Adding up
-privacy losses as if all settings had been fixed beforehand is not proven for that. Here the Rényi divergences of all releases
-are added up and turned into ε by weights that were fixed before any run (`assay.accounting.filters`, "what has been spent so
-far"), which is.
+The settings of a later run may have been chosen after seeing earlier results, and when to stop may have been too.
+Adding up privacy losses as if all settings had been fixed beforehand is not proven for that. Here the Rényi divergences
+of all releases are added up and turned into ε by weights that were fixed before any run (`assay.accounting.filters`,
+"what has been spent so far"), which is.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ class Total:
 
     @property
     def same_records(self) -> bool:
-        """Whether all runs call their data the same and have as many records. No proof: only a budget compares content."""
+        """Whether all runs call their data the same and have as many records.
+
+        No proof: only a budget compares content.
+        """
         return len({(part.data, part.records) for part in self.parts}) == 1
 
 

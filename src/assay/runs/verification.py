@@ -5,8 +5,8 @@ record and statement are compared with it and used for nothing else. So the chec
 directory, on a machine that the one that trained cannot touch.
 
 What it can show: that the files belong together, that ε follows from the ledger and, with a signature, that nobody
-changed anything since the holder of the key signed. What it cannot show: that the ledger says what the training did. For
-that one trusts whoever signed, or trains again.
+changed anything since the holder of the key signed. What it cannot show: that the ledger says what the training did.
+For that one trusts whoever signed, or trains again.
 """
 
 from __future__ import annotations
@@ -356,7 +356,10 @@ class _Checker:
 
 
 def _kinds() -> Any:
-    """The kinds of runs. They stand in a package that builds on this one, and are found when a run is read, as methods are."""
+    """The kinds of runs.
+
+    They stand in a package that builds on this one, and are found when a run is read, as methods are.
+    """
     return importlib.import_module("assay.federated.kinds")
 
 

@@ -2,7 +2,8 @@
 
 Every record that was drawn is in exactly one part, and a micro-batch is never cut. If the rank has no record in a
 batch, it gets one record of zeros that does not count. With exact noise all parts have the same size and are filled up
-with such records: a record's gradient must not depend, by a single bit, on how many others there are. The records,
+with such records: a record's gradient must not depend, by a single bit, on how many others there are. Where persons are
+sampled, the rows of a person stay in one part: they are clipped as one there, and nobody is in two parts. The records,
 micro-batches and views of a step follow from its number and the randomness alone, however it is cut.
 """
 
@@ -16,12 +17,51 @@ from typing import Any
 from torch import Tensor
 
 from assay.data.loading import Key
+from assay.data.persons import Ids, UnitRecords
 from assay.data.records import Records
 from assay.distributed.world import World
 from assay.errors import ConfigError
+from assay.gradients.uses.persons import Persons
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness, Stream
 from assay.training.augment import Augmentation
+
+
+def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
+    """The records as the plan's unit counts them.
+
+    Args:
+        records: The rows.
+        ids: Whose each row is.
+        plan: Says who is protected.
+
+    Returns:
+        `records` themselves where a record is the unit.
+
+    Raises:
+        ConfigError: `ids` are missing or not asked for, or persons and rows are not as many as the plan says. On
+            several ranks every rank must have them all: a person whose rows are on two ranks would be clipped twice.
+    """
+    unit = plan.unit
+    if isinstance(records, UnitRecords):
+        if records.unit != unit:
+            raise ConfigError("dataset", str(records.unit), f"the unit of the plan, {unit or 'one record'}")
+        return records
+    if unit is None:
+        if ids is not None:
+            raise ConfigError("units", f"{len(ids)} ids", "a plan with a unit: this one protects single records")
+        return records
+    if ids is None:
+        raise ConfigError("units", None, f"an id for each row: the plan protects {unit}")
+    found = UnitRecords(records, ids, unit)
+    if (found.persons, len(found)) != (unit.persons, plan.records):
+        kept = "" if unit.whole else f", and {plan.records} rows when at most {unit.rows} of each are kept"
+        raise ConfigError(
+            "units",
+            f"{found.persons} persons" + ("" if unit.whole else f" and {len(found)} rows"),
+            f"the {unit.persons} persons that the plan was made for{kept}, all of them on every rank",
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +73,8 @@ class BatchPart:
     """The micro-batch of each record, if there are any."""
     fill: int = 0
     """How many records of zeros follow, which do not count."""
+    persons: Persons | None = None
+    """Where persons are sampled, whom the rows belong to; `index` then names persons."""
 
     @property
     def padding(self) -> bool:
@@ -40,6 +82,8 @@ class BatchPart:
         return self.index is None
 
     def __len__(self) -> int:
+        if self.persons is not None:
+            return self.fill + self.persons.rows
         return self.fill + (0 if self.index is None else len(self.index))
 
 
@@ -60,7 +104,11 @@ class Batch:
     ) -> None:
         self._records, self._index, self._slots, self._augment, self._stream = records, index, slots, augment, stream
         self._size = largest if fixed else None
-        self._cuts = _cuts(len(index), largest, slots) if len(index) else []
+        self._counts = records.counts(index) if isinstance(records, UnitRecords) and records.unit.whole else None
+        if self._counts is not None and largest is not None:
+            self._cuts = _cuts_between_persons(self._counts, largest)
+        else:
+            self._cuts = _cuts(len(index), largest, slots) if len(index) else []
         # for what the data set itself draws: one seed for each part
         self._seeds = None if seeds is None or not self._cuts else seeds.integers(2**62, len(self._cuts)).tolist()
         self._at = 0
@@ -75,7 +123,8 @@ class Batch:
         slots = self._slots
         for start, stop in self._cuts:
             fill = 0 if self._size is None else self._size - (stop - start)
-            yield BatchPart(self._index[start:stop], None if slots is None else slots[start:stop], fill)
+            persons = None if self._counts is None else Persons(self._counts[start:stop])
+            yield BatchPart(self._index[start:stop], None if slots is None else slots[start:stop], fill, persons)
         for _ in range(len(self._cuts), passes):
             yield BatchPart(None, None if slots is None else slots.new_zeros(1), self._size or 1)
 
@@ -173,8 +222,8 @@ class Batches:
                 yield self.draw(step)
             return
         found.append(fetched)
-        # The loader is ahead of what was taken from it by at least one key, so the next batch is drawn by now, and with it
-        # every empty one before it, for which nothing is fetched.
+        # The loader is ahead of what was taken from it by at least one key. So the next batch is drawn by now, and with
+        # it every empty one before it, for which nothing is fetched.
         for _ in range(first, last):
             yield drawn.popleft()
 
@@ -191,6 +240,17 @@ class Batches:
             else self._world.once(lambda: sampler.draw(step, self._randomness))
         )
         return self._share.local(index)
+
+
+def _cuts_between_persons(counts: Tensor, largest: int) -> list[tuple[int, int]]:
+    """Parts of at most `largest` rows, or of one person who has more."""
+    cuts, start, rows = [], 0, 0
+    for i, count in enumerate(counts.tolist()):
+        if i > start and rows + count > largest:
+            cuts.append((start, i))
+            start, rows = i, 0
+        rows += count
+    return [*cuts, (start, len(counts))] if len(counts) else []
 
 
 def _cuts(records: int, largest: int | None, slots: Tensor | None) -> list[tuple[int, int]]:

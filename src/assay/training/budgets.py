@@ -26,7 +26,7 @@ def create(
 ) -> Budget:
     """Make a budget for the records of a data set: `assay budget new` as a call.
 
-    It covers the training records of a data set or .npz file, and all rows of a table (or all persons, with a unit).
+    It covers the training records, or with a unit the persons whom they belong to. Test records are not protected.
 
     Args:
         name: The folder `NAME.budget`, or NAME for short.

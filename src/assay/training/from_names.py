@@ -9,7 +9,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
-from torch import nn
+from torch import Tensor, nn
 
 from assay import features as features_room
 from assay import methods as methods_room
@@ -17,7 +17,9 @@ from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog, samplers
 from assay.data.identity import of_bundle
+from assay.data.persons import rows_kept
 from assay.data.samplers import Sampler
+from assay.data.units import Unit, parse_sampled
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clip_rules
 from assay.integrations import tensorboard as logs
@@ -53,11 +55,14 @@ _READ: Mapping[str, Callable[[str], object]] = {
 class Settings:
     """A run by names: what `assay train` takes, with the same defaults.
 
-        settings = assay.Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
-        result = assay.train(settings, out="runs/digits")
-
     `assay.presets.settings` fills one with settings that do well. Names are read when the run is prepared: what is not
     accepted is refused then, before anything is trained or written.
+
+    >>> settings = Settings(data="digits", model="linear-head", epsilon=3, epochs=4)
+    >>> settings.method, settings.delta
+    ('dpsgd', 1e-05)
+
+    `assay.train(settings, out="runs/digits")` then trains.
     """
 
     method: str = "dpsgd"
@@ -71,6 +76,9 @@ class Settings:
     target: str | None = None
     schema: Path | None = None
     records: int | None = None
+    unit: str | None = None
+    unit_rows: int | None = None
+    unit_sampling: str = "persons"
     validation: bool = False
     features: str | None = None
     model: str = "lenet5"
@@ -186,11 +194,30 @@ class Settings:
             precision=self.precision,
         )
 
-    def plan(self, records: int) -> Plan:
-        """These settings as a `Plan` for so many records, of one step and with noise of 1: `planned` finds both.
+    def unit_of(self, bundle: DataBundle) -> Unit | None:
+        """Who is protected in this data set, where it is a person with all of their rows.
 
         Args:
-            records: How many training records there are.
+            bundle: The data set, loaded with `unit`.
+
+        Raises:
+            ConfigError: A setting of the unit is not accepted, or is given without a unit.
+        """
+        sampled = parse_sampled(self.unit_sampling)
+        if self.unit is None:
+            if self.unit_rows is not None:
+                raise ConfigError("unit_rows", self.unit_rows, "nothing without --unit, which says whose a row is")
+            return None
+        assert bundle.unit_column is not None
+        assert bundle.persons is not None
+        return Unit(name=bundle.unit_column, persons=bundle.persons, rows=self.unit_rows, sampled=sampled)
+
+    def plan(self, records: int, unit: Unit | None = None) -> Plan:
+        """These settings as a `Plan` of one step with noise of 1; `planned` finds both.
+
+        Args:
+            records: How many training records, or persons where these are sampled, there are.
+            unit: Who is protected, where it is not a record.
 
         Raises:
             ConfigError: A part (clipping, an encoding, a method) is not accepted.
@@ -211,6 +238,7 @@ class Settings:
             method=chosen,
             encode=[encode_room.parse(text) for text in self.encode or ()],
             denoise=[denoise_room.parse(text) for text in self.denoise or ()],
+            unit=unit,
             exact=self.exact_noise,
         )
 
@@ -231,15 +259,20 @@ class Prepared:
     budget_key: Path | None = None
 
     def contents(self) -> Iterator[bytes]:
-        """What a budget recognises the training records by: the records themselves, and not features that are made of them."""
+        """What a budget recognises the training records by: the records themselves, not features made of them."""
         data, data_dir, records, features, validation, _, target, schema, *_ = self.source
         bundle = self.bundle
         if features is not None and bundle.train_keys is None and bundle.row_keys is None:
             bundle = load(data, data_dir, records, validation=validation, target=target, schema=schema)
         return of_bundle(bundle)
 
+    @property
+    def units(self) -> Tensor | None:
+        """Whose each training record is, where a person is the unit."""
+        return self.bundle.train_units
+
     def check(self, ranks: int = 1) -> None:
-        """Refuse what a run of so many ranks would be refused for.
+        """Refuse what a run on this many ranks would be refused for.
 
         Raises:
             ConfigError: The device is not there, or the ranks cannot do this together.
@@ -272,6 +305,7 @@ class Prepared:
                 force=force,
                 names=self.names,
                 callbacks=[*callbacks, logged],
+                units=self.units,
                 budget=self.budget,
                 budget_key=self.budget_key,
                 contents=None if self.budget is None else self.contents(),
@@ -325,7 +359,14 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
     )
     names = spec["names"]
     with logs.logging(names.get("log"), path, scored(names)) as logged:
-        return resume_run(network, bundle.train, path, test=bundle.test, callbacks=[*callbacks, logged])
+        return resume_run(
+            network,
+            bundle.train,
+            path,
+            test=bundle.test,
+            callbacks=[*callbacks, logged],
+            units=bundle.train_units,
+        )
 
 
 def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool = False) -> Prepared:
@@ -406,6 +447,13 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
         )
+    if o.budget is not None and o.validation:
+        raise ConfigError(
+            "validation",
+            True,
+            "nothing under a budget: accuracies on training records that were set aside have no noise, and no budget can count"
+            " them; assay tune chooses at a cost that is counted",
+        )
     if o.log is not None:
         logs.check(o.log)
     check_features(o.features, o.model, o.augment)
@@ -415,18 +463,28 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         encode_room.parse(text)
     for text in o.denoise or ():
         denoise_room.parse(text)
-    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema)
+    parse_sampled(o.unit_sampling)
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema, o.unit)
     if like is not None and like.source == source:
         bundle = like.bundle
     else:
-        bundle = load(*source[:4], validation=o.validation, rehearsal=rehearsal, target=o.target, schema=o.schema)
+        bundle = load(
+            *source[:4],
+            validation=o.validation,
+            rehearsal=rehearsal,
+            target=o.target,
+            schema=o.schema,
+            unit=o.unit,
+        )
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
     network = build(o.model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
+    unit = o.unit_of(bundle)
+    counted = _counted(bundle, unit)
     plan = planned(
-        replace(_sized(o, bundle).plan(len(bundle.train_x)), method=chosen.for_model(network)),
+        replace(_sized(o, bundle, counted).plan(counted, unit), method=chosen.for_model(network)),
         epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
@@ -463,7 +521,14 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
     )
 
 
-def _sized(o: Settings, bundle: DataBundle) -> Settings:
+def _counted(bundle: DataBundle, unit: Unit | None) -> int:
+    """How many of what is sampled there are: records, persons, or the rows that are kept of them."""
+    if unit is None or bundle.train_units is None:
+        return len(bundle.train_x)
+    return unit.persons if unit.whole else rows_kept(bundle.train_units, unit.rows)
+
+
+def _sized(o: Settings, bundle: DataBundle, counted: int) -> Settings:
     """The settings with a batch size for a table, where linear models gain from large batches."""
     if (
         bundle.schema is None
@@ -472,7 +537,7 @@ def _sized(o: Settings, bundle: DataBundle) -> Settings:
         or samplers.parse(o.sampling).whole
     ):
         return o
-    return replace(o, batch_size=min(_TABLE_BATCH, max(1, len(bundle.train_x) // 8)))
+    return replace(o, batch_size=min(_TABLE_BATCH, max(1, counted // 8)))
 
 
 def _default_batch(sampling: type[Sampler], records: int) -> int:

@@ -176,10 +176,13 @@ def of_run(
         schema=names.get("schema"),
         unit=names.get("unit_column"),
     )
-    if len(bundle.train_x) != used:
-        raise ConfigError(
-            "data", names["data"], f"the records of the run: it used {used}, here there are {len(bundle.train_x)}"
-        )
+    protected = spec["plan"].get("unit")
+    if isinstance(protected, dict):
+        used, there, what = protected["persons"], bundle.persons, "persons"
+    else:
+        there, what = len(bundle.train_x), "records"
+    if there != used:
+        raise ConfigError("data", names["data"], f"the {what} of the run: it used {used}, here there are {there}")
     return bundle, network_of(names, bundle, seed)
 
 

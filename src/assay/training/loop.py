@@ -27,6 +27,7 @@ from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
 from assay.data.identity import contents as contents_of
 from assay.data.loading import PLAIN, Loading
+from assay.data.persons import Ids
 from assay.data.records import Records, call, pair
 from assay.data.task import Task
 from assay.distributed.launch import restarted
@@ -48,6 +49,7 @@ from assay.runs.run import Course, Run, Saved
 from assay.runs.schema import CENTRAL
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
+from assay.training.batches import unit_records
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_run
 from assay.training.processor import check_precision
@@ -70,6 +72,7 @@ def fit(
     force: bool = False,
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
+    units: Ids | None = None,
     budget: Budget | str | Path | None = None,
     budget_key: str | Path | None = None,
     contents: Iterable[bytes] | None = None,
@@ -92,11 +95,13 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
-        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves there first.
+        units: Whose each row of `train` is, if the plan's unit is a person: an id for each row.
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
+            cost there first.
         budget_key: The file of the private key, for a budget that is signed.
-        contents: What the budget recognises each record by, where that is not what `train` yields: features, random views.
+        contents: What the budget recognises each record by, if `train` yields something else: features, random views.
         loading: How records are fetched and put together, for training and testing: `assay.data.Loading(collate_fn=...,
-            num_workers=2)`. Batches may be dicts with `labels`, of which the model gets the rest by name.
+            num_workers=2)`. Batches may be dicts with `labels`; the model gets the rest by name.
 
     Returns:
         The model with its record and its privacy statement.
@@ -106,6 +111,12 @@ def fit(
         BudgetSpentError: Before anything is trained or written, if the run does not fit into the budget.
         DataError: The budget is for other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
+
+    >>> plan = Plan(records=8, batch_size=4, steps=2, noise_multiplier=4.0, delta=1e-3)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+    >>> result = fit(torch.nn.Linear(3, 2), data, plan=plan)
+    >>> round(result.epsilon, 1)
+    0.4
     """
     training, ranks = training or Training(), world()
     if task is not None:
@@ -113,6 +124,7 @@ def fit(
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
         Records(test, loading=loading).check_pairs("test")
+    unit_records(Records(train), units, plan)
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = None
     if budget is not None:
@@ -147,6 +159,7 @@ def fit(
         callbacks=callbacks,
         ranks=ranks,
         lease=lease,
+        units=units,
         loading=loading,
     )
 
@@ -215,6 +228,7 @@ def _run(
     callbacks: Iterable[Callback],
     ranks: World,
     lease: budgeted.Lease | None = None,
+    units: Ids | None = None,
     loading: Loading = PLAIN,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
@@ -222,7 +236,17 @@ def _run(
 
     def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Loop:
         return Loop(
-            model, train, plan, loss, used, ledger, ranks=ranks, directory=directory, saved=saved, loading=loading
+            model,
+            train,
+            plan,
+            loss,
+            used,
+            ledger,
+            ranks=ranks,
+            directory=directory,
+            saved=saved,
+            units=units,
+            loading=loading,
         )
 
     return Run(
@@ -268,6 +292,7 @@ def resume(
     test: Dataset[Any] | None = None,
     loss: Loss | None = None,
     callbacks: Iterable[Callback] = (),
+    units: Ids | None = None,
     loading: Loading = PLAIN,
 ) -> Result:
     """Continue the run in directory `out`, under the plan and settings it was started with.
@@ -279,6 +304,7 @@ def resume(
         test: As for `fit`.
         loss: As for `fit`.
         callbacks: As for `fit`.
+        units: As for `fit`.
         loading: As for `fit`.
 
     Returns:
@@ -305,6 +331,7 @@ def resume(
         callbacks=callbacks,
         ranks=ranks,
         lease=lease,
+        units=units,
         loading=loading,
     )
 
@@ -333,6 +360,10 @@ class Insertion:
         """The records to train on; `data` are those that the stage leaves."""
         return Records(data, device)
 
+    def by_unit(self, records: Records, ids: Ids | None, plan: Plan) -> Records:
+        """The records as the plan's unit counts them; `ids` say whose each row of the run is."""
+        return unit_records(records, ids, plan)
+
     def loss(self, own: Loss) -> Loss:
         """The loss to train with; `own` is the one that the stage leaves."""
         return own
@@ -350,6 +381,7 @@ def train_again(
     training: Training | None = None,
     steps: int | None = None,
     insertion: Insertion | None = None,
+    units: Ids | None = None,
 ) -> nn.Module:
     """Train `model` in place exactly as `fit` does, in this process alone, and write no file and no record.
 
@@ -367,6 +399,7 @@ def train_again(
         steps: How many of the plan's steps to take; all by default. Noise and learning rate of a step follow from its
             place in the whole plan.
         insertion: What to put into the run.
+        units: Whose each row of `train` is, where the plan's unit is a person.
 
     Returns:
         The model as `fit` would release it, in eval mode.
@@ -377,7 +410,8 @@ def train_again(
     training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
     plan = check_run(model, train, loss, plan, training, None, 1)
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    with closing(Loop(model, train, plan, loss, training.at_batch(plan.batch_size), ledger, insertion)) as loop:
+    used = training.at_batch(plan.batch_size)
+    with closing(Loop(model, train, plan, loss, used, ledger, insertion, units=units)) as loop:
         for _ in loop.advance(steps):
             pass
         loop.apply_average()
@@ -403,6 +437,7 @@ class Loop(Course):
         ranks: World = ALONE,
         directory: RunDirectory | None = None,
         saved: Saved | None = None,
+        units: Ids | None = None,
         loading: Loading = PLAIN,
     ) -> None:
         """Run the stage, if there is one, and restore `saved`.
@@ -419,7 +454,7 @@ class Loop(Course):
         where = None if directory is None else directory.checkpoint
         with ExitStack() as undo:  # an error here detaches the step from the model
             randomness = training.randomness()
-            self._run_stage(train, ledger, randomness)
+            self.train = self.insertion.by_unit(self._run_stage(train, ledger, randomness), units, plan)
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
@@ -447,8 +482,8 @@ class Loop(Course):
             self.insertion.attach(self.step)
             undo.pop_all()
 
-    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> None:
-        """What the method does before training, if anything; sets the records and the loss of training."""
+    def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> Records:
+        """What the method does before training, if anything; sets the loss of training and returns its records."""
         first = self.insertion.stage(self.plan)
         if first is not None:
             if len(self.insertion.records(train, self.device)) != self.plan.records:
@@ -471,9 +506,9 @@ class Loop(Course):
             )
             first.install(self.model, released)
             train, self.loss = first.records(train, released), first.loss(self.loss)
-        self.train, self.loss = self.insertion.records(train, self.device), self.insertion.loss(self.loss)
-        if type(self.train) is Records:
-            self.train = Records(self.train.dataset, self.device, self.loading)
+        self.loss = self.insertion.loss(self.loss)
+        records = self.insertion.records(train, self.device)
+        return Records(records.dataset, self.device, self.loading) if type(records) is Records else records
 
     def _shard(self) -> None:
         records = Records(self.train.dataset, loading=self.loading)

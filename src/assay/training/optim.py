@@ -31,6 +31,9 @@ class Optimizer:
 
     Raises:
         ConfigError: A name is not known, or a number is out of its range.
+
+    >>> Optimizer(name="sgd", lr=0.5, momentum=0.9).scaled(2).momentum
+    0.81
     """
 
     name: str = "sgd"

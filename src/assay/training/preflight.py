@@ -94,6 +94,8 @@ def _check_finite(model: nn.Module) -> None:
 
 def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
     """Refuse views of records that are not images, or that a stage replaces."""
+    if plan.unit is not None and plan.unit.whole:
+        raise ConfigError("augment", text, f"no views where the unit is {plan.unit} and persons are sampled")
     if ranks > 1:
         raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
     if plan.stage is not None and not plan.stage.takes_views:

@@ -1,4 +1,4 @@
-"""Whether this machine can do what a run asks of it, found out before anything is charged."""
+"""Whether this machine can do what a run needs, which is checked before anything is charged."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def check_precision(
         raise ConfigError(
             "precision",
             precision,
-            "float32 on this machine: its processor announces AMX tiles, and the system kills a process that uses them. "
-            f"With {_SWITCH}=AVX512_CORE_FP16 in the environment, torch does without them",
+            "float32 on this machine: its processor announces AMX tiles, and the system kills a process that uses "
+            f"them. With {_SWITCH}=AVX512_CORE_FP16 in the environment, torch does without them",
         )
 
 
 @functools.cache
 def _survives(program: str) -> bool:
-    """Whether a process that runs this comes to its own end, however that is: only a signal counts as killed."""
+    """Whether a process that runs this is not killed by a signal; errors do not count."""
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     return done.returncode >= 0

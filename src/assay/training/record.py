@@ -52,8 +52,9 @@ def facts(
         options=methods.options(plan.method),
         encode=[encode.describe(part) for part in plan.encode],
         denoise=[denoise.describe(part) for part in plan.denoise],
-        unit=names.get("unit", _UNIT),
+        unit=_unit(plan, names),
         records=plan.records,
+        persons=None if plan.unit is None else plan.unit.to_json(),
         planned=plan.steps,
         claimed=plan.claimed(plan.steps if stopped else min(steps, plan.steps)),
         parts=[]
@@ -81,7 +82,7 @@ def sentences(spec: Mapping[str, Any]) -> Sentences:
 
 
 def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, randomness: Randomness) -> Sentences:
-    unit = names.get("unit", _UNIT)
+    unit = _unit(plan, names)
     before = [] if plan.stage is None else plan.stage.describe()
     encoded = ", ".join(encode.describe(part) for part in plan.encode)
     denoised = ", ".join(denoise.describe(part) for part in plan.denoise)
@@ -89,7 +90,8 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         randomness=randomness.describe(),
         method=f"{plan.method.summary}. As published it is: {plan.method.soundness}",
         protected=[
-            f"Adjacency: {plan.adjacency.value}: {_ADJACENCY[plan.adjacency]}.",
+            f"Adjacency: {plan.adjacency.value}: {_adjacency(plan)}.",
+            *([] if plan.unit is None else [f"How a person is protected: {plan.unit.describe()}. {_KEPT}"]),
             "In words: whatever anybody does with the model, no outcome is more than e^ε times as likely (plus δ) as it"
             f" would be {_OTHERWISE[plan.adjacency].format(unit)}.",
         ],
@@ -101,7 +103,7 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
             f"Noise of a step: {_noise(plan)}.",
             *_schedule(plan),
             *([f"After the noise, at no cost: {denoised}."] if denoised else []),
-            f"Batches: {plan.sampler.describe()}; sums are divided by the constant {plan.batch_size:g}.",
+            f"Batches: {_batches(plan)}; sums are divided by the constant {plan.batch_size:g}.",
         ],
         caveat="; batches drawn so cost no more than that, and how much exactly is not known"
         if not plan.sampler.tight
@@ -109,16 +111,52 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         covered=("what was released before training, " if plan.stage is not None else "")
         + "the parameters after every step. That includes the model, every checkpoint, "
         + (_EXACT if plan.exact else _LOSSES),
-        public="the number of training records, the batch size, the model's architecture and initial weights,"
+        public=f"the number of {_counted(plan)}, the batch size, the model's architecture and initial weights,"
         " every setting in the record",
         assumed=[
             "Only the model and the files of this run leave. Batches, gradients before noise and the memory of the"
             " process do not. The files attacks.json and audits.json, if there are any, stay with the holder of the"
             " records: no ε covers their figures.",
             _arithmetic(plan),
+            *(
+                []
+                if plan.unit is None
+                else [f"Rows of one person have the same {plan.unit.name}: who has two counts as two persons."]
+            ),
             "How many records had a gradient that was not a number is shown to the operator only.",
         ],
     )
+
+
+_KEPT = "Which rows are kept of a person follows from a hash of their content, and from nobody else's rows."
+
+
+def _unit(plan: Plan, names: Mapping[str, Any]) -> str:
+    return str(names.get("unit", _UNIT) if plan.unit is None else plan.unit)
+
+
+def _sampled(plan: Plan) -> str:
+    """What the sampler draws and clipping bounds, in one word."""
+    if plan.unit is None:
+        return "record"
+    return "person" if plan.unit.whole else "row"
+
+
+def _adjacency(plan: Plan) -> str:
+    said = _ADJACENCY[plan.adjacency]
+    if plan.unit is None:
+        return said
+    return said.replace("one record", "one person, with all of their rows,").replace("records", "persons")
+
+
+def _batches(plan: Plan) -> str:
+    return plan.sampler.describe().replace("record", _sampled(plan))
+
+
+def _counted(plan: Plan) -> str:
+    if plan.unit is None:
+        return "training records"
+    return "persons" if plan.unit.whole else "persons and of their rows"
 
 
 _LOSSES = "the optimizer's state, and the training losses in the record (they have separate noise, which is part of ε)"
@@ -159,10 +197,14 @@ def _bound(plan: Plan) -> str:
             " by counts released with noise."
         )
     averaged = f", averaged over micro-batches of {plan.micro_batch}" if plan.micro_batch > 1 else ""
-    return (
-        f"Each record's gradient is bounded ({plan.clip}{averaged}); one record moves a step's sum by at most"
-        f" {plan.chain().l2:g}."
+    one, unit = _sampled(plan), plan.unit
+    said = (
+        f"Each {one}'s gradient is bounded ({plan.clip}{averaged}); one {one} moves a step's sum by at most"
+        f" {plan.chain().l2:g}"
     )
+    if unit is None or unit.whole or unit.rows is None:
+        return f"{said}."
+    return f"{said}, and one person by at most {unit.rows} times that, if all of their rows are sampled."
 
 
 def _noise(plan: Plan) -> str:

@@ -40,6 +40,9 @@ class Training:
 
     Raises:
         ConfigError: A setting is out of its range.
+
+    >>> Training(optimizer=Optimizer(lr=0.5), ema=0.99, scale_from=256).at_batch(512).optimizer.lr
+    1.0
     """
 
     optimizer: Optimizer = field(default_factory=Optimizer)

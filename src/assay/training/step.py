@@ -35,6 +35,7 @@ from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.loading import Collate, Loading
+from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
@@ -55,7 +56,7 @@ from assay.models.layers import trainable_layers
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
 from assay.training import limits
 from assay.training.augment import Augmentation
-from assay.training.batches import Batches, BatchPart
+from assay.training.batches import Batches, BatchPart, unit_records
 from assay.training.masks import Masks
 
 _NO_BACKWARD = (
@@ -112,6 +113,15 @@ class PrivateStep(Unique):
     Raises:
         ConfigError: The arguments do not fit together, or the ledger does not fit the plan.
         UnsupportedModelError: The model mixes records, or has layers without a per-record gradient.
+
+    >>> plan = Plan(records=8, batch_size=4, steps=1, noise_multiplier=1.0, delta=1e-3)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+    >>> model = torch.nn.Linear(3, 2)
+    >>> step = PrivateStep(model, plan)
+    >>> for inputs, targets in step.batches(data):
+    ...     stepped = step.backward(torch.nn.functional.cross_entropy(model(inputs), targets, reduction="none"))
+    >>> stepped, model.weight.grad.shape
+    (True, torch.Size([2, 3]))
     """
 
     def __init__(
@@ -141,6 +151,10 @@ class PrivateStep(Unique):
         self._augment, self._views = augment, 1 if augment is None else augment.views
         if augment is not None and world.size > 1:
             raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
+        if augment is not None and plan.unit is not None and plan.unit.whole:
+            raise ConfigError(
+                "augment", str(augment), f"no views where the unit is {plan.unit} and persons are sampled"
+            )
         if self._views > 1 and chain.rules:
             raise ConfigError(
                 "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
@@ -158,7 +172,7 @@ class PrivateStep(Unique):
                 self._position = position.Watch(model)
                 undo.callback(self._position.stop)
             self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
-            self._groups = self.chain.clip.groups(self.engine.layers)
+            self.groups = self.chain.clip.groups(self.engine.layers)
             self._forms: dict[str, Form] = {name: parameter.shape for name, parameter in self.engine.parameters.items()}
             self._noise = Blocks(self.randomness, "noise")
             self._masks: Masks | None = None
@@ -254,6 +268,7 @@ class PrivateStep(Unique):
         dataset: Dataset[Any] | Records,
         steps: int | None = None,
         *,
+        units: Ids | None = None,
         collate_fn: Collate | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
@@ -277,38 +292,32 @@ class PrivateStep(Unique):
             dataset: The records. On several ranks, either the whole data set, of which each rank takes an equal share,
                 or the share that only this rank has. The plan is always that of the whole.
             steps: How many batches at most; by default up to the end of the plan or the budget.
+            units: Whose each row of `dataset` is, if the plan's unit is a person: an id for each row. `backward` still
+                takes one loss per row.
             collate_fn: Puts records together, as for a DataLoader; every tensor of a batch has the records as its first
                 dimension. A collator of Hugging Face that pads to the longest record works unchanged.
-            num_workers: Processes that fetch records while the model trains. Which records are in a batch is drawn here,
-                and results do not depend on the number of workers.
+            num_workers: Processes that fetch records while the model trains. The records of a batch are drawn in this
+                process, and results do not depend on the number of workers.
             pin_memory: Fetch into pinned memory, where batches go to a GPU.
             prefetch_factor: How many parts of batches each worker fetches ahead.
 
         Raises:
+            ConfigError: The data set, or `units`, is not the plan's.
             AssayError: The step is closed or unusable, `backward` was not called for a batch, or another loop over
                 `batches` began while this one was running.
         """
-        records = (
-            dataset
-            if isinstance(dataset, Records)
-            else Records(
-                dataset,
-                loading=Loading(
-                    collate_fn=collate_fn,
-                    num_workers=num_workers,
-                    pin_memory=pin_memory,
-                    prefetch_factor=prefetch_factor,
-                ),
-            )
+        loading = Loading(
+            collate_fn=collate_fn, num_workers=num_workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor
         )
-        return self._drawn(records, steps, lambda _: True)
+        records = dataset if isinstance(dataset, Records) else Records(dataset, loading=loading)
+        return self._drawn(unit_records(records, units, self.plan), steps, lambda _: True)
 
     def batches_or_none(self, records: Records, steps: int | None = None) -> Iterator[Any]:
         """As `batches`, with None in place of a part without records; `backward_of_none` takes the step then.
 
         For loops that need not call the model for such a part: `assay.fit`.
         """
-        return self._drawn(records, steps, lambda part: not self._is_forgotten(part))
+        return self._drawn(unit_records(records, None, self.plan), steps, lambda part: not self._is_forgotten(part))
 
     def _is_forgotten(self, part: BatchPart) -> bool:
         """Whether a part has no records and nothing of its pass through the model is used.
@@ -410,7 +419,7 @@ class PrivateStep(Unique):
             raise ConfigError(
                 "losses",
                 f"{len(losses)} values",
-                f"one for each of the {expected} {'records' if self._views == 1 else 'views'} of the batch drawn last"
+                f"one for each of the {expected} {self._each} of the batch drawn last"
                 if expected is not None
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
             )
@@ -421,6 +430,13 @@ class PrivateStep(Unique):
                 "be known. Seed before the model is called, or use a torch.Generator of your own; then call the model "
                 "again for this batch"
             )
+
+    @property
+    def _each(self) -> str:
+        """What there is one loss for."""
+        if self.plan.unit is not None:
+            return "rows"
+        return "records" if self._views == 1 else "views"
 
     def _check_usable(self) -> None:
         self.check_process()
@@ -450,12 +466,15 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
-        if self._views > 1:  # a record's loss is the mean over its views
+        if part.persons is not None:  # a person's loss is the mean over their rows
+            grads = self.engine.collect(part.persons.shares(losses), part.persons)
+            losses = part.persons.sums(part.persons.shares(losses.detach()))
+        elif self._views > 1:  # a record's loss is the mean over its views
             grads = self._collect(losses / self._views, part.fill)
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
-        total, norms = self.chain.clipped_sum(grads, self._groups, part.slots)
+        total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite
         if self.chain.rules:
             self._forms |= grads.bases()
@@ -482,7 +501,7 @@ class PrivateStep(Unique):
 
     def _whole_numbers(self, grads: RecordGrads) -> dict[str, Tensor]:
         assert isinstance(self.chain.noise, ExactGaussian)
-        return on_grid.rounded(grads, self.chain.clip, self._groups, self.chain.noise.grid)
+        return on_grid.rounded(grads, self.chain.clip, self.groups, self.chain.noise.grid)
 
     def _release(self) -> None:
         """Charge for the batch's sum, add noise and write `.grad`."""

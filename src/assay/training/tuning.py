@@ -37,7 +37,8 @@ from assay.training.settings import training_json
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
 """Settings that a choice decides itself."""
 _DATA_AND_BUDGET = {
-    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key", "operator",
+    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key",
+    "operator",
 }  # fmt: skip
 _DECIDES_EPSILON = {
     "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
@@ -205,6 +206,9 @@ def _all_made(
     made: list[Prepared] = []
     for setting in settings:
         made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
+        task = made[-1].bundle.what
+        if not task.is_classification:
+            raise ConfigError("target", task.kind, "classes: settings are chosen by their accuracy")
     return made
 
 
@@ -233,6 +237,7 @@ class _Spending:
 
     delta: float
     adjacency: Adjacency
+    epsilon_limit: float | None
     whole: DpEvent
 
     def event(self) -> DpEvent:
@@ -285,7 +290,7 @@ class PrivateChoice:
     @property
     def _spending(self) -> _Spending:
         whole = selection.selection(self.plan, self.split.score_noise, self.trials)
-        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, whole=whole)
+        return _Spending(delta=self.plan.delta, adjacency=self.plan.adjacency, epsilon_limit=self.epsilon, whole=whole)
 
     def _lease(self) -> Lease | None:
         """Check that the choice fits into its budget, before anything is written."""
@@ -337,6 +342,7 @@ class PrivateChoice:
                 plan=plans[which],
                 training=one.training,
                 names={**one.names, "tuning": chosen_by},
+                units=one.units,
             )
 
         LOG.info(f"training a secret number of times, {mean:g} on average; scores {self.scored}")
@@ -462,7 +468,14 @@ class PublicChoice:
         public, settings, private, trials, out = self.public, self.settings, self.private, self.trials, self.out
         scores = []
         for setting, one in zip(settings, trials, strict=True):
-            result = fit(one.network, one.bundle.train, plan=one.plan, test=one.bundle.test, training=one.training)
+            result = fit(
+                one.network,
+                one.bundle.train,
+                plan=one.plan,
+                test=one.bundle.test,
+                training=one.training,
+                units=one.units,
+            )
             scores.append(result.accuracy or 0.0)
             LOG.info(f"{scores[-1]:.2%} on {public}: {in_words(setting)}")
         which = scores.index(max(scores))

@@ -59,6 +59,22 @@ class Range:
         return number
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a list of numbers in an event may hold."""
+
+    accepted: str
+    least: int
+    most: float
+
+    def check(self, path: str, value: object) -> tuple[int | float, ...]:
+        """The numbers as plain ones; refused out of range, or where they are no list."""
+        if not isinstance(value, list | tuple):
+            raise ConfigError(path, value, self.accepted)
+        each = Range(self.accepted, self.least, self.most)
+        return tuple(float(each.check(f"{path}[{i}]", number)) for i, number in enumerate(value))
+
+
 NOISE = Range("a finite number ≥ 0 (0 means no noise)", 0, sys.float_info.max)
 DIVERGENCE = Range("a finite number ≥ 0", 0, sys.float_info.max)
 ZERO = Range("0", 0, 0)
@@ -87,7 +103,7 @@ class Accountant(ABC):
 
     name: str
     event: type[DpEvent]
-    numbers: Mapping[str, Range] = field(default_factory=dict)
+    numbers: Mapping[str, Range | Numbers] = field(default_factory=dict)
     inner: str | None = None
     fixed: Mapping[str, float] = field(default_factory=dict)
 

@@ -55,6 +55,12 @@ class Sampler(ABC):
     shown_under: ClassVar[Adjacency | None] = None
     """The adjacency that gives the event of `at_least` its meaning; None for that of the plan."""
 
+    together: ClassVar[bool] = False
+    """Whether k records cost what `assay.accounting.groups.enlarged` makes of `compose`.
+
+    Each record must have separate coins, and k of them be in a step's batch no more often than k independent ones.
+    """
+
     records: int
     expected_size: float
 

@@ -22,6 +22,7 @@ class FullBatch(Sampler):
     """Every step uses all records."""
 
     name: ClassVar[str] = "full"
+    together: ClassVar[bool] = True
     tight: ClassVar[bool] = True
     whole: ClassVar[bool] = True
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Permuted(Sampler):
     """A random order of all records for every epoch, cut into batches of one size; the last may be smaller.
 
-    Charged without amplification: no bound is proven that would be smaller. Defined for replace-one adjacency, because one
-    record more would move others between batches. A record is in one batch an epoch, so an epoch costs one release.
+    Charged without amplification: no bound is proven that would be smaller. Defined for replace-one adjacency, because
+    one record more would move others between batches. A record is in one batch an epoch, so an epoch costs one release.
     """
 
     name: ClassVar[str] = "permutation"
@@ -61,9 +61,7 @@ class Permuted(Sampler):
         return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
-        """The sum over all releases of an epoch, which has the record once and the noise of every batch; of less than an
-        epoch the first step.
-        """
+        """The sum of an epoch's releases, with the record once and the noise of every batch; else the first step."""
         if steps < self.epoch_steps:
             return PoissonSampledDpEvent(self.rate, event)
         whole = GaussianDpEvent(event.noise_multiplier * math.sqrt(self.epoch_steps))

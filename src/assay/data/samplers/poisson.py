@@ -22,6 +22,7 @@ class Poisson(Sampler):
     """Each record enters each batch independently with probability q = expected size / records."""
 
     name: ClassVar[str] = "poisson"
+    together: ClassVar[bool] = True
     tight: ClassVar[bool] = True
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:

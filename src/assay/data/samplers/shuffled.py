@@ -27,10 +27,15 @@ class Shuffled(Sampler):
     makes it private beyond one release an epoch where a record is added or removed (`assay.accounting.allocation`). An
     epoch that was begun is charged whole. Where a record is replaced, no amplification is claimed.
 
-    A stock DataLoader with `shuffle=True` does something else, a permutation cut into batches of one size: `permutation`.
+    Nor is it for k records together. If n_1, …, n_b of them are in the epoch's batches, Σ n_i = k, they move the
+    epoch's sums by at most √(Σ n_i²) ≤ k times the bound: one release an epoch with the noise multiplier divided by k.
+
+    A stock DataLoader with `shuffle=True` does something else, a permutation cut into batches of one size:
+    `permutation`.
     """
 
     name: ClassVar[str] = "shuffle"
+    together: ClassVar[bool] = True
     by_epoch: ClassVar[bool] = True
     tight: ClassVar[bool] = True
     shown_under: ClassVar[Adjacency | None] = Adjacency.ADD_OR_REMOVE_ONE

@@ -389,6 +389,12 @@ def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[
     Raises:
         ConfigError: It is not accepted, or there is no target.
     """
+    if str(schema) == "auto":
+        raise ConfigError(
+            "schema",
+            "auto",
+            "a .toml file: bounds and levels are not estimated from private rows; a public sample can give them",
+        )
     if isinstance(schema, str | Path):
         found = Schema.from_toml(schema)
     elif isinstance(schema, Schema):

@@ -80,19 +80,19 @@ class Significant:
 
     def expects(self, instructions: Arrays) -> Schema:
         """A number for each coordinate of the set."""
-        count = int(self._set(instructions).sum())
+        count = int(self.selected(instructions).sum())
         return Schema({"update": (self.plan.source(count).dtype, count)})
 
     def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
         """The coordinates of the set: first restricted, then clipped, weighted, protected."""
-        vector = work.update[self._set(instructions)]
+        vector = work.update[self.selected(instructions)]
         if self.plan.unit == "client":
             vector = clipped(vector, self.plan.clip) * (work.weight * self.method.weight(work.loss))
         return {}, {"update": self.plan.source(len(vector)).send(vector, stream)}
 
     def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
         """The average on the set, zero elsewhere."""
-        chosen = self._set(instructions)
+        chosen = self.selected(instructions)
         count = int(chosen.sum())
         average = self.plan.source(count).average([answer.arrays["update"] for answer in answers], count, stream)
         if average is None:
@@ -110,7 +110,7 @@ class Significant:
         """Continue from that average."""
         self.released = state["released"].clone()
 
-    def _set(self, instructions: Arrays) -> Tensor:
+    def selected(self, instructions: Arrays) -> Tensor:
         return bits.unpack(instructions["set"], self.size)
 
 

@@ -77,20 +77,20 @@ class Scored:
 
     def expects(self, instructions: Arrays) -> Schema:
         """A number for each coordinate of the set, and a score for each part."""
-        length = int(self._set(instructions).sum()) + self.parts
+        length = int(self.selected(instructions).sum()) + self.parts
         return Schema({"update": (self.plan.source(length).dtype, length)})
 
     def answer(self, work: Work, instructions: Arrays, turn: int, stream: Stream) -> tuple[Fields, Arrays]:  # noqa: ARG002
         """Update and scores as one bounded vector."""
         share, bound = self.method.score_share, self.plan.clip
-        kept = clipped(work.update[self._set(instructions)], bound) * math.sqrt(1 - share)
+        kept = clipped(work.update[self.selected(instructions)], bound) * math.sqrt(1 - share)
         scores = clipped(loss_changes(work, self.layout), self.method.score_bound) * self._scale
         vector = torch.cat([kept, scores]) * work.weight
         return {}, {"update": self.plan.source(len(vector)).send(vector, stream)}
 
     def combine(self, answers: Sequence[Message], instructions: Arrays, turn: int, stream: Stream) -> Tensor | None:  # noqa: ARG002
         """The average on the set, zero elsewhere; scores are averaged over rounds."""
-        chosen = self._set(instructions)
+        chosen = self.selected(instructions)
         length = int(chosen.sum()) + self.parts
         average = self.plan.source(length).average([answer.arrays["update"] for answer in answers], length, stream)
         if average is None:
@@ -113,7 +113,7 @@ class Scored:
         """Continue from that average."""
         self.scores = state["scores"].clone()
 
-    def _set(self, instructions: Arrays) -> Tensor:
+    def selected(self, instructions: Arrays) -> Tensor:
         chosen = bits.unpack(instructions["parts"], self.parts)
         lengths = torch.tensor([part.stop - part.start for part in self.layout.blocks().values()])
         return chosen.repeat_interleave(lengths)

@@ -48,7 +48,7 @@ class _Site(Protocol):
 def hello(message: Message, context: Context) -> Message:
     """Say which clients this node holds."""
     share = Share.of(context.node_config)
-    return Message(_content(pack({"node": [share.index, share.of_how_many]})), reply_to=message)
+    return Message(as_content(pack({"node": [share.index, share.of_how_many]})), reply_to=message)
 
 
 def work(message: Message, context: Context) -> Message:
@@ -67,16 +67,16 @@ def _answer(message: Message, context: Context, agree: Callable[[Mapping[str, An
     The reason stays on the node, because the text of an exception may hold data.
     """
     share, answers = Share.of(context.node_config), []
-    header, blobs = unpack(_frame(message))
+    header, blobs = unpack(frame_of(message))
     for client, task in unpack_tasks(header, blobs).items():
         try:
             if not share.holds(client):
                 raise PermissionError(f"client {client} is not among those this node holds")
-            site = _site(json.dumps(agree(header["settings"]), sort_keys=True))
+            site = site_of(json.dumps(agree(header["settings"]), sort_keys=True))
             answers.append((client, site.answer(client, task)))
         except Exception:
             traceback.print_exc()
-    return Message(_content(pack_answers(answers)), reply_to=message)
+    return Message(as_content(pack_answers(answers)), reply_to=message)
 
 
 def _app(answer: Callable[[Message, Context], Message]) -> ClientApp:
@@ -91,7 +91,7 @@ virtual_app = _app(virtual_work)
 
 
 @lru_cache(maxsize=1)
-def _site(settings: str) -> _Site:
+def site_of(settings: str) -> _Site:
     """The site of this process. The node chooses its code, by environment variable; the server never does."""
     module, _, function = os.environ.get(SITE_VARIABLE, DEFAULT_SITE).partition(":")
     site: _Site = getattr(import_module(module), function)(json.loads(settings))
@@ -199,7 +199,7 @@ class _Relay:
         silent = set(asked)
         if not reply.has_error():
             try:
-                answers = unpack_answers(_frame(reply))
+                answers = unpack_answers(frame_of(reply))
             except FrameError:
                 answers = []
             for client, answer in answers:
@@ -236,7 +236,7 @@ class _Relay:
         self.holder |= dict.fromkeys(clients, node)
 
     def _push(self, frame: bytes, node: int, kind: str, ttl: float) -> Iterable[str]:
-        return [name for name in self.grid.push_messages([Message(_content(frame), node, kind, ttl=ttl)]) if name]
+        return [name for name in self.grid.push_messages([Message(as_content(frame), node, kind, ttl=ttl)]) if name]
 
     def _pull(self, identities: Iterable[str]) -> Iterator[tuple[str, Message]]:
         names = list(identities)
@@ -251,7 +251,7 @@ class _Relay:
 
 def _share(reply: Message) -> Share | None:
     try:
-        header, _ = unpack(_frame(reply))
+        header, _ = unpack(frame_of(reply))
         index, of_how_many = header["node"]
         return Share(index, of_how_many)
     except (FrameError, KeyError, TypeError, ValueError):
@@ -259,12 +259,13 @@ def _share(reply: Message) -> Share | None:
 
 
 # ----------------------------------------------------------------------------------------- bytes in Flower's messages
-def _content(frame: bytes) -> RecordDict:
+def as_content(frame: bytes) -> RecordDict:
     """Bytes as an array: Flower sends arrays in chunks, of any total size, and sends equal chunks once."""
     return RecordDict({"frame": ArrayRecord({"bytes": Array(np.frombuffer(frame, dtype=np.uint8))})})
 
 
-def _frame(message: Message) -> bytes:
+def frame_of(message: Message) -> bytes:
+    """The bytes that a message carries."""
     try:
         record = message.content["frame"]
         assert isinstance(record, ArrayRecord)

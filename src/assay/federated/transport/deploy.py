@@ -47,10 +47,10 @@ class DeployCarrier(FlowerCarrier):
         super().__init__(settings, clients, log=log, patience=patience, wait=wait)
 
     def _launch(self, socket: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        home = write_connection(self._directory / "flower", self._superlink, self._authority)
-        app = bundle.write(self._directory / "app")
+        home = write_connection(self.directory / "flower", self._superlink, self._authority)
+        app = bundle.write(self.directory / "app")
         command = ["flwr", "run", str(app), CONNECTION, "--stream", "--run-config", f"relay={json.dumps(str(socket))}"]
-        return self._processes.start(command, quiet_environment(home), output)
+        return self.processes.start(command, quiet_environment(home), output)
 
     def _alive(self) -> bool:
         try:

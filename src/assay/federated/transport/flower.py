@@ -58,7 +58,7 @@ class Processes:
     """Processes in separate groups, so that everything a process has started ends with it."""
 
     def __init__(self) -> None:
-        self._running: list[subprocess.Popen[bytes]] = []
+        self.running: list[subprocess.Popen[bytes]] = []
 
     def start(
         self, command: Sequence[str], environment: Mapping[str, str], output: IO[bytes]
@@ -71,24 +71,24 @@ class Processes:
             stderr=output,
             start_new_session=True,
         )
-        self._running.append(process)
+        self.running.append(process)
         return process
 
     def stop(self, by_itself: float = 10.0) -> None:
         """Wait `by_itself` seconds for processes to end by themselves, then ask their groups to, then kill them."""
         self._wait(by_itself)
-        for process in self._running:
+        for process in self.running:
             if process.poll() is None:
                 _signal_group(process, signal.SIGTERM)
         self._wait(10.0)
-        for process in self._running:
+        for process in self.running:
             _signal_group(process, signal.SIGKILL)  # also what the process left behind in its group
             process.wait()
-        self._running.clear()
+        self.running.clear()
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        for process in self._running:
+        for process in self.running:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
 
@@ -116,19 +116,19 @@ class FlowerCarrier:
             raise ConfigError("clients", clients, "a whole number above 0")
         check_above_zero("patience", patience)
         check_above_zero("wait", wait)
-        self._clients, self._patience = clients, patience
-        self._directory = Path(tempfile.mkdtemp(prefix="assay-"))  # mode 0700: what is in it is for this user only
-        self._processes = Processes()
+        self.clients, self._patience = clients, patience
+        self.directory = Path(tempfile.mkdtemp(prefix="assay-"))  # mode 0700: what is in it is for this user only
+        self.processes = Processes()
         self._line: Connection | None = None
         self._exchanges = 0
         self._log_path = log
         atexit.register(self.close)
         try:
-            socket = self._directory / "relay"
+            socket = self.directory / "relay"
             if len(os.fsencode(socket)) > _SOCKET_LIMIT:
                 raise ConfigError(
                     "TMPDIR",
-                    str(self._directory.parent),
+                    str(self.directory.parent),
                     "a directory with a shorter name, since a socket is kept in it",
                 )
             log.parent.mkdir(parents=True, exist_ok=True)
@@ -160,9 +160,9 @@ class FlowerCarrier:
         Raises:
             CarrierError: Flower's processes have ended.
         """
-        strangers = [client for client in tasks if not 0 <= client < self._clients]
+        strangers = [client for client in tasks if not 0 <= client < self.clients]
         if strangers:
-            raise ConfigError("clients", strangers, f"numbers from 0 to {self._clients - 1}")
+            raise ConfigError("clients", strangers, f"numbers from 0 to {self.clients - 1}")
         self._exchanges += 1
         number = self._exchanges
         frame = pack_tasks(tasks, {"exchange": number})
@@ -184,8 +184,8 @@ class FlowerCarrier:
         if self._line is not None:
             self._line.close()  # the relay ends when its line does, and Flower's run with it
             self._line = None
-        self._processes.stop()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self.processes.stop()
+        shutil.rmtree(self.directory, ignore_errors=True)
         atexit.unregister(self.close)
 
     def _accept(self, listener: Listener, starter: subprocess.Popen[bytes]) -> Connection:

@@ -39,7 +39,7 @@ class SimulationCarrier(FlowerCarrier):
         super().__init__(settings, clients, log=log, patience=patience, wait=wait)
 
     def _launch(self, socket: Path, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        environment = quiet_environment(self._directory / "flower") | {
+        environment = quiet_environment(self.directory / "flower") | {
             SITE_VARIABLE: self._site,
             "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
             # Ray listens on every interface and runs what it is sent. Without this token a caller is turned away.
@@ -47,13 +47,13 @@ class SimulationCarrier(FlowerCarrier):
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
         options = {
-            "directory": str(self._directory),
+            "directory": str(self.directory),
             "socket": str(socket),
-            "clients": self._clients,
+            "clients": self.clients,
             "cpus": self._cpus,
         }
         command = [sys.executable, "-m", "assay.federated.transport.simulation", json.dumps(options)]
-        return self._processes.start(command, environment, output)
+        return self.processes.start(command, environment, output)
 
 
 def check(reach: Reach) -> None:  # noqa: ARG001

@@ -151,7 +151,7 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
                     "private model; its gradient would carry the records without noise. Give the whole model, or "
                     "detach/freeze that part"
                 )
-        # a single row is how torch normalises a record (or a kernel) by itself
+        # torch normalises a single record (or a kernel) as a batch of one row
         if type(node).__name__ in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
             normalises = True
         todo.extend(parent for parent, _ in node.next_functions)

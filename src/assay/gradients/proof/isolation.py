@@ -253,10 +253,10 @@ def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records:
 
 
 def _check_number_backwards(call: Call, copy: nn.Module | None, records: int, rows: Tensor) -> None:
-    """Nor must the gradients of a few records' outputs change with how many others there are whose outputs do not count.
+    """Refuse a model whose gradients for a few records' outputs depend on how many other records there are.
 
-    Copies are asked, because a backward pass may write. Where gradients cannot be asked for (a model that cannot be
-    copied, computes without autograd or forbids `torch.autograd.grad`), this says nothing.
+    It calls copies, because a backward pass may write. Nothing can be said about a model that cannot be copied,
+    computes without autograd or forbids `torch.autograd.grad`.
     """
     one, other = _one_more(copy), _one_more(copy)
     if one is None or other is None:
@@ -272,19 +272,20 @@ def _check_number_backwards(call: Call, copy: nn.Module | None, records: int, ro
     for many, few in pairs:
         if not many.numel():
             continue
-        # Of some parameters (the bias of a softmax's keys) the true gradient is 0, and only rounding is left to compare.
+        # Some parameters (the bias of a softmax's keys) have a true gradient of 0, where only rounding is compared.
         rounding = _ROUNDING * float(torch.finfo(many.dtype).eps) * largest
         if float((many - few).abs().max()) > max(rounding, _DIFFERENCE * float(many.abs().max())):
             raise UnsupportedModelError(
                 "the backward pass mixes records: the gradients of some records depend on how many others there are (a "
-                "hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound that"
+                "hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound "
+                "that"
             )
 
 
 def _gradients(
     call: Call, model: nn.Module, rows: Tensor, records: int, change: Callable[[Any], Any]
 ) -> list[Tensor | None]:
-    """The gradients of the outputs of these rows by each trained parameter. Nothing is accumulated anywhere."""
+    """The gradients of these rows' outputs with respect to each trained parameter; no `.grad` is written."""
     args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
     kept = copied(model.named_buffers())
     now = random_state()

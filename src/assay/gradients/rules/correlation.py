@@ -8,10 +8,10 @@ The norm comes from two power spectra (`assay.gradients.rules.spectra`), without
 
 If white noise on the map is followed by a low-pass filter, and only the corner is kept, no map is built at all. The
 corner of a filtered map m is E m, where E is [corner, map] with E Eᵀ = A = V Λ Vᵀ, and A[u, v] is the kernel of the
-filter applied twice at u - v. U = Λ^-½ Vᵀ E has orthonormal rows: U m is no longer than m, white noise on m is white noise of the same scale
-on U m, and V Λ^½ U m is the corner. So the sum is taken in the coordinates U m (`Filtered`), as many as the corner has,
-and `restored` after the noise. This has the distribution of adding noise to the map, filtering and cropping. As a
-function of that release it is no less private.
+filter applied twice at u - v. U = Λ^-½ Vᵀ E has orthonormal rows: U m is no longer than m, white noise on m is white
+noise of the same scale on U m, and V Λ^½ U m is the corner. So the sum is taken in the coordinates U m (`Filtered`), as
+many as the corner has, and `restored` after the noise. This has the distribution of adding noise to the map, filtering
+and cropping. As a function of that release it is no less private.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class FullCorrelationRule(ConvRule):
             raise UnsupportedModelError(
                 f"{module} is dilated: its gradient is not a corner of the full correlation map; use domain=kernel"
             )
-        x, shape = self._laid_out(module, x, pad=self.maps or self.rho is not None)
+        x, shape = self.laid_out(module, x, pad=self.maps or self.rho is not None)
         torus = Torus(tuple(side + 2 * pad for side, pad in zip(x.shape[2:], shape.padding, strict=True)))
         if not self.maps and self.rho is None:
             return Cornered(Convolved(shape, x, g), torus)

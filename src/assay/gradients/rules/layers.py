@@ -137,11 +137,11 @@ class ConvRule:
         return _found(wanted, lambda: self._weight(module, x, g), lambda: Dense(g.flatten(2).sum(2)))
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
-        x, shape = self._laid_out(module, x)
+        x, shape = self.laid_out(module, x)
         return convolved(shape, x, g, self.by_windows)
 
     @staticmethod
-    def _laid_out(
+    def laid_out(
         module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, *, pad: bool = False
     ) -> tuple[Tensor, ConvShape]:
         """The input and the shape; the input is padded unless zeros on both sides will do and `pad` is off."""
@@ -162,7 +162,7 @@ class StandardisedConvRule(ConvRule):
         return super().forward(module, {**params, "weight": standardised(weight)}, x)
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
-        x, shape = self._laid_out(module, x)
+        x, shape = self.laid_out(module, x)
         return through_standardising(module.weight, shape, x, g)
 
 

@@ -76,7 +76,7 @@ class Torus:
 
     def spectrum(self, signal: Tensor) -> Tensor:
         """The spectrum over the last dimensions; a signal smaller than the grid is followed by zeros."""
-        if self._short(signal):
+        if self.is_short(signal):
             return self._by_products(signal)
         found: Tensor = torch.fft.rfftn(signal, s=self.sides, dim=self._last, norm="ortho")
         return found
@@ -102,7 +102,7 @@ class Torus:
         step = max(1, _PIECE // (signal.shape[1] * self.points))
         return torch.cat([power(self.spectrum(part).unflatten(1, (groups, -1)), 2) for part in signal.split(step)])
 
-    def _short(self, signal: Tensor) -> bool:
+    def is_short(self, signal: Tensor) -> bool:
         """Whether a CPU multiplies by the transform's matrices as fast as its FFT, or up to twice as fast.
 
         It does for 34 = 2 · 17, the side of a padded CIFAR image.

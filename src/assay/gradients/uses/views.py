@@ -19,10 +19,11 @@ from assay.gradients.uses.tables import Rows
 
 def folded(layer: LayerUse, views: int) -> LayerUse:
     """The use of a layer's parameters by records of `views` rows each."""
-    return Apart([_folded(use, views) for use in layer.apart()])
+    return Apart([fold(use, views) for use in layer.apart()])
 
 
-def _folded(use: Use, views: int) -> Use:
+def fold(use: Use, views: int) -> Use:
+    """The use of one parameter by records of so many rows each."""
     match use:
         case Rank1():
             return Outer(_apart(use.g, views), _apart(use.x, views))
@@ -31,7 +32,7 @@ def _folded(use: Use, views: int) -> Use:
         case Rows():
             return Rows(_joined(use.index, views), _joined(use.g, views), use.rows)
         case Tied():
-            rows, factors = _folded(use.rows, views), Outer(_joined(use.outer.g, views), _joined(use.outer.x, views))
+            rows, factors = fold(use.rows, views), Outer(_joined(use.outer.g, views), _joined(use.outer.x, views))
             assert isinstance(rows, Rows)
             return Tied(rows, factors)
         case Convolved():

@@ -26,9 +26,17 @@ def _budgets(found: Collected) -> list[Html]:
     under: dict[str, list[Finished]] = {}
     for run in found.finished:
         said = run.record.get("budget")
-        if isinstance(said, Mapping) and isinstance(said.get("id"), str):
+        if isinstance(said, Mapping) and _is_whole(said):
             under.setdefault(said["id"], []).append(run)
     return [_budget(sorted(runs, key=lambda run: int(run.record["budget"]["entries"]))) for runs in under.values()]
+
+
+def _is_whole(said: Mapping[str, Any]) -> bool:
+    """Whether a record says of its budget what it should: records are anybody's files."""
+    numbers = all(type(said.get(name)) in (int, float) for name in ("epsilon", "delta"))
+    counts = all(type(said.get(name)) is int for name in ("runs", "entries"))
+    texts = all(isinstance(said.get(name), str) for name in ("id", "name"))
+    return numbers and counts and texts and (said.get("spent") == "inf" or type(said.get("spent")) in (int, float))
 
 
 def _budget(runs: Sequence[Finished]) -> Html:
@@ -118,8 +126,8 @@ def _total(data: str, unit: str, adjacency: str, parts: Sequence[Part]) -> Html:
         "p",
         f"{head}: ",
         tag("strong", f"together {most}"),
-        ", if they are on the same records. Valid although each may have been chosen after seeing others. Runs that are not on"
-        " this page add to it.",
+        ", if they are on the same records. Valid although each may have been chosen after seeing others. Runs that are"
+        " not on this page add to it.",
     )
 
 

@@ -1,0 +1,108 @@
+"""Bugs that show only where one person has several rows."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from assay import Plan, PrivateStep, data
+from assay.audit import from_scores
+from assay.data.samplers.full import FullBatch
+from assay.data.units import Sampled, Unit
+from assay.errors import DataError
+from assay.randomness.streams import Seeded
+
+from . import mutants
+
+OTHERS, ROWS, RELEASES, SIGMA, DELTA = 5, 8, 400, 4.0, 1e-5
+UNIT = Unit(name="patient_id", persons=OTHERS + 1, rows=ROWS)
+
+
+def planned(unit: Unit | None, records: int) -> Plan:
+    return Plan(
+        records=records,
+        batch_size=records,
+        steps=1,
+        noise_multiplier=SIGMA,
+        delta=DELTA,
+        sampling=FullBatch,
+        unit=unit,
+    )
+
+
+def shown(plan: Plan, prepare=lambda step: None) -> float:
+    """ε that releases of one step show of a person with eight equal rows, at 99.9999 % confidence.
+
+    The model stays as it is.
+    """
+    x = torch.zeros(OTHERS + ROWS, 2)
+    x[:OTHERS, 1], x[OTHERS:, 0] = 1.0, 1.0
+    ids = torch.tensor([*range(OTHERS), *[OTHERS] * ROWS])
+    scores = []
+    for world in (1.0, 0.0):  # in the second world the person's rows are there and count for nothing
+        model = nn.Linear(2, 1, bias=False)
+        step = PrivateStep(model, replace(plan, steps=RELEASES), randomness=Seeded(int(world)))
+        prepare(step)
+        factor = torch.ones(OTHERS + ROWS)
+        factor[OTHERS:] = world
+        seen = []
+        for rows, counts in step.batches(TensorDataset(x, factor), units=None if plan.unit is None else ids):
+            step.backward(1000 * model(rows)[:, 0] * counts)
+            seen.append(float(model.weight.grad[0, 0]))
+        step.close()
+        scores.append(np.array(seen))
+    found = from_scores(*scores, delta=DELTA, confidence=1 - 1e-6, independent=True, assume="gaussian")
+    return found.epsilon
+
+
+def test_a_person_is_clipped_as_one():
+    right = planned(UNIT, OTHERS + 1)
+    assert shown(right) <= right.epsilon()
+
+
+def test_rows_clipped_one_by_one_and_charged_as_persons_are_caught():
+    wrong = planned(UNIT, OTHERS + 1)
+    assert shown(wrong, mutants.clip_row_by_row) > 1.5 * wrong.epsilon()
+
+
+def test_rows_of_a_person_charged_as_if_they_were_one_are_caught():
+    rows = OTHERS + ROWS
+    wrong, right = planned(None, rows), planned(replace(UNIT, sampled=Sampled.ROWS), rows)
+    found = shown(right)
+    assert 1.5 * wrong.epsilon() < found <= right.epsilon()
+    assert shown(wrong) == found
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["in both parts", "in one part"])
+def test_a_person_in_both_parts_is_refused(tmp_path, bug):
+    ids = np.arange(40) // 4
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40) % 2
+    path = tmp_path / "visits.npz"
+    test = ids[36:] - 1 if bug else ids[36:]
+    arrays = {"x": x[:36], "y": y[:36], "patient_id": ids[:36], "x_test": x[36:], "y_test": y[36:]}
+    np.savez(path, **arrays, patient_id_test=test)
+    if bug:
+        with pytest.raises(DataError, match="1 persons are in both"):
+            data.load(path, unit="patient_id")
+        assert len(data.load(path).test_x) == 4  # without a unit nobody can tell
+    else:
+        assert data.load(path, unit="patient_id").persons == 9
+
+
+def test_a_split_by_rows_would_put_persons_into_both_parts(tmp_path):
+    """The bug: each row's own content decides. The twin: the person's id does, so all of their rows are in one part."""
+    ids = np.repeat(np.arange(60), 5)
+    x, y = np.random.default_rng(1).normal(size=(300, 3)).astype("float32"), np.arange(300) % 2
+    path = tmp_path / "visits.npz"
+    np.savez(path, x=x, y=y, patient_id=ids)
+    owner = {row.tobytes(): int(i) for row, i in zip(x, ids, strict=True)}
+
+    def both(bundle) -> set[int]:
+        parts = [{owner[row.tobytes()] for row in part.numpy()} for part in (bundle.train_x, bundle.test_x)]
+        return parts[0] & parts[1]
+
+    assert len(both(data.load(path))) > 20
+    assert not both(data.load(path, unit="patient_id"))
