@@ -14,8 +14,9 @@ from assay import ConfigError, Optimizer, Plan, Settings, Training, attacks, aud
 from assay.audit.plans import audit_plan
 from assay.audit.training import black_box, blank, white_box
 from assay.audit.worlds import trained_in_two_worlds
+from assay.data.persons import rows_kept
 from assay.data.samplers.full import FullBatch
-from assay.data.units import Sampled, Unit, rows_kept
+from assay.data.units import Sampled, Unit
 from assay.randomness.streams import Seeded
 
 COUNTS = torch.tensor([1 + i % 4 for i in range(60)])

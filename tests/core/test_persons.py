@@ -21,11 +21,12 @@ from torch.utils.data import Dataset, TensorDataset
 from assay import ConfigError, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.schedules import Decay
+from assay.data.persons import UnitRecords, numbered, rows_kept
 from assay.data.records import Records
 from assay.data.samplers.full import FullBatch
 from assay.data.samplers.shuffled import Shuffled
 from assay.data.samplers.without_replacement import WithoutReplacement
-from assay.data.units import Sampled, Unit, UnitRecords, numbered, rows_kept
+from assay.data.units import Sampled, Unit
 from assay.gradients.clip_rules.adaptive import AdaptiveQuantile
 from assay.methods.ways import compare
 from assay.randomness.streams import Seeded

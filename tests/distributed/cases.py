@@ -26,8 +26,9 @@ from torch.utils.data import Dataset, TensorDataset
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.schedules import Banded
+from assay.data.persons import rows_kept
 from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
-from assay.data.units import Sampled, Unit, rows_kept
+from assay.data.units import Sampled, Unit
 from assay.distributed.world import world
 from assay.gradients import clipping as clip
 from assay.randomness.streams import Seeded

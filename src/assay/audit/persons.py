@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from assay.data.loading import Key
-from assay.data.units import Ids, Unit, UnitRecords, numbered
+from assay.data.persons import Ids, UnitRecords, numbered
+from assay.data.units import Unit
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 

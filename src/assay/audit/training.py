@@ -27,8 +27,8 @@ from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, likeli
 from assay.audit.persons import PlaceholderPersons, canary_rows, unit_with, with_canaries
 from assay.audit.result import Audit
 from assay.audit.scores import Assume, from_scores
+from assay.data.persons import Ids, UnitRecords
 from assay.data.records import Records
-from assay.data.units import Ids, UnitRecords
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage

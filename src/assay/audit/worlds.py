@@ -21,7 +21,7 @@ from assay.audit.canaries import PlaceholderRecords
 from assay.audit.persons import canary_rows, with_canaries
 from assay.audit.scores import from_scores
 from assay.audit.training import TrainingAudit, losses_of, with_more
-from assay.data.units import Ids
+from assay.data.persons import Ids
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss

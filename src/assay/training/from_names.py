@@ -17,8 +17,9 @@ from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog, samplers
 from assay.data.identity import of_bundle
+from assay.data.persons import rows_kept
 from assay.data.samplers import Sampler
-from assay.data.units import Unit, parse_sampled, rows_kept
+from assay.data.units import Unit, parse_sampled
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clip_rules
 from assay.integrations import tensorboard as logs

@@ -27,9 +27,9 @@ from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
 from assay.data.identity import contents as contents_of
 from assay.data.loading import PLAIN, Loading
+from assay.data.persons import Ids
 from assay.data.records import Records, call, pair
 from assay.data.task import Task
-from assay.data.units import Ids
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError

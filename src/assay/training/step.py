@@ -35,8 +35,8 @@ from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.loading import Collate, Loading
+from assay.data.persons import Ids
 from assay.data.records import Records
-from assay.data.units import Ids
 from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
