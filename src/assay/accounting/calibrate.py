@@ -6,7 +6,6 @@ computes a verified ε and takes tens of milliseconds, so they call it rarely.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ _GROWTH = 4
 _SAME = 1 + 1e-12
 
 
-def smallest_noise(cost: Callable[[float], float], target: float, *, tolerance: float = 0.01) -> float:
+def smallest_noise(cost: Callable[[float], float], target: float, *, tolerance: float = 0.001) -> float:
     """A noise multiplier σ with cost(σ) in [(1 - tolerance) target, target].
 
     Where the cost jumps over this interval (δ suddenly covers everything), it is the least σ within the target.
@@ -118,22 +117,41 @@ def _narrowed(
 ) -> float:
     """Move `over` (above the target) and `under` (within it) together until done; return `under.at`.
 
-    This is regula falsi on log cost against log argument, which is close to a line. The height of an end that stays is
-    halved (the Illinois rule), so that both ends move. Every third step is a bisection, in case the cost is not close
-    to a line.
+    The cost is close to a power of the argument, so the search works on the logarithms of both. The next argument is
+    that of inverse quadratic interpolation through the last three points, or of the line through the two ends where
+    the parabola leaves them. After a guess that did not halve the distance to the aim comes a bisection. So a cost that
+    is not close to a power, or that jumps, takes at most about twice as many calls as bisection alone.
     """
-    above, below = over.height(aim), under.height(aim)
-    for step in itertools.count(1):
-        if done(over, under):
-            break
-        share = above / (above - below) if step % 3 and math.isfinite(above - below) else 0.5
+    third: _Tried | None = None
+    nearest = min(abs(over.height(aim)), abs(under.height(aim)))
+    bisect = False
+    while not done(over, under):
+        share = 0.5 if bisect else _interpolated(over, under, third, aim)
         guess = math.exp(math.log(over.at) + share * math.log(under.at / over.at))
         tried = _Tried(at := choose(over, under, guess), cost(at))
+        height = abs(tried.height(aim))
+        bisect = not bisect and height > nearest / 2
+        nearest = min(nearest, height)
         if tried.cost > target:
-            over, above, below = tried, tried.height(aim), below / 2
+            over, third = tried, over
         else:
-            under, above, below = tried, above / 2, tried.height(aim)
+            under, third = tried, under
     return under.at
+
+
+def _interpolated(over: _Tried, under: _Tried, third: _Tried | None, aim: float) -> float:
+    """Where the cost meets the aim, as a share of the way from `over` to `under`; 0.5 where the points do not tell."""
+    above, below = over.height(aim), under.height(aim)
+    if not above > 0 > below or not math.isfinite(above - below):
+        return 0.5
+    line = above / (above - below)
+    height = math.inf if third is None else third.height(aim)
+    if third is None or not math.isfinite(height) or height in (above, below):
+        return line
+    at = math.log(third.at / over.at) / math.log(under.at / over.at)
+    curve = at * above * below / ((height - above) * (height - below))
+    curve += above * height / ((below - above) * (below - height))
+    return curve if 0 < curve < 1 else line
 
 
 def _check(target: float) -> None:

@@ -8,7 +8,6 @@ Included and excluded canaries must be exchangeable but for the coin, and scored
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -24,7 +23,6 @@ Scores: TypeAlias = NDArray[np.float64]
 Assume = Literal["nothing", "gaussian"]
 _GAUSSIAN = "the trade-off function is that of Gaussian noise"
 _SIZES = 8  # numbers of guesses tried when none was fixed: m, m/2, ..., m/128
-_THRESHOLDS = 256  # tried on the half that chooses
 
 
 def from_scores(
@@ -50,11 +48,11 @@ def from_scores(
         confidence: The probability that the bound holds.
         assume: `"gaussian"` bounds μ of Gaussian differential privacy and restates it as ε at δ. That is sharper, and
             wrong if the mechanism has another trade-off function.
-        independent: Every score comes from a separate run or release.
+        independent: Every score comes from a separate run or release, and the scores of a side from one distribution.
         guesses: For one run: the number of guesses, fixed before the scores were known (`one_run.most_guesses` proposes
             one). None tries eight numbers, each at an eighth of the significance.
-        threshold: For independent scores: separates the two sides, fixed before the scores were known. None chooses it
-            on a random half of the scores and counts the other half.
+        threshold: For independent scores: separates the two sides, fixed before the scores were known. None tries
+            fixed ranks of either side as thresholds, and divides the significance among them.
 
     Returns:
         The lower bound.
@@ -100,11 +98,38 @@ def errors_at(included: Scores, excluded: Scores, threshold: float) -> Errors:
     )
 
 
-def best_threshold(included: Scores, excluded: Scores, bound: Callable[[Errors], float]) -> float:
-    """The threshold with the largest bound on these scores, which must not be counted afterwards."""
-    every = np.unique(np.concatenate([included, excluded]))
-    some = every[np.linspace(0, len(every) - 1, min(len(every), _THRESHOLDS)).astype(int)]
-    return float(max(some, key=lambda t: bound(errors_at(included, excluded, float(t)))))
+def errors_at_ranks(included: Scores, excluded: Scores) -> list[Errors]:
+    """Errors of tests whose thresholds are scores at ranks n/2, n/4, ..., 1 of one side, n being that side's number.
+
+    Each element may be bounded as if its threshold had been fixed beforehand, where the scores of a side are independent
+    draws from one distribution. To take the best of the list, divide the significance by its length.
+
+    Proof. Let T be the k-th highest excluded score, and let the test say "included" above T. Write the excluded scores
+    as F⁻¹(U) with uniform U, and V for the k-th highest U. Then FPR = 1 - F(T) ≤ 1 - V, and 1 - V has the distribution
+    Beta(k, n - k + 1). Its quantile is the Clopper-Pearson bound for k - 1 false positives of n, so that is what is
+    counted, even where ties leave fewer. The included scores are independent of T. Given T, the false negatives are
+    therefore binomial, and their Clopper-Pearson bound holds. The other half of the list exchanges the two sides.
+    """
+    made = []
+    for rank in _ranks(len(excluded)):
+        edge = np.sort(excluded)[-rank]
+        missed = int((included <= edge).sum())
+        made.append(_errors(rank - 1, len(excluded), missed, len(included)))
+    for rank in _ranks(len(included)):
+        edge = np.sort(included)[rank - 1]
+        alarms = int((excluded >= edge).sum())
+        made.append(_errors(alarms, len(excluded), rank - 1, len(included)))
+    return made
+
+
+def _ranks(count: int) -> list[int]:
+    return sorted({max(1, count >> k) for k in range(1, max(2, count.bit_length()))})
+
+
+def _errors(false_positives: int, excluded: int, false_negatives: int, included: int) -> Errors:
+    return Errors(
+        false_positives=false_positives, excluded=excluded, false_negatives=false_negatives, included=included
+    )
 
 
 def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume, made: int | None) -> Audit:
@@ -131,22 +156,18 @@ def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assum
 def _independent(
     ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume, threshold: float | None
 ) -> Audit:
+    tried = errors_at_ranks(ins, outs) if threshold is None else [errors_at(ins, outs, threshold)]
+    each = significance / len(tried)
+
     def bound(errors: Errors) -> float:
         """ε, or for Gaussian noise the μ that it follows from."""
         if assume == "nothing":
-            return bounds.epsilon_lower(errors, delta=delta, significance=significance)
-        return bounds.mu_lower(errors, significance=significance)
+            return bounds.epsilon_lower(errors, delta=delta, significance=each)
+        return bounds.mu_lower(errors, significance=each)
 
     total = len(ins) + len(outs)
-    chosen = "fixed beforehand"
-    if threshold is None:
-        if min(len(ins), len(outs)) < 2:
-            raise ConfigError("threshold", None, "a number: there are too few scores to choose one on a half of them")
-        ins_a, ins = _halves(ins)
-        outs_a, outs = _halves(outs)
-        threshold = best_threshold(ins_a, outs_a, bound)
-        chosen = "chosen on the other half of the scores"
-    errors = errors_at(ins, outs, threshold)
+    chosen = "fixed beforehand" if threshold is not None else f"the best of {len(tried)} ranks, Bonferroni-corrected"
+    errors = max(tried, key=bound)
     return Audit(
         epsilon=bound(errors) if assume == "nothing" else bounds.epsilon_of_mu(bound(errors), delta),
         delta=delta,
@@ -157,11 +178,6 @@ def _independent(
         f" {errors.included} included below the threshold, which was {chosen}",
         assumption="scores are independent" + ("" if assume == "nothing" else f"; {_GAUSSIAN}"),
     )
-
-
-def _halves(scores: Scores) -> tuple[Scores, Scores]:
-    mixed = np.random.default_rng(0).permutation(scores)  # callers may have sorted them
-    return mixed[: len(mixed) // 2], mixed[len(mixed) // 2 :]
 
 
 def _scores(name: str, scores: ArrayLike) -> Scores:

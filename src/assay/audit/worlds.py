@@ -34,7 +34,7 @@ from assay.training.settings import Training, pick_device
 def two_worlds(
     score: Callable[[bool, int], float], *, runs: int, delta: float, confidence: float = 0.95
 ) -> TrainingAudit:
-    """Audit anybody's training. Half of the scores choose the threshold, the other half is counted.
+    """Audit anybody's training. All scores are counted, at several thresholds (see `from_scores`).
 
     Args:
         score: `score(included, i)` trains run i with the record or without it, on fresh randomness, and returns how

@@ -234,7 +234,7 @@ class FederatedPlan:
         return self.claimed() if self.method.variant == "published" else self.epsilon()
 
     def calibrated(self, target: float) -> FederatedPlan:
-        """This plan with the noise for which `targeted()` is in [0.99, 1] times the target.
+        """This plan with the noise for which `targeted()` is in [0.999, 1] times the target.
 
         Args:
             target: The ε to reach.

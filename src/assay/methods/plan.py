@@ -494,7 +494,7 @@ class Plan:
         unit: Unit | None = None,
         exact: bool = False,
     ) -> Plan:
-        """The plan whose verified ε is in [0.99 ε, ε]; for a published variant the claimed ε is.
+        """The plan whose verified ε is in [0.999 ε, ε]; for a published variant the claimed ε is.
 
         Leave out one of `noise_multiplier`, `epochs` and `steps`, or `batch_size`, and this computes it. Steps and
         batch sizes are whole numbers. The largest one within ε counts, and may have a smaller ε. Full batches hold all
@@ -576,7 +576,9 @@ class Plan:
         return start._aimed_at(epsilon)._longest(epsilon) if length is None else start.within(epsilon)
 
     def within(self, epsilon: float) -> Plan:
-        """This plan with the least noise for which ε is in [0.99 ε, ε]: the verified ε, or a published variant's claim.
+        """This plan with the least noise for which ε is in [0.999 ε, ε].
+
+        That ε is the verified one, or for a published variant the claimed one.
 
         Args:
             epsilon: the target, which becomes the plan's `epsilon_limit` (`epsilon_claimed` for a published variant).
