@@ -218,7 +218,7 @@ def _evaluator(content: bytes) -> Callable[[dict[str, Any]], Any]:
         from onnx.reference import ReferenceEvaluator
 
         reference = ReferenceEvaluator(onnx.load_from_string(content))
-        return lambda feeds: reference.run(None, feeds)[0]
+        return lambda feeds: list(reference.run(None, feeds))[0]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

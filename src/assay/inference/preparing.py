@@ -178,6 +178,7 @@ def _check_pixels(x: Tensor, what: str) -> None:
 def _as_table(records: object) -> Table:
     """Rows in memory as a table: a DataFrame, a pyarrow table, a list of dicts, a dict of columns."""
     pyarrow = arrow()
+    found: Any
     try:
         if hasattr(records, "num_rows") and hasattr(records, "column_names") and hasattr(records, "combine_chunks"):
             found = records
