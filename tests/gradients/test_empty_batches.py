@@ -46,7 +46,12 @@ def model() -> Words:
     return Words()
 
 
-@pytest.mark.parametrize("data", [Sentences(), TensorDataset(*map(torch.stack, zip(*((x, torch.tensor(y)) for x, y in (Sentences()[i] for i in range(RECORDS))), strict=True)))])  # fmt: skip
+def stacked() -> TensorDataset:
+    words, targets = zip(*(Sentences()[i] for i in range(RECORDS)), strict=True)
+    return TensorDataset(torch.stack(words), torch.tensor(targets))
+
+
+@pytest.mark.parametrize("data", [Sentences(), stacked()])
 def test_a_run_with_empty_batches_never_shows_the_model_zeros(data: Dataset[tuple[Tensor, int]]) -> None:
     drawn = [len(plan().sampler.draw(step, Seeded(3))) for step in range(STEPS)]
     assert 0 < drawn.count(0) < STEPS

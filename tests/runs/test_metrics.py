@@ -1,4 +1,4 @@
-"""The figures of each task are scikit-learn's, in the units of the target, and say nothing where they are not defined."""
+"""The figures of each task are scikit-learn's, in the units of the target, and absent where they are not defined."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ def errors_at(included: Scores, excluded: Scores, threshold: float) -> Errors:
 def errors_at_ranks(included: Scores, excluded: Scores) -> list[Errors]:
     """Errors of tests whose thresholds are scores at ranks n/2, n/4, ..., 1 of one side, n being that side's number.
 
-    Each element may be bounded as if its threshold had been fixed beforehand, where the scores of a side are independent
-    draws from one distribution. To take the best of the list, divide the significance by its length.
+    Each element may be bounded as if its threshold had been fixed beforehand, where the scores of a side are
+    independent draws from one distribution. To take the best of the list, divide the significance by its length.
 
     Proof. Let T be the k-th highest excluded score, and let the test say "included" above T. Write the excluded scores
     as F⁻¹(U) with uniform U, and V for the k-th highest U. Then FPR = 1 - F(T) ≤ 1 - V, and 1 - V has the distribution

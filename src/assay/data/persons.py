@@ -1,4 +1,4 @@
-"""The rows of persons: whose each is, which are kept, and how a batch of persons is fetched. `assay.data.units` has why."""
+"""The rows of persons: whose each is, which are kept, and how a batch is fetched. `assay.data.units` says why."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def export(
 ) -> dict[str, Any]:
     """Write the model of a finished run as a program that needs no Assay.
 
-    `torch` writes a `torch.export` program, which `torch.export.load` reads; `onnx` an ONNX model. Both hold the privacy
-    statement and a description of inputs and outputs: as extra files, or as metadata. The statement is also written
+    `torch` writes a `torch.export` program, which `torch.export.load` reads; `onnx` an ONNX model. Both hold the
+    privacy statement and a description of inputs and outputs: as extra files, or as metadata. The statement is also written
     beside the program, as `<file>.statement.md`.
 
     Guaranteed: the program was run on sample inputs, and its answers differ from the original's by at most 1e-4 of the
@@ -218,7 +218,7 @@ def _evaluator(content: bytes) -> Callable[[dict[str, Any]], Any]:
         from onnx.reference import ReferenceEvaluator
 
         reference = ReferenceEvaluator(onnx.load_from_string(content))
-        return lambda feeds: list(reference.run(None, feeds))[0]
+        return lambda feeds: next(iter(reference.run(None, feeds)))
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -1,4 +1,4 @@
-"""The trained model of a finished run, from its files alone: no record of the run is needed, and nothing is unpickled."""
+"""The trained model of a finished run, from its files alone: no records are needed, and nothing is unpickled."""
 
 from __future__ import annotations
 

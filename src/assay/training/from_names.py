@@ -451,8 +451,8 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         raise ConfigError(
             "validation",
             True,
-            "nothing under a budget: accuracies on training records that were set aside have no noise, and no budget can count"
-            " them; assay tune chooses at a cost that is counted",
+            "nothing under a budget: accuracies on training records that were set aside have no noise, and no budget "
+            "can count them; assay tune chooses at a cost that is counted",
         )
     if o.log is not None:
         logs.check(o.log)
