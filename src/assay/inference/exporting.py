@@ -51,8 +51,8 @@ def export(
     """Write the model of a finished run as a program that needs no Assay.
 
     `torch` writes a `torch.export` program, which `torch.export.load` reads; `onnx` an ONNX model. Both hold the
-    privacy statement and a description of inputs and outputs: as extra files, or as metadata. The statement is also written
-    beside the program, as `<file>.statement.md`.
+    privacy statement and a description of inputs and outputs: as extra files, or as metadata. The statement is also
+    written beside the program, as `<file>.statement.md`.
 
     Guaranteed: the program was run on sample inputs, and its answers differ from the original's by at most 1e-4 of the
     range of an answer.

@@ -93,9 +93,10 @@ def replace_batchnorm(
         ConfigError: `with_` is none of these, or the function returns no `nn.Module`.
         UnsupportedModelError: a layer cannot be replaced in this way; the error names it and says what to do.
 
-    >>> model, changes = replace_batchnorm(nn.Sequential(nn.BatchNorm2d(8)), "group")
-    >>> [type(layer).__name__ for layer in model]
-    ['GroupNorm']
+    Example:
+        >>> model, changes = replace_batchnorm(nn.Sequential(nn.BatchNorm2d(8)), "group")
+        >>> type(model[0]).__name__
+        'GroupNorm'
     """
     if not callable(with_) and with_ not in _CHOICES:
         raise ConfigError("with_", with_, f"one of {', '.join(_CHOICES)}, or a function of the layer")
