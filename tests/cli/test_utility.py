@@ -388,7 +388,7 @@ def test_a_choice_without_a_trial_says_what_is_spent(assay, tmp_path):
     assert code == 0, err
     assert "its budget is spent, nothing was released" in " ".join(said.split())
     assert "ε = 2.9" in said
-    assert "resume" not in (out / "UNFINISHED.txt").read_text()
+    assert "assay resume" not in (out / "UNFINISHED.txt").read_text()
     assert assay("resume", out)[0] == 3
 
 
