@@ -124,8 +124,8 @@ class _Bank:
             modulus: Tensor = torch.fft.ifft2(folded[0]).abs().div_(times**2)
             return modulus
         real, imaginary = _fourier((folded[0], folded[1]), 1)
-        length: Tensor = (real.square() + imaginary.square()).sqrt() / (height * width * times**2)
-        return length
+        length: Tensor = (real.square() + imaginary.square()).sqrt()
+        return length / float(height * width * times**2)
 
     def _averaged(self, maps: Tensor, level: int) -> Tensor:
         columns, rows = self.averages[level]

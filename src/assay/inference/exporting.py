@@ -195,9 +195,7 @@ def _as_onnx(
                 traced, (), dynamo=True, verbose=False, input_names=["records"], output_names=[name]
             )
     except Exception as error:  # it fails in many ways
-        raise AssayError(
-            f"the model cannot be written as ONNX: {_line(error)}. --format torch can hold every model"
-        ) from error
+        raise AssayError(f"the model cannot be written as ONNX: {_line(error)}; try --format torch") from error
     assert made is not None
     found = made.model_proto
     for key, value in (("statement", statement), ("assay", json.dumps(described, ensure_ascii=False))):
@@ -217,8 +215,8 @@ def _evaluator(content: bytes) -> Callable[[dict[str, Any]], Any]:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
-        reference = ReferenceEvaluator(onnx.load_from_string(content))
-        return lambda feeds: next(iter(reference.run(None, feeds)))
+        reference: Any = ReferenceEvaluator(onnx.load_from_string(content))
+        return lambda feeds: reference.run(None, feeds)[0]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

@@ -175,7 +175,7 @@ def _check_pixels(x: Tensor, what: str) -> None:
         )
 
 
-def _as_table(records: object) -> Table:
+def _as_table(records: Any) -> Table:
     """Rows in memory as a table: a DataFrame, a pyarrow table, a list of dicts, a dict of columns."""
     pyarrow = arrow()
     found: Any
