@@ -15,15 +15,16 @@ RECORDS, STEPS = 8, 24
 
 
 class Words(nn.Module):
-    """Word ids begin at 1, and 0 is an error."""
+    """Word ids begin at 1; 0 is an error unless it is said to be padding."""
 
-    def __init__(self) -> None:
+    def __init__(self, padded: bool = False) -> None:
         super().__init__()
+        self.padded = padded
         self.linear = nn.Linear(4, 2)
         self.lookup = torch.eye(4)
 
     def forward(self, ids: Tensor) -> Tensor:
-        if int(ids.min()) < 1:
+        if int(ids.min()) < 1 and not self.padded:
             raise IndexError("index -1 is out of range")
         out: Tensor = self.linear(self.lookup[ids - 1].mean(1))
         return out
@@ -41,9 +42,9 @@ def plan() -> assay.Plan:
     return assay.Plan(records=RECORDS, batch_size=1, steps=STEPS, noise_multiplier=1.0, delta=1e-2)
 
 
-def model() -> Words:
+def model(padded: bool = False) -> Words:
     torch.manual_seed(0)
-    return Words()
+    return Words(padded)
 
 
 def stacked() -> TensorDataset:
@@ -62,7 +63,7 @@ def test_a_run_with_empty_batches_never_shows_the_model_zeros(data: Dataset[tupl
 
 
 def test_an_empty_batch_moves_the_model_by_noise_in_your_own_loop() -> None:
-    network, moved, empty = model(), [], []
+    network, moved, empty = model(padded=True), [], []
     step = assay.PrivateStep(network, plan(), randomness=Seeded(3))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for ids, labels in step.batches(Sentences()):
@@ -78,7 +79,7 @@ def test_an_empty_batch_moves_the_model_by_noise_in_your_own_loop() -> None:
 
 
 def test_both_loops_release_the_same_bits() -> None:
-    network = model()
+    network = model(padded=True)
     step = assay.PrivateStep(network, plan(), randomness=Seeded(3))
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     for ids, labels in step.batches(Sentences()):

@@ -15,6 +15,10 @@ ROOT = Path(assay.__file__).parent
 WITH_EXAMPLES = sorted(path for path in ROOT.rglob("*.py") if ">>> " in path.read_text(encoding="utf-8"))
 
 WITHOUT_EXAMPLE = {
+    "Predictions": "needs a finished run; docs/use.md has examples",
+    "TrainedModel": "the same",
+    "export": "the same",
+    "load": "the same",
     "AssayError": "the base of errors",
     "Budget": "a folder that several runs share",
     "BudgetSpentError": "an error, raised by a run",

@@ -118,14 +118,6 @@ class Records:
             )
         return pytree.tree_map(lambda a, b: torch.cat([a, b]), batch, zeros)
 
-    def stand_in(self, count: int = 1) -> Any:
-        """The first record, repeated, for a pass through the model whose outcome is thrown away.
-
-        Zeros are not enough there: a model may refuse them, as one whose word ids begin at 1. On a rank without records
-        it is zeros.
-        """
-        return self.gather(torch.zeros(count, dtype=torch.int64)) if len(self) else self.zeros(count)
-
     def zeros(self, count: int = 1) -> Any:
         """Records of zeros with the shapes of the others. They stand for no record, and say nothing about any.
 

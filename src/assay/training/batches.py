@@ -134,14 +134,10 @@ class Batch:
         for at, (start, stop) in enumerate(self._cuts):
             yield self._index[start:stop].tolist(), None if self._seeds is None else self._seeds[at]
 
-    def gather(self, part: BatchPart, *, forgotten: bool = False) -> Any:
-        """The records of a part, each as its views. Call it for the parts in order: they draw from one stream.
-
-        With `forgotten`, what the model says about a part without records is thrown away, so a record of the data set
-        stands in for it, which every model of these records can take.
-        """
+    def gather(self, part: BatchPart) -> Any:
+        """The records of a part, each as its views. Call it for the parts in order: they draw from one stream."""
         if part.index is None:
-            batch = self._records.stand_in(part.fill) if forgotten else self._records.zeros(part.fill)
+            batch = self._records.zeros(part.fill)
         elif part.fill:
             batch = self._records.filled(part.index, part.fill)
         else:

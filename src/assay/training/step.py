@@ -281,9 +281,9 @@ class PrivateStep(Unique):
 
         Poisson sampling sometimes draws an empty batch. It must look like any other: it is charged, gets its noise, and
         your optimizer steps on noise alone. A model that stood still would tell that nobody was drawn, which ε does not
-        cover. So a record that does not count comes in its place, and `backward` throws its loss away unseen. It is the
-        data set's first record, because your model can take that one. With methods that work on a layer's maps, and in
-        a model that is split over ranks, the pass itself is needed; there it is a record of zeros.
+        cover. So a record of zeros comes in its place, and `backward` throws its loss away. No record of the data set
+        stands in: a model that keeps something of it would keep it without a charge. If your model cannot take zeros,
+        as where word ids begin at 1, loop over `batches_or_none`.
 
         Without a seed, torch's own generators, which dropout draws from, get secret states for every part
         (`assay.training.masks`).
@@ -315,7 +315,11 @@ class PrivateStep(Unique):
     def batches_or_none(self, records: Records, steps: int | None = None) -> Iterator[Any]:
         """As `batches`, with None in place of a part without records; `backward_of_none` takes the step then.
 
-        For loops that need not call the model for such a part: `assay.fit`.
+        For loops that need not call the model for such a part, as that of `assay.fit`.
+
+        Args:
+            records: The records; `Records(dataset)` makes them from a data set.
+            steps: How many batches at most.
         """
         return self._drawn(unit_records(records, None, self.plan), steps, lambda part: not self._is_forgotten(part))
 
@@ -346,7 +350,7 @@ class PrivateStep(Unique):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
-                yield batch.gather(part, forgotten=self._is_forgotten(part)) if gathers(part) else None
+                yield batch.gather(part) if gathers(part) else None
                 self._check_usable()
                 if self._loop != loop:
                     raise AssayError(
