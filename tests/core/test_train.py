@@ -221,7 +221,7 @@ def test_a_stop_signal_writes_a_checkpoint_and_wastes_no_step(tmp_path, records,
         if now.step == 4:
             os.kill(os.getpid(), number)
 
-    with pytest.raises(InterruptedRunError, match=r"stopped after step 4 of 12.*assay resume"):
+    with pytest.raises(InterruptedRunError, match=r"stopped after step 4 of 12.*assay\.resume\(model, train"):
         fit(make_model(), records, plan=plan, out=tmp_path / "run", callbacks=[OnStep(watch)])
     result = resume(make_model(), records, tmp_path / "run")
     assert result.record["steps"] == result.record["steps_charged"] == 12

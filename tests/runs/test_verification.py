@@ -293,7 +293,7 @@ def test_bad_input_is_refused_by_name(assay, copy, unfinished, key, tmp_path):
         assert said in err
     code, _, err = assay("sign", unfinished, "--key", key)
     assert code == 1
-    assert "assay resume" in err
+    assert "assay.resume" in err
     assert not (unfinished / "signature.json").exists()
     code, out, err = assay("verify", unfinished)
     assert code == 1
