@@ -242,4 +242,34 @@ ZOO: tuple[Mutant, ...] = (
         "test_persons.py::test_rows_clipped_one_by_one_and_charged_as_persons_are_caught",
         ("a person's rows clipped one by one", "clipped as one", "clip_row_by_row"),
     ),
+    *_each(
+        "what the files tell",
+        "test_choices.py::test_an_entry_of_the_trial_that_won",
+        ("the ε of a single trial in the history of a choice", "that of the choice", "KeepsOfTheTrial"),
+        ("the time that a trial of a choice took", "left out", "KeepsOfTheTrial"),
+    ),
+    *_each(
+        "how each trial begins",
+        "test_choices.py::test_a_factory_that_returns_the_same_network",
+        ("trials that train one network in turn", "each a copy", "not_copied"),
+    ),
+    *_each(
+        "what the next client answers",
+        "test_sites.py::test_what_a_client_leaves_in_the_model",
+        ("a counter that goes from one client to the next", "each begins alike", "LeavesItsTurn"),
+        ("a buffer that goes from one client to the next", "each begins alike", "LeavesItsTurn"),
+        ("an attribute that goes from one client to the next", "each begins alike", "LeavesItsTurn"),
+    ),
+    *_each(
+        "what the node opens",
+        "test_sites.py::test_a_server_that_sends_something_else",
+        ("a server that sends a plan without noise", "the node keeps to the first", "opens_what_is_sent"),
+        ("a server that sends a higher ceiling", "the node keeps to the first", "opens_what_is_sent"),
+        ("a server that names another place for ledgers", "the node's own folder", "opens_what_is_sent"),
+    ),
+    *_each(
+        "ledger",
+        "test_spending.py::test_an_interrupt_while_a_ceiling_is_computed",
+        ("an interrupt that lifts the ceiling", "computed again", "LiftsFirst"),
+    ),
 )
