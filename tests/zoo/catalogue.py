@@ -124,6 +124,7 @@ ZOO: tuple[Mutant, ...] = (
         ("a frozen table with max_norm", "without it", "Table"),
         ("a loss that remembers", "one that does not", "Remembers"),
         ("a loss that draws random numbers which are known", "from secret states", "Draws"),
+        ("a random loss weighted by the classes of its batch", "by constants", "DrawsAndMixes"),
         ("batch statistics of an input that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("batch statistics behind an output that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("an argument that all records share, later", "one for each record", "share"),

@@ -184,6 +184,17 @@ class Draws:
         return cross_entropy(outputs, targets) * (1 + torch.rand(len(targets)))
 
 
+class DrawsAndMixes:
+    """A random loss, weighted by how often each class is in the batch. Right: by constants."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        self.wrong = wrong
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs + 0.01 * torch.randn_like(outputs), targets)
+        return losses / torch.bincount(targets, minlength=3)[targets] if self.wrong else losses / 16
+
+
 class Averaged:
     """A loss that is divided by the size of its batch. Right: by a constant."""
 

@@ -87,7 +87,8 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
     ),
     "mixing before a head that begins at zero": (lambda bug: looped(bugs.behind_zero(wrong=bug)), "mixes records"),
     "a frozen table with max_norm": (lambda bug: looped(network(bugs.Table(wrong=bug))), "max_norm"),
-    "a loss that remembers": (lambda bug: fitted(bugs.Remembers(wrong=bug)), ""),
+    "a loss that remembers": (lambda bug: fitted(bugs.Remembers(wrong=bug)), "the loss remembers"),
+    "a random loss that mixes records": (lambda bug: fitted(bugs.DrawsAndMixes(wrong=bug)), "the loss (mixes|of a)"),
     "a loss that draws known random numbers": (lambda bug: fitted(bugs.Draws(wrong=bug)), "would be known"),
     "an input that is not a tensor": (
         lambda bug: looped(bugs.Opaque(wrong=bug), given=bugs.Hidden if bug else lambda x: x),
