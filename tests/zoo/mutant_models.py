@@ -92,6 +92,54 @@ class Centred(nn.Module):
         return x - (x.mean(0) if self.wrong else x.mean(1, keepdim=True))
 
 
+class Hidden:
+    """A tensor that the checks do not find."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Opaque(nn.Module):
+    """Mixes records, with an input or an output that nothing can be seen of. Right: tensors, each record by itself."""
+
+    def __init__(self, *, wrong: bool, output: bool = False) -> None:
+        super().__init__()
+        self.hides = wrong and output
+        self.centred, self.head = Centred(wrong=wrong), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor | Hidden) -> Tensor | Hidden:
+        made = self.head(self.centred(x.value if isinstance(x, Hidden) else x))
+        return Hidden(made) if self.hides else made
+
+
+class _Adds(nn.Module):
+    """A bare parameter, for which the engine calls this record by record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.strength = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x + self.strength * rows.mean(-2)
+
+
+class Shares(nn.Module):
+    """Gives a part one table for all records, from some step on (`share`). Right: a table for each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adds, self.shared = _Adds(), False
+        self.register_buffer("table", torch.randn(3, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.adds(x, self.table if self.shared else self.table.expand(len(x), 3, 6))
+
+
+def share(model: nn.Module) -> None:
+    """All records share an argument from here on."""
+    model[0].shared = True  # type: ignore[index]
+
+
 def behind_zero(*, wrong: bool) -> nn.Module:
     """Records are mixed before a head that begins at zero: neither values nor gradients show it."""
     head = nn.Linear(8, 3)
@@ -122,6 +170,29 @@ class Remembers:
         if self.wrong:
             self.last = outputs.detach().mean()
         return losses
+
+
+class Draws:
+    """A loss that draws random numbers which its script fixes. Right: from states that nobody knows."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        self.wrong = wrong
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if self.wrong:
+            torch.manual_seed(0)
+        return cross_entropy(outputs, targets) * (1 + torch.rand(len(targets)))
+
+
+class DrawsAndMixes:
+    """A random loss, weighted by how often each class is in the batch. Right: by constants."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        self.wrong = wrong
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs + 0.01 * torch.randn_like(outputs), targets)
+        return losses / torch.bincount(targets, minlength=3)[targets] if self.wrong else losses / 16
 
 
 class Averaged:

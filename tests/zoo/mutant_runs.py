@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.accounting.ledger import Ledger
+from torch import nn
+
+from assay.accounting.ledger import Ledger, Segment
 from assay.audit.storage import write_audit
+from assay.federated.pristine import Pristine
 from assay.runs.directory import RunDirectory
+from assay.runs.result import write_result
+from assay.training import selection
 from assay.training.step import PrivateStep
 
 from .mutants import BelievesItsLines, ForgetsItsPath
@@ -90,3 +95,43 @@ class CountsAnyway:
 def believes_its_statement(path: Path) -> str:
     """What statement.md says, whatever the ledger gives."""
     return (path / "statement.md").read_text()
+
+
+class KeepsOfTheTrial:
+    """A choice whose record has an entry of the trial that won, as if that had been the only one."""
+
+    def __init__(self, entry: str) -> None:
+        self.entry, self.trial, self._best_of = entry, {}, selection.best_of
+
+    def best_of(self, splits, mean, randomness, run):
+        which, best = self._best_of(splits, mean, randomness, run)
+        self.trial = best.record
+        return which, best
+
+    def write(self, model, record, directory, nonfinite):
+        return write_result(model, {**record, self.entry: self.trial[self.entry]}, directory, nonfinite)
+
+
+def not_copied(model: nn.Module) -> nn.Module:
+    """The network of a factory as it is, which may be the one of the call before."""
+    return model
+
+
+class LeavesItsTurn(Pristine):
+    """The next client gets the model as the one before left it; only what the server sends is loaded again."""
+
+    def fresh(self) -> nn.Module:
+        return self._model
+
+
+class LiftsFirst(Segment):
+    """Allows all steps that are wanted while it computes how many the ceiling allows."""
+
+    def _clear(self) -> None:
+        self.allowed, self._beside = self._wanted, self._others()
+        super()._clear()
+
+
+def opens_what_is_sent(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """A node that opens its site as each message describes it, with its ledgers where the message says."""
+    return dict(asked)

@@ -9,7 +9,7 @@ from .catalogue import ZOO
 
 HERE = Path(__file__).parent
 MODULES = ("mutants.py", "mutant_models.py", "mutant_runs.py")
-HELPERS = {"nobody_locks", "Centred", "with_norm"}  # parts of other mutants
+HELPERS = {"nobody_locks", "Centred", "with_norm", "Hidden", "Shares"}  # parts of other mutants
 
 
 def defined(name):

@@ -35,8 +35,13 @@ def looped(
     *,
     later: Callable[[nn.Module], object] | None = None,
     physical: int | None = None,
+    given: Callable[[torch.Tensor], Any] = lambda inputs: inputs,
 ) -> int:
-    """A loop as a user would write it; `later` is done before the fourth step. The number of steps taken."""
+    """A loop as a user would write it; `later` is done before the fourth step, and the model is called with `given`.
+
+    Returns:
+        The number of steps taken.
+    """
     step = PrivateStep(model, PLAN, max_physical_batch=physical)
     optimizer, done = torch.optim.SGD(model.parameters(), lr=0.1), False
     try:
@@ -44,7 +49,8 @@ def looped(
             if later is not None and step.taken == 3 and not done:
                 later(model)
                 done = True
-            outputs = model(inputs)
+            outputs = model(given(inputs))
+            outputs = outputs.value if isinstance(outputs, bugs.Hidden) else outputs
             if step.backward(loss(outputs, targets)):
                 optimizer.step()
         return step.taken
@@ -81,7 +87,21 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
     ),
     "mixing before a head that begins at zero": (lambda bug: looped(bugs.behind_zero(wrong=bug)), "mixes records"),
     "a frozen table with max_norm": (lambda bug: looped(network(bugs.Table(wrong=bug))), "max_norm"),
-    "a loss that remembers": (lambda bug: fitted(bugs.Remembers(wrong=bug)), ""),
+    "a loss that remembers": (lambda bug: fitted(bugs.Remembers(wrong=bug)), "the loss remembers"),
+    "a random loss that mixes records": (lambda bug: fitted(bugs.DrawsAndMixes(wrong=bug)), "the loss (mixes|of a)"),
+    "a loss that draws known random numbers": (lambda bug: fitted(bugs.Draws(wrong=bug)), "would be known"),
+    "an input that is not a tensor": (
+        lambda bug: looped(bugs.Opaque(wrong=bug), given=bugs.Hidden if bug else lambda x: x),
+        "no call of the whole model",
+    ),
+    "an output that is not a tensor": (
+        lambda bug: looped(bugs.Opaque(wrong=bug, output=True)),
+        "no call of the whole model",
+    ),
+    "an argument that all records share": (
+        lambda bug: looped(network(bugs.Shares()), later=bugs.share if bug else None),
+        "Expand it to all records",
+    ),
     "a loss divided by the size of its batch": (lambda bug: fitted(bugs.Averaged(wrong=bug)), ""),
     "a trained tensor outside the model": (lambda bug: looped(network(), bugs.Outside(wrong=bug)), ""),
     "BatchNorm that begins to train": (

@@ -96,6 +96,28 @@ def test_a_checkpoint_that_is_ahead_of_its_ledger(tmp_path, wrong):
         ledger.check_covers(150)
 
 
+@pytest.mark.parametrize("wrong", [True, False], ids=["bug", "twin"])
+def test_an_interrupt_while_a_ceiling_is_computed(monkeypatch, wrong):
+    """Two segments share a ceiling for 400 steps. One is interrupted while it finds out what the other left of it."""
+    if wrong:
+        monkeypatch.setattr(ledgers, "Segment", mutants.LiftsFirst)
+    ceiling = PLAN.epsilon()
+    ledger = Ledger(None, delta=PLAN.delta, adjacency=PLAN.adjacency, ceiling=ceiling)
+    first, second = (ledger.begin(PLAN.steps_event, PLAN.steps) for _ in range(2))
+    second.charge(300)
+
+    def interrupted(*_args, **_kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as during:
+        during.setattr(ledgers, "most_steps", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            first.charge(1)
+    with contextlib.nullcontext() if wrong else pytest.raises(AssayError, match="the budget is spent"):
+        first.charge(400)
+    assert (ledger.epsilon() > 1.1 * ceiling) is wrong
+
+
 @pytest.mark.parametrize(("kind", "bug"), [(mutants.CountsAgain, True), (PrivateStep, False)], ids=["bug", "twin"])
 def test_a_batch_whose_loop_was_left_in_the_middle(kind, bug):
     """The sum says how often each record counted; 20 standard deviations of noise lie between once and twice."""

@@ -1,0 +1,82 @@
+"""Bugs at the clients of a federated run: each answers what it should not, its twin does not."""
+
+import pytest
+import torch
+from torch import nn
+
+from assay.errors import AssayError
+from assay.federated import client as clients
+from assay.federated.local import Training
+from assay.federated.plan import FederatedPlan
+from assay.federated.pristine import Pristine
+from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE
+from assay.federated.transport.pinned import pin
+from assay.federated.wire import encode
+
+from . import mutant_runs as mutants
+
+PLAN = FederatedPlan(
+    clients=2, per_round=2, rounds=2, size=15, noise="central", noise_multiplier=1.0, delta=1e-2, epsilon_limit=50.0
+)
+
+
+class Remembering(nn.Module):
+    """Each forward pass depends on those before it."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.attribute = way, 0.0
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("count", torch.tensor(0))
+        self.register_buffer("level", torch.zeros(()), persistent=False)
+
+    def forward(self, x):
+        if self.way == "counter":
+            self.count += 1
+        elif self.way == "buffer":
+            self.level += x.mean().detach()
+        else:
+            self.attribute += float(x.mean())
+        return self.linear(x) * (1 + self.count + self.level + self.attribute)
+
+
+@pytest.mark.parametrize(("kind", "bug"), [(mutants.LeavesItsTurn, True), (Pristine, False)], ids=["bug", "twin"])
+@pytest.mark.parametrize("way", ["counter", "buffer", "attribute"])
+def test_what_a_client_leaves_in_the_model(monkeypatch, way, kind, bug):
+    """The answer of client 1 must not depend on the records of client 0, which was asked before."""
+    monkeypatch.setattr(clients, "Pristine", kind)
+    generator = torch.Generator().manual_seed(0)
+    records = [(torch.randn(10, 4, generator=generator), torch.arange(10) % 3) for _ in range(2)]
+
+    def answer(before):
+        torch.manual_seed(0)
+        model = Remembering(way)
+        site = clients.Site(PLAN, Training(seed=0), model, records)
+        task = encode("task", {"round": 0, "turn": 0}, {"model": site.layout.vector(model).numpy()})
+        for client in before:
+            site.answer(client, task)
+        return site.answer(1, task)
+
+    assert (answer([0]) != answer([])) is bug
+
+
+SENT = {
+    "a plan without noise": {"plan": {"noise_multiplier": 0.0, "epsilon_limit": 1.0}},
+    "a higher ceiling": {"plan": {"noise_multiplier": 50.0, "epsilon_limit": 100.0}},
+    "another place for ledgers": {"ledgers": "elsewhere"},
+}
+
+
+@pytest.mark.parametrize(("opens", "bug"), [(mutants.opens_what_is_sent, True), (pin, False)], ids=["bug", "twin"])
+@pytest.mark.parametrize("other", SENT)
+def test_a_server_that_sends_something_else(tmp_path, monkeypatch, opens, bug, other):
+    monkeypatch.setenv(LEDGERS_VARIABLE, str(tmp_path))
+    monkeypatch.delenv(SETTINGS_VARIABLE, raising=False)
+    first = {"plan": {"noise_multiplier": 50.0, "epsilon_limit": 1.0}, "ledgers": str(tmp_path)}
+    assert opens(first) == first
+    assert opens(first) == first, "and it goes on with the plan that it keeps to"
+    try:
+        kept = opens(first | SENT[other]) == first
+    except AssayError as error:
+        kept = "refused" in str(error)
+    assert kept is not bug
