@@ -125,6 +125,7 @@ ZOO: tuple[Mutant, ...] = (
         ("a loss that remembers", "one that does not", "Remembers"),
         ("a loss that draws random numbers which are known", "from secret states", "Draws"),
         ("a random loss weighted by the classes of its batch", "by constants", "DrawsAndMixes"),
+        ("a random loss divided by the size of its batch", "by a constant", "DrawsAndAverages"),
         ("batch statistics of an input that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("batch statistics behind an output that is not a tensor", "a tensor, no statistics", "Opaque"),
         ("an argument that all records share, later", "one for each record", "share"),

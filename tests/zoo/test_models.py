@@ -90,6 +90,10 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
     "a loss that remembers": (lambda bug: fitted(bugs.Remembers(wrong=bug)), "the loss remembers"),
     "a random loss that mixes records": (lambda bug: fitted(bugs.DrawsAndMixes(wrong=bug)), "the loss (mixes|of a)"),
     "a loss that draws known random numbers": (lambda bug: fitted(bugs.Draws(wrong=bug)), "would be known"),
+    "a random loss divided by the size of its batch": (
+        lambda bug: fitted(bugs.DrawsAndAverages(wrong=bug)),
+        "how many records",
+    ),
     "an input that is not a tensor": (
         lambda bug: looped(bugs.Opaque(wrong=bug), given=bugs.Hidden if bug else lambda x: x),
         "no call of the whole model",

@@ -34,6 +34,7 @@ from assay.gradients.proof.calls import (
     set_random_state,
     tensors,
 )
+from assay.gradients.proof.drawn import differs
 from assay.gradients.proof.replacements import Coins, Replacement, a_few, by_record, only, picked, rounds
 from assay.models import copies
 
@@ -355,9 +356,7 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
                 if not alone:
                     raise UnsupportedModelError(LOSS_MIXES)
             rows = a_few(records, coins)
-            if not drew and not close(
-                plain[rows], asked(copies.of_loss(loss), functools.partial(picked, rows, records))
-            ):
+            if _number_tells(loss, output, target, rows, plain, drew=drew, asked=asked):
                 raise UnsupportedModelError(
                     "the loss of a record depends on how many records there are in its batch, and so on whether "
                     "another one is among them: give the plain loss of each (reduction='none'); the step divides by "
@@ -366,6 +365,37 @@ def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins
     finally:
         set_random_state(state)
     return True
+
+
+def _number_tells(
+    loss: Callable[[Any, Any], Tensor],
+    output: Any,
+    target: Any,
+    rows: list[int],
+    plain: Tensor,
+    *,
+    drew: bool,
+    asked: Callable[..., Tensor],
+) -> bool:
+    """Whether the losses of these rows are others without the other records."""
+    few_of_them = functools.partial(picked, rows, len(plain))
+    if not drew:
+        return not close(plain[rows], asked(copies.of_loss(loss), few_of_them))
+    few = pytree.tree_map(few_of_them, (output, target))
+    mine: Callable[[Any, Any], Tensor] = copies.of_loss(loss)
+    seeds: list[int] = []
+
+    def noted(output: Any, target: Any) -> Tensor:
+        seeds.append(torch.initial_seed())  # after `asked` has put the state back
+        return mine(output, target)
+
+    asked(noted)
+    if torch.initial_seed() not in seeds:
+        raise UnsupportedModelError(
+            "the loss seeds torch's generators: what it draws for a record would be known, and would depend on the "
+            "others in its batch. Take torch.manual_seed out of it"
+        )
+    return differs(lambda: mine(output, target)[rows], lambda: mine(*few))
 
 
 def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
