@@ -278,4 +278,15 @@ ZOO: tuple[Mutant, ...] = (
         "test_spending.py::test_an_interrupt_while_a_ceiling_is_computed",
         ("an interrupt that lifts the ceiling", "computed again", "LiftsFirst"),
     ),
+    *_each(
+        "ledger",
+        "test_spending.py::test_an_entry_that_costs_less_than_its_plan",
+        ("an entry at the first noise of a falling schedule", "refused", "FitsAsBefore"),
+        ("an entry for one row of a person", "refused", "FitsAsBefore"),
+    ),
+    *_each(
+        "what the files tell",
+        "test_spending.py::test_a_report_of_figures_that_nothing_covers",
+        ("a report with figures that no ε covers", "left out unless asked for", "shows_everything"),
+    ),
 )

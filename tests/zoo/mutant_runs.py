@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dp_accounting.dp_event import DpEvent
 from torch import nn
 
+from assay import Plan, report
+from assay.accounting import events
 from assay.accounting.ledger import Ledger, Segment
 from assay.audit.storage import write_audit
 from assay.federated.pristine import Pristine
+from assay.report.writing import Written
 from assay.runs.directory import RunDirectory
 from assay.runs.result import write_result
 from assay.training import selection
@@ -135,3 +139,16 @@ class LiftsFirst(Segment):
 def opens_what_is_sent(asked: Mapping[str, Any]) -> dict[str, Any]:
     """A node that opens its site as each message describes it, with its ledgers where the message says."""
     return dict(asked)
+
+
+class FitsAsBefore(Plan):
+    """Takes any entry that costs what one record's steps cost at the noise of the first of them."""
+
+    def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool) -> bool:
+        before = self.sampler.composed_before(self.step_event, steps)
+        return super().fits(steps, origin, event, once) or events.to_json(event) == events.to_json(before)
+
+
+def shows_everything(directory: Path, *, out: Path) -> Written:
+    """A report with figures that no ε covers, unasked."""
+    return report.write(directory, out=out, uncovered=True)

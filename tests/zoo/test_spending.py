@@ -16,9 +16,12 @@ from assay import AssayError, Plan, PrivateStep
 from assay._util import seals
 from assay._util.files import lock, set_times
 from assay.accounting import ledger as ledgers
+from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger
+from assay.accounting.schedules import Decay
 from assay.audit.aside import write_aside
 from assay.data.sampling import FullBatch
+from assay.data.units import Sampled, Unit
 from assay.federated import from_names
 from assay.gradients.clipping import Flat
 from assay.runs import statement_of
@@ -201,3 +204,31 @@ def test_counts_of_the_clients_labels(assay, tmp_path, monkeypatch, bug):
     record = json.loads((tmp_path / "run/record.json").read_text())
     assert (record["federated"]["partition_counts"] is not None) is bug
     assert bool(list((tmp_path / "run").rglob("*.png"))) is bug
+
+
+@pytest.mark.parametrize(
+    "cheaper",
+    [
+        {"noise_schedule": Decay(levels=2, last=0.5)},
+        {"unit": Unit(name="patient", persons=500, rows=2, sampled=Sampled.ROWS)},
+    ],
+    ids=["falling noise", "rows of a person"],
+)
+@pytest.mark.parametrize(("kind", "bug"), [(mutants.FitsAsBefore, True), (Plan, False)], ids=["bug", "twin"])
+def test_an_entry_that_costs_less_than_its_plan(kind, bug, cheaper):
+    plan = kind(records=1000, batch_size=20, steps=40, noise_multiplier=0.8, delta=1e-5, **cheaper)
+    charged = plan.sampler.composed_before(plan.step_event, 40)
+    assert epsilon(charged, 1e-5, plan.adjacency) < plan.epsilon()
+    assert plan.fits(40, 0, charged, once=False) is bug
+    assert plan.fits(40, 0, plan.steps_event(40), once=False)
+
+
+@pytest.mark.parametrize(
+    ("write", "bug"), [(mutants.shows_everything, True), (library.report.write, False)], ids=["bug", "twin"]
+)
+def test_a_report_of_figures_that_nothing_covers(trained, tmp_path, write, bug):
+    path = shutil.copytree(trained, tmp_path / "run")
+    audit = {"epsilon": 0.123456, "confidence": 0.95, "verdict": "consistent", "sentence": "shows 0.123456"}
+    write_aside(RunDirectory(path), {**audit, "how": "canaries", "estimator": "e", "assumption": ""})
+    write(path, out=tmp_path / "page.html")
+    assert ("0.1234" in (tmp_path / "page.html").read_text(encoding="utf-8")) is bug
