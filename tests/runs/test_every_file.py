@@ -67,3 +67,18 @@ def test_one_flipped_bit_of_any_file_is_refused_or_harmless(complete, tmp_path):
                 assert found == whole, f"{file.name}: bit {bit} changed what is read"
         file.write_bytes(data)
         assert refused > 0, f"{file.name} is looked at by nobody"
+
+
+@pytest.mark.parametrize(("name", "read"), [("attacks.json", read_attacks), ("audits.json", read_aside)])
+def test_no_flipped_bit_of_what_stays_with_the_holder_is_believed(complete, tmp_path, name, read):
+    """Every bit; `test_damage` has those of ledger, run.json, record, statement, model and checkpoint."""
+    directory = RunDirectory(shutil.copytree(complete / "run", tmp_path / "run"))
+    file, whole = directory.path / name, read(directory)
+    data = file.read_bytes()
+    for bit in range(8 * len(data)):
+        file.write_bytes(data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :])
+        try:
+            found = read(directory)
+        except AssayError:
+            continue
+        assert found == whole, f"bit {bit} changed what is read"

@@ -1,5 +1,6 @@
 """`assay sign` and `assay verify`: what was edited, forged, swapped or left out is found, on a copy of the run."""
 
+import base64
 import json
 import shutil
 
@@ -244,13 +245,18 @@ def test_another_key_is_not_taken(assay, copy, tmp_path):
     assert runs.verify(copy, key=tmp_path / "other.pub").holds
 
 
+def decoded(content):
+    """The last letter of base64 has bits that stand for nothing."""
+    return {**content, "signature": base64.b64decode(content["signature"])}
+
+
 def test_no_flipped_bit_of_a_signature_is_believed(copy, key):
     path = copy / "signature.json"
     whole = path.read_bytes()
     public = signatures.read_public(f"{key}.pub")
-    said = runs.signing.read_signature(path).content
+    said = decoded(runs.signing.read_signature(path).content)
     directory = runs.directory.RunDirectory(copy)
-    for bit in range(0, 8 * len(whole), 23):
+    for bit in range(8 * len(whole)):
         at = bit // 8
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit % 8]) + whole[at + 1 :])
         try:
@@ -258,7 +264,7 @@ def test_no_flipped_bit_of_a_signature_is_believed(copy, key):
             found.check(directory, public)
         except AssayError:
             continue
-        assert found.content == said, "another way to write the same"
+        assert decoded(found.content) == said, "another way to write the same"
 
 
 def test_commands_sign_and_verify(assay, finished, key, tmp_path):
