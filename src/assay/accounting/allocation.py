@@ -121,7 +121,7 @@ def _law(batches: int, multiplier: float) -> _Law:
 
 
 def _grid(batches: int, multiplier: float, tail: float, points: int) -> tuple[float, int]:
-    """The step of a grid of so many points that holds the sum of all Y, and how many of them a single Y takes."""
+    """The step of a grid of `points` points that holds the sum of all Y, and how many of them a single Y takes."""
     shift = 1 / multiplier
     far = max(shift - float(ndtri(tail)), -float(ndtri(tail / batches)))
     largest = math.exp(shift * far - shift**2 / 2)
@@ -157,7 +157,7 @@ def _summed(batches: int, multiplier: float, step: float, points: int, length: i
 
 
 def _power(single: Array, batches: int, points: int) -> tuple[Array, float]:
-    """The law of the sum of so many, and how far any mass of it may be off.
+    """The law of the sum of `batches` independent Y, and how far any mass of it may be off.
 
     In long double where the machine has one: the rounding of many masses, each weighed by its ratio, adds up.
     """

@@ -383,7 +383,7 @@ class Budget:
 
         Args:
             event: All that it may release.
-            noisier: Makes the event with so many times the noise, and says the ε of such a run: for the message.
+            noisier: Gives the event with this many times the noise, and the ε of such a run: for the message.
 
         Raises:
             BudgetSpentError: It does not fit. Says what would.

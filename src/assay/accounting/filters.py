@@ -64,10 +64,8 @@ Costs = NDArray[np.float64]
 """Rényi divergences, one for each order of a filter."""
 
 _LARGEST_ORDER = 4096
-_SPREAD, _DECAY = (
-    range(-4, 3),
-    0.3,
-)  # orders at 2^(k/2) times the one that is best for Gaussian noise, and their weights
+# Orders at 2^(k/2) times the one that is best for Gaussian noise, and how their weights fall with |k|.
+_SPREAD, _DECAY = range(-4, 3), 0.3
 _PLACES = np.concatenate([[0.0], np.geomspace(1e-6, 60.0, 1500)])  # -log x, in between by monotonicity
 _LEFT = np.log(-np.expm1(-np.append(_PLACES[1:], math.inf)))  # log(1 - x) at the far end of each interval
 _ROUNDING = 1e-9

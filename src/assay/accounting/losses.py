@@ -310,7 +310,7 @@ def _amplified(eps: Array, rate: float) -> Array:
 
 
 Terms = tuple[tuple[Term, int], ...]  # each term with the number of times it happens
-Query = Callable[[DensePLDPmf, int], Sequence[float]]  # asked of the losses of one direction after so many steps
+Query = Callable[[DensePLDPmf, int], Sequence[float]]  # asked of the losses of one direction after a number of steps
 
 _COARSEST = 4_000  # points of the widest single step on the first grid
 _LARGEST = 2**21  # points of a composed distribution; its Fourier transform takes some 100 MB
@@ -388,7 +388,7 @@ class EpsilonAt:
     rounding: float
 
     def __call__(self, losses: DensePLDPmf, steps: int) -> Sequence[float]:
-        """ε at each δ, for the losses of so many steps."""
+        """ε at each δ, for the losses of this number of steps."""
         return [epsilon_at(losses, delta - self.rounding * steps) for delta in self.deltas]
 
 

@@ -90,7 +90,7 @@ def with_canaries(ids: Ids | None, plan: Plan, canaries: int) -> Tensor | None:
 
 
 def unit_with(plan: Plan, records: int) -> Unit | None:
-    """The unit of a plan that has so many records (persons, or rows) in place of its own."""
+    """The unit of a plan with this number of records (persons, or rows) in place of its own."""
     unit = plan.unit
     if unit is None:
         return None

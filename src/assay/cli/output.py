@@ -112,7 +112,7 @@ def fail(text: str) -> None:
 
 
 def note_delta(delta: float, units: int) -> None:
-    """Say it where δ is too large for so many records or clients."""
+    """Say it where δ is too large for this number of records or clients."""
     from assay.runs.statement import large_delta
 
     if (said := large_delta(delta, units)) is not None:

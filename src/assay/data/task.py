@@ -71,7 +71,7 @@ class Task:
 
     @classmethod
     def of_classes(cls, count: int) -> Task:
-        """The classification into so many classes that have no names but their numbers."""
+        """The classification into classes that have no names but their numbers."""
         kind = BINARY if count == 2 else MULTICLASS
         return cls(kind=kind, names=tuple(str(i) for i in range(count)))
 

@@ -413,7 +413,7 @@ class Plan:
         return together
 
     def groups(self, event: DpEvent, sizes: Sequence[int] = SIZES) -> dict[int, float]:
-        """ε for groups of so many records or persons, of what a ledger of this plan holds (`assay.accounting.groups`).
+        """ε for groups of several records or persons, of what a ledger of this plan holds (`assay.accounting.groups`).
 
         Args:
             event: What was charged.
@@ -445,9 +445,8 @@ class Plan:
         charged = events.to_json(event)
         if charged == events.to_json(expected):
             return True
-        if (
-            not steps or len(self.stretches) > 1
-        ):  # the first step of a schedule has the most noise: not all steps cost that
+        # The first step of a schedule has the most noise, so its cost is not that of all steps.
+        if not steps or len(self.stretches) > 1:
             return False
         return charged == events.to_json(self._for_unit(self.sampler.composed_before(self.step_event, steps)))
 

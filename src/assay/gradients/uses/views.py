@@ -23,7 +23,7 @@ def folded(layer: LayerUse, views: int) -> LayerUse:
 
 
 def fold(use: Use, views: int) -> Use:
-    """The use of one parameter by records of so many rows each."""
+    """The use of one parameter by records of `views` rows each."""
     match use:
         case Rank1():
             return Outer(_apart(use.g, views), _apart(use.x, views))
