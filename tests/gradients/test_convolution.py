@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from assay.gradients import cost
+from assay.gradients import engine as engine_module
+from assay.gradients import record_grads
 from assay.gradients.engine import Engine
 from assay.gradients.uses.base import Use
 from assay.gradients.uses.convolution import ChannelsLast, Convolved, ConvShape, convolved
@@ -198,7 +199,7 @@ def test_a_clock_chooses_between_windows_and_folding(monkeypatch: pytest.MonkeyP
             asked.append(shape)
             return bool(says)
 
-        monkeypatch.setattr(cost, "by_windows", answer)
+        monkeypatch.setattr(engine_module, "by_windows", answer)
         engine = Engine(network, measured=says is not None)
         grads = engine.collect(squared_error(network(x), y))
         found[says] = (flat_norms(grads), flat_sum(grads, torch.ones(4).double())["0.weight"])
@@ -209,9 +210,9 @@ def test_a_clock_chooses_between_windows_and_folding(monkeypatch: pytest.MonkeyP
 
 
 def test_the_clock_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_known", {})
+    monkeypatch.setattr(record_grads, "_known", {})
     shape = ConvShape(torch.Size((3, 2, 3, 3)), (1, 1), (0, 0), (1, 1), 1)
     x, g = torch.randn(4, 2, 8, 8), torch.randn(4, 3, 6, 6)
-    first = cost.by_windows(shape, x, g)
-    monkeypatch.setattr(cost, "quicker", lambda *_: pytest.fail("measured again"))
-    assert cost.by_windows(shape, x[:3], g[:3]) == first
+    first = record_grads.by_windows(shape, x, g)
+    monkeypatch.setattr(record_grads, "quicker", lambda *_: pytest.fail("measured again"))
+    assert record_grads.by_windows(shape, x[:3], g[:3]) == first

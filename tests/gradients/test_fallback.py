@@ -15,10 +15,6 @@ from assay.gradients.engine import Engine
 
 from .oracle import agree, trained
 
-pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap's: slow, not wrong
-
-RECURRENT = {"rnn": nn.RNN, "lstm": nn.LSTM, "gru": nn.GRU}
-
 
 class Attention(nn.Module):
     """Takes records first; the attention inside may want them second."""
@@ -68,40 +64,6 @@ def test_attention_mask_for_each_record_and_head_is_refused() -> None:
     x = torch.randn(4, 6, 8)
     with pytest.raises(UnsupportedModelError, match="attn_mask"):
         attention(x, x, x, attn_mask=torch.zeros(8, 6, 6))
-
-
-class Recurrent(nn.Module):
-    def __init__(self, cell: nn.RNNBase, *, start: bool = False) -> None:
-        super().__init__()
-        self.cell, self.start = cell, start
-
-    def forward(self, x: Tensor) -> Tensor:
-        records = x.shape[0]
-        x = x if self.cell.batch_first else x.transpose(0, 1)
-        state: Any = None
-        if self.start:
-            layers = self.cell.num_layers * (2 if self.cell.bidirectional else 1)
-            state = torch.full((layers, records, self.cell.hidden_size), 0.3, dtype=x.dtype)
-            state = (state, 2 * state) if isinstance(self.cell, nn.LSTM) else state
-        out, last = self.cell(x, state)
-        out = out if self.cell.batch_first else out.transpose(0, 1)
-        last = last[0] if isinstance(last, tuple) else last
-        return torch.cat([out.flatten(1), last.transpose(0, 1).flatten(1)], 1)
-
-
-@pytest.mark.parametrize("option", [{}, {"num_layers": 2, "bidirectional": True}, {"bias": False}], ids=str)
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_recurrent(kind: str, batch_first: bool, option: dict[str, Any]) -> None:
-    cell = RECURRENT[kind](3, 4, batch_first=batch_first, **option)
-    agree(Recurrent(cell), torch.randn(4, 5, 3), batched=False)
-
-
-@pytest.mark.parametrize("batch_first", [True, False])
-@pytest.mark.parametrize("kind", RECURRENT)
-def test_recurrent_from_a_given_state(kind: str, batch_first: bool) -> None:
-    # as many steps as records: only the layout tells them apart
-    agree(Recurrent(RECURRENT[kind](3, 4, batch_first=batch_first), start=True), torch.randn(4, 4, 3), batched=False)
 
 
 @pytest.mark.parametrize("norm_first", [True, False])
@@ -262,10 +224,6 @@ def test_bilinear() -> None:
             return out
 
     agree(Pairs(), torch.randn(4, 6))
-
-
-def test_embedding_bag() -> None:
-    agree(nn.Sequential(nn.EmbeddingBag(9, 4), nn.Tanh()), torch.randint(0, 9, (4, 5)), batched=False)
 
 
 @pytest.mark.parametrize("bias", [True, False])

@@ -194,3 +194,51 @@ def test_changed_in_place_right_after(name: str, after: nn.Module) -> None:
 @pytest.mark.parametrize("after", [nn.ReLU(inplace=True), Add(), ZeroPart()], ids=repr)
 def test_embedding_changed_in_place_right_after(after: nn.Module) -> None:
     agree(nn.Sequential(nn.Embedding(11, 6), after, nn.Linear(6, 2)), torch.randint(0, 11, (4, 7)))
+
+
+class Bags(nn.Module):
+    """Rows of indices as bags: a matrix, or a vector with offsets and bags of different sizes."""
+
+    def __init__(self, form: str, *, weighted: bool = False, **option: Any) -> None:
+        super().__init__()
+        self.bag, self.form, self.weighted = nn.EmbeddingBag(9, 4, **option), form, weighted
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = (x.to(self.bag.weight.dtype) + 1).sqrt() if self.weighted else None
+        if self.form == "matrix":
+            return self.bag(x, per_sample_weights=weights).tanh()
+        sizes = x[:, 0] % (x.shape[1] + 1)
+        offsets = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+        inside = torch.arange(x.shape[1]) < sizes.unsqueeze(1)
+        return self.bag(
+            x[inside],
+            offsets if self.bag.include_last_offset else offsets[:-1],
+            None if weights is None else weights[inside],
+        ).tanh()
+
+
+@pytest.mark.parametrize("form", ["matrix", "vector"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"mode": "sum"},
+        {"mode": "mean"},
+        {"mode": "max"},
+        {"mode": "mean", "padding_idx": 2},
+        {"mode": "max", "padding_idx": -1},
+        {"mode": "sum", "weighted": True},
+        {"mode": "sum", "include_last_offset": True},
+    ],
+    ids=str,
+)
+def test_bags_of_rows(form: str, option: dict[str, Any]) -> None:
+    agree(Bags(form, **option), torch.randint(0, 9, (5, 6)), batched=False)
+
+
+def test_bags_of_a_large_table_take_no_copy_for_each_record() -> None:
+    """The fallback would take 4 GB here."""
+    model = nn.Sequential(nn.EmbeddingBag(250_000, 64), nn.Linear(64, 2))
+    x = torch.randint(0, 250_000, (64, 20))
+    engine = Engine(model)
+    assert not engine.expanded()
+    assert flat_norms(engine.collect(model(x).square().sum(1))).isfinite().all()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Plan, Training, fit
-from assay.gradients import cost
+from assay.gradients import record_grads
 from assay.gradients.clipping import Flat
 from assay.gradients.engine import Engine
 from assay.gradients.uses.base import Outer
@@ -74,13 +74,13 @@ def test_both_ways_to_the_norm_of_a_sequence_agree(shape: tuple[int, int, int]) 
 
 def test_a_clock_decides_only_where_memory_does_not_and_once_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr(cost, "_known", {})
-    monkeypatch.setattr(cost, "quicker", lambda first, second, device: bool(asked.append(device)) or True)
+    monkeypatch.setattr(record_grads, "_known", {})
+    monkeypatch.setattr(record_grads, "quicker", lambda first, second, device: bool(asked.append(device)) or True)
     state = torch.get_rng_state()
 
     def chosen(records: int, positions: int, out: int, inp: int) -> bool | None:
         use = Outer(torch.zeros(records, positions, out), torch.zeros(records, positions, inp))
-        cost.choose(use)
+        record_grads.choose(use)
         return use.keep
 
     assert chosen(8, 2, 64, 64) is False  # the product would be larger than what it is made of
@@ -99,7 +99,7 @@ def test_seeded_runs_do_not_ask_the_clock(monkeypatch: pytest.MonkeyPatch) -> No
     def refuse(use: Outer) -> None:
         raise AssertionError("measured")
 
-    monkeypatch.setattr(cost, "choose", refuse)
+    monkeypatch.setattr(record_grads, "choose", refuse)
     train = [Training(seed=1), Training()]
     results = []
     for training in train[:1] * 2:

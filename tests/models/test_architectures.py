@@ -31,7 +31,7 @@ def parameters(name: str, input_shape: tuple[int, ...], classes: int = 10) -> in
 
 def test_names() -> None:
     names = (
-        "logistic mlp mnist-cnn lenet5 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10"
+        "logistic mlp mnist-cnn lenet5 lenet5-6 model3 alexnet resnet20 resnet18 densenet40 afrrs-mnist afrrs-cifar10"
         " linear-head scatter-linear scatter-cnn tanh-cnn tempered-cnn ws-resnet20"
     )
     assert [info.name for info in INFOS] == names.split()

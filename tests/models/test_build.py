@@ -198,7 +198,7 @@ def test_unknown_name_suggests(typed: str, meant: str) -> None:
 def test_unknown_name_lists_what_there_is() -> None:
     message = str(refusal("transformer"))
     assert "did you mean" not in message
-    assert "logistic, mlp, mnist-cnn, lenet5, model3, alexnet, resnet20, resnet18, densenet40" in message
+    assert "logistic, mlp, mnist-cnn, lenet5, lenet5-6, model3, alexnet, resnet20, resnet18, densenet40" in message
     assert "package.module:factory" in message
 
 
@@ -213,7 +213,7 @@ def test_image_too_small() -> None:
     message = str(refusal("mnist-cnn", input_shape=(1, 8, 8)))
     assert "at least 14×14" in message
     assert "shape (1, 8, 8)" in message
-    assert "for this shape: logistic, mlp, lenet5, model3, resnet20, resnet18, densenet40" in message
+    assert "for this shape: logistic, mlp, lenet5, lenet5-6, model3, resnet20, resnet18, densenet40" in message
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (3, -1, 4)])

@@ -19,8 +19,8 @@ from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError
 from assay.gradients.clipping import Flat
 from assay.models import build, compat
+from assay.models.compat import layer_path, trainable_layers
 from assay.models.inputs import scale_inputs, shift_inputs
-from assay.models.layers import layer_path, trainable_layers
 from assay.models.transfer import load_weights, located, train_only
 
 SHAPE = (1, 8, 8)

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING
 
 from assay._util import lazy
-from assay.gradients.clip_rules import RULES, parse
-from assay.mechanisms.types import ClipRule
+from assay.gradients.clip_rules import RULES, ClipRule, parse
 
 if TYPE_CHECKING:
     from assay.gradients.clip_rules.adaptive import AdaptiveQuantile

@@ -26,32 +26,28 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.gradients import cost
 from assay.gradients.arithmetic import full
-from assay.gradients.forwards import Forwards
 from assay.gradients.proof import first_batch as proof
-from assay.gradients.proof.inspector import Inspector
-from assay.gradients.proof.replacements import Coins
-from assay.gradients.proof.watch import check_hooks
-from assay.gradients.record_grads import RecordGrads, Reduce
-from assay.gradients.rules import attention
+from assay.gradients.proof.calls import Coins
+from assay.gradients.proof.inspector import Inspector, check_hooks
+from assay.gradients.record_grads import RecordGrads, Reduce, by_windows, choose_all
+from assay.gradients.rules import attention, bags, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.layers import (
     RULES,
     ConvRule,
-    EmbeddingRule,
     ExpandRule,
     Rules,
     TapeRule,
 )
 from assay.gradients.rules.shared_indices import SharedIndices
-from assay.gradients.units import Unit, Units
+from assay.gradients.units import Forwards, Unit, Units
 from assay.gradients.uses.base import Apart, Dense, Found
 from assay.gradients.uses.persons import Persons
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
 from assay.models import compat
-from assay.models.layers import layer_path, trainable_layers
+from assay.models.compat import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
 _SMALL_OUTPUT = 1 << 16
@@ -95,7 +91,7 @@ class Engine:
         self.model = model
         self._measured = measured
         if measured:
-            rules = {k: ConvRule(cost.by_windows) if type(r) is ConvRule else r for k, r in rules.items()}
+            rules = {k: ConvRule(by_windows) if type(r) is ConvRule else r for k, r in rules.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
@@ -128,15 +124,19 @@ class Engine:
 
     def _take_over(self, units: Units) -> None:
         """Replace the forward of every unit."""
-        if any(isinstance(taped.rule, EmbeddingRule) for taped in units.taped):
+        if any(isinstance(taped.module, nn.Embedding) for taped in units.taped):
             self._indices = SharedIndices(self.model)
         for taped in units.taped:
             run = functools.partial(self._run_taped, taped)
-            if self._indices is not None and isinstance(taped.rule, EmbeddingRule):
+            if isinstance(taped.module, nn.EmbeddingBag):
+                run = functools.partial(self._run_bags, taped)
+            elif self._indices is not None and isinstance(taped.module, nn.Embedding):
                 run = functools.partial(self._run_embedding, self._indices, taped)
             self._forwards.replace(taped.module, run)
         for attending in units.attending:
             self._forwards.replace(attending.module, functools.partial(self._run_attention, attending))
+        for recurring in units.recurring:
+            self._forwards.replace(recurring.module, functools.partial(self._run_recurrent, recurring))
         for expanded in units.expanded:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
 
@@ -220,7 +220,7 @@ class Engine:
         elif views > 1:
             uses = [(names, folded(use, views)) for names, use in uses]
         if self._measured:
-            cost.choose_all(uses)
+            choose_all(uses)
         records = len(views) if isinstance(views, Persons) else self._records // views
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if self._inspector.conclude(look, grads, expected):
@@ -340,6 +340,24 @@ class Engine:
             return self._run_taped(replace(unit, rule=rows), x)
 
         return attention.attend(module, project, *args, **kwargs)
+
+    def _run_bags(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
+        assert isinstance(unit.module, nn.EmbeddingBag)
+        return bags.add_up(unit.module, functools.partial(self._run_taped, unit), *args, **kwargs)
+
+    def _run_recurrent(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
+        module = unit.module
+        assert isinstance(module, nn.RNNBase)
+        source = torch.Tensor.detach if self._inspector.proven else self._stand_in
+        params = {name: source(p) for name, p in module._parameters.items() if p is not None}
+
+        def record(rule: Any, x: Tensor) -> Tensor:
+            if not any(map(rule.owns, unit.wanted)):
+                out: Tensor = rule.forward(module, params, x)
+                return out
+            return self._run_taped(replace(unit, rule=rule), x)
+
+        return recurrent.recur(module, params, record, *args, **kwargs)
 
     def _run_expanded(self, unit: Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
         rule, module = unit.rule, unit.module

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor
 
 from assay.errors import ConfigError
+from assay.gradients.clip_rules import ClipRule
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.uses.base import Rank1, Use
 from assay.gradients.uses.convolution import ChannelsLast, Convolved
 from assay.mechanisms.exact import Grid
-from assay.mechanisms.types import ClipRule
 
 _AT_ONCE = 1 << 16  # numbers of a block: with their float64 copy they stay in a core's cache
 _MARGIN = 1 - 2.0**-16  # of the bound: more than norms, weights and products lose to rounding in float32

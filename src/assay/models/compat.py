@@ -1,7 +1,8 @@
-"""Find layers that mix records, and replace BatchNorm by a layer that does not.
+"""What private training needs to know of any model: its layers, and which of them mix records.
 
 Per-record clipping bounds one record's influence on the sum only if the record's gradient depends on no other record.
-BatchNorm in training mode breaks that, and its running statistics leave the training without noise.
+BatchNorm in training mode breaks that, and its running statistics leave the training without noise. It can be replaced
+by a layer that does not mix records.
 """
 
 from __future__ import annotations
@@ -307,3 +308,17 @@ def _type_name(module: nn.Module) -> str:
     if isinstance(module, torch.jit.ScriptModule):
         return str(module.original_name)
     return type(module).__name__
+
+
+def trainable_layers(model: nn.Module) -> list[str]:
+    """The paths of the modules that hold trainable parameters, each once. Per-layer clipping calls these layers.
+
+    >>> trainable_layers(nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)))
+    ['0', '2']
+    """
+    return list(dict.fromkeys(layer_path(name) for name, p in model.named_parameters() if p.requires_grad))
+
+
+def layer_path(parameter: str) -> str:
+    """The path of the module that holds the parameter of this name."""
+    return parameter.rpartition(".")[0]

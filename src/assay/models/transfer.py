@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from assay.data.locate import places
 from assay.errors import ConfigError, DataError
+from assay.models.compat import layer_path, trainable_layers
 from assay.models.inputs import adapt_as
-from assay.models.layers import layer_path, trainable_layers
 from assay.models.torchvision import adopt, is_torchvision
 
 

@@ -7,7 +7,8 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay.errors import ConfigError, check_above_zero
-from assay.mechanisms.types import ClipRule, SideQuery, check_bound
+from assay.gradients.clip_rules import ClipRule, check_bound
+from assay.mechanisms.types import SideQuery
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.lazy import torch
-from assay.mechanisms.types import ClipRule
+from assay.gradients.clip_rules import ClipRule
 
 if TYPE_CHECKING:
     from torch import Tensor

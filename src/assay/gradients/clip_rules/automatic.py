@@ -6,7 +6,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from assay.errors import check_above_zero
-from assay.mechanisms.types import ClipRule
+from assay.gradients.clip_rules import ClipRule
 
 if TYPE_CHECKING:
     from torch import Tensor

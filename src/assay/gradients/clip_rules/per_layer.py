@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from assay.mechanisms.types import ClipRule
+from assay.gradients.clip_rules import ClipRule
 
 if TYPE_CHECKING:
     from torch import Tensor

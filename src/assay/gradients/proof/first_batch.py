@@ -15,8 +15,8 @@
 5. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would be released without noise.
 
 The choices come from the run's own randomness: without it, nobody can tell which records are compared, or when. Every
-batch is checked for 5, for writes that versions show (`assay.gradients.proof.watch`), and for modules that were added
-or changed their mode.
+batch is checked for 5, for writes that versions show, and for modules that were added or changed their mode
+(`assay.gradients.proof.inspector`).
 
 A loss may mix records by numbers without gradients (weights by the batch's counts), which its values do not show. Code
 that has the loss function itself can check that with `isolation.separate`.
@@ -34,9 +34,8 @@ from torch import Tensor, nn
 from assay.errors import UnsupportedModelError
 from assay.gradients.arithmetic import constant
 from assay.gradients.proof import calls, isolation
-from assay.gradients.proof.calls import Call
+from assay.gradients.proof.calls import SPLITS, Call, Coins, splits
 from assay.gradients.proof.isolation import mixes, writes
-from assay.gradients.proof.replacements import SPLITS, Coins, splits
 from assay.gradients.record_grads import RecordGrads
 
 

@@ -1,6 +1,6 @@
 """Isolation: what a model, or a loss, computes for a record depends neither on the others nor on earlier batches.
 
-The model is called again: with random records replaced (`assay.gradients.proof.replacements`), with more or fewer
+The model is called again: with random records replaced (`assay.gradients.proof.calls`), with more or fewer
 records, and with the same batch after another one. We call copies from before the call (`assay.models.copies`), because
 the model itself may have stored something during the call. On the first batch we perturb the copies' trainable
 parameters, because a zero-initialised layer would hide mixing before it. What a call writes into the model must not
@@ -25,17 +25,23 @@ from assay.errors import UnsupportedModelError
 from assay.gradients.proof.calls import (
     Answer,
     Call,
+    Coins,
+    Replacement,
+    a_few,
+    by_record,
     close,
     copied,
     drawn_since,
     extra_states,
+    only,
+    picked,
     put_back,
     random_state,
+    rounds,
     set_random_state,
     tensors,
 )
 from assay.gradients.proof.drawn import differs
-from assay.gradients.proof.replacements import Coins, Replacement, a_few, by_record, only, picked, rounds
 from assay.models import copies
 
 

@@ -1,14 +1,15 @@
 """Per-record gradients of any module: it runs for each record with a separate copy of the parameters.
 
 This is correct for every module that treats records separately, and slower than a rule. `torch.func.vmap` runs the
-copies together. What it cannot batch (recurrent layers, data-dependent control flow) runs in a loop. Randomness inside
-the module (dropout) is drawn once, in the one forward pass.
+copies together. What it cannot batch (recurrent layers, data-dependent control flow, an operation without a batching
+rule) runs in a loop. Randomness inside the module (dropout) is drawn once, in the one forward pass.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,7 +74,8 @@ class PerRecordCall:
         tensors = None
         if self.batchable and not isinstance(module, _RECURRENT):
             try:
-                tensors = vmap(one, in_dims=(0, *axes), out_dims=0, randomness="different")(own, *values)
+                with _rules_only():
+                    tensors = vmap(one, in_dims=(0, *axes), out_dims=0, randomness="different")(own, *values)
             except (RuntimeError, NotImplementedError, ValueError):
                 self.batchable = False  # a property of the module, not of this batch: do not try again
         if tensors is None:
@@ -116,6 +118,21 @@ class PerRecordCall:
                 )
             found.append((leaf, None if shared else axis))
         return found
+
+
+@contextmanager
+def _rules_only() -> Iterator[None]:
+    """Let vmap refuse an operation that it has no rule for: its own loop copies every argument for every record.
+
+    The time of that loop grows with the square of the number of records; that of ours does not.
+    """
+    functorch: Any = torch._C._functorch  # torch declares no types for these
+    before = functorch._is_vmap_fallback_enabled()
+    functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_enabled(before)
 
 
 def everywhere(module: nn.Module, values: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -167,9 +167,9 @@ class StandardisedConvRule(ConvRule):
 
 
 class EmbeddingRule:
-    """Rows picked by index. No table is built for a record."""
+    """Rows picked by index. No table is built for a record. `assay.gradients.rules.bags` adds up the rows of a bag."""
 
-    def forward(self, module: nn.Embedding, params: Params, x: Tensor) -> Tensor:
+    def forward(self, module: nn.Embedding | nn.EmbeddingBag, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
         assert weight is not None
         if module.max_norm is not None or module.scale_grad_by_freq:
@@ -180,7 +180,7 @@ class EmbeddingRule:
         return F.embedding(x, weight, padding_idx=module.padding_idx)
 
     def uses(
-        self, module: nn.Embedding, wanted: frozenset[str], x: Tensor, g: Tensor
+        self, module: nn.Embedding | nn.EmbeddingBag, wanted: frozenset[str], x: Tensor, g: Tensor
     ) -> tuple[Sequence[str], LayerUse]:
         index = x.reshape(x.shape[0], -1)
         g = g.reshape(*index.shape, -1)
@@ -283,6 +283,7 @@ RULES: dict[type[nn.Module], TapeRule | ExpandRule] = {
     nn.Conv3d: ConvRule(),
     StandardisedConv2d: StandardisedConvRule(),
     nn.Embedding: EmbeddingRule(),
+    nn.EmbeddingBag: EmbeddingRule(),
     nn.LayerNorm: LayerNormRule(),
     nn.RMSNorm: RMSNormRule(),
     nn.GroupNorm: ChannelNormRule(),

@@ -5,7 +5,7 @@ The engine takes the cheapest way for the shape:
 - The backend's weight gradient with the records folded into the groups gives one gradient per record, for little more
   than the cost of their sum. If these are smaller than their factors they are kept, and the clipped sum is one
   matrix-vector product. The same products follow from the input's windows by multiplying matrices, which is faster for
-  some shapes: only a measurement can tell (`assay.gradients.cost`).
+  some shapes: only a measurement can tell (`assay.gradients.record_grads`).
 - If they are larger (many channels on small maps), the ghost norm ‖Σ_t g_t p_tᵀ‖² comes from the two Gram matrices of
   output gradients and patches, and the sum is the ordinary weight gradient of the scaled output gradients.
 - If neither is small, the norm is computed the first way in pieces, and the sum as the ordinary weight gradient.
