@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from assay import Adjacency, Budget, BudgetSpentError, ConfigError, DataError
 from assay._util import journal, seals, signatures
 from assay._util.files import NoRoomError
-from assay.accounting.budget import BudgetError, check_lines
+from assay.accounting.budget import check_lines
+from assay.accounting.budget_entries import BudgetError
 from assay.accounting.epsilon import epsilon
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE

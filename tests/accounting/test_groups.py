@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from assay.accounting import events
+from assay.accounting.accountants.mixture import Mixture, mixture, sampled_together
 from assay.accounting.epsilon import Adjacency, Bound, UnaccountableError, bound, epsilon
 from assay.accounting.groups import enlarged, group_epsilons, one_by_one
-from assay.accounting.mixtures import Mixture, mixture, sampled_together
 from assay.errors import ConfigError
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
@@ -96,7 +96,7 @@ def _term(event: dp_event.DpEvent) -> Mixture:
 def test_shifts_in_any_directions_are_dominated_by_their_lengths(
     angles: list[float], lengths: list[float], sigma: float, eps: float
 ) -> None:
-    """The proof of `assay.accounting.mixtures` on the plane, by integrating both densities over a fine grid."""
+    """The proof of `assay.accounting.accountants.mixture` on the plane: both densities, integrated over a fine grid."""
     count = min(len(angles), len(lengths))
     shifts = [
         np.array([r * math.cos(a), r * math.sin(a)]) for a, r in zip(angles[:count], lengths[:count], strict=True)

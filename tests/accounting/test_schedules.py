@@ -22,7 +22,7 @@ from assay.randomness.streams import OsSeeded, Seeded
 
 def plan(**settings) -> Plan:
     return Plan(
-        **{"records": 1000, "batch_size": 100, "steps": 40, "noise_multiplier": 2.0, "delta": 1e-5}
+        **{"records": 1000, "batch_size": 100, "steps": 40, "noise_multiplier": 2.0, "delta": 1e-5, "clip": 1.0}
         | {"noise_schedule": Decay(levels=4, last=0.5)}
         | settings
     )

@@ -28,37 +28,33 @@ import datetime
 import getpass
 import math
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from dp_accounting.dp_event import DpEvent, GaussianDpEvent
+from dp_accounting.dp_event import DpEvent
 
 from assay._util import journal
 from assay._util.figures import at_most
-from assay._util.journal import Journal, JournalError
+from assay._util.journal import Journal
 from assay._util.signatures import PublicKey, read_private
 from assay.accounting import events
 from assay.accounting.adjacency import Adjacency
+from assay.accounting.budget_entries import SCHEMA, BudgetError, State, public_key, read_entries
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.ledger import Ledger
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
-SCHEMA = "assay.budget/1"
 SUFFIX = ".budget"
 RECORD, CLIENT = "record", "client"
 """Units of privacy that are not the name of a column."""
 _SLACK = 1 + 1e-9  # entries say this much more: the same releases, added up in another order, must not seem to be more
 _MOST_NOISE = 1e4
-
-
-class BudgetError(JournalError):
-    """A budget's file is not what was written, or says what cannot be."""
 
 
 class Spends(Protocol):
@@ -87,112 +83,6 @@ class Reservation:
         return bool(np.all(self.filter.costs(event, self.adjacency) <= np.array(self.costs)))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Account:
-    """One run in a budget.
-
-    Attributes:
-        token: The random name by which the run and its entries know each other.
-        name: What its operator calls it, such as its directory.
-        what: What kind of run it is, in words.
-        path: Where it was written; None where it was not.
-        digest: The digest of its run.json, which its ledger names; None where it has none.
-        epsilon: The verified ε of its plan by itself, and at which `delta`.
-        delta: The run's own δ.
-        reserved: What it reserved at each order.
-        costs: What it counts for now: what it reserved, or what its ledger said when it was settled.
-        event: What was released, or may be, as JSON.
-        open: Whether the reservation still stands.
-        steps: How many steps its ledger had when it was settled.
-        how: Why it was settled: `finished`, `ledger` or `failed`.
-        began: When it reserved.
-        changed: When its last entry was written.
-        by: Who wrote that.
-    """
-
-    token: str
-    name: str
-    what: str
-    path: str | None
-    digest: str | None
-    epsilon: float | str
-    delta: float
-    reserved: tuple[float, ...]
-    costs: tuple[float, ...]
-    event: Mapping[str, Any]
-    open: bool
-    steps: int | None
-    how: str | None
-    began: str
-    changed: str
-    by: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class State:
-    """A budget as its entries say it is.
-
-    Attributes:
-        header: The first entry: ceiling, unit, filter.
-        accounts: One for each run, in the order in which they reserved.
-        records: How many records or persons are covered.
-        overlaps: Other budgets that some of the records are in too.
-        known: The digest of the file of records.
-        heads: The digest of each entry.
-    """
-
-    header: Mapping[str, Any]
-    accounts: tuple[Account, ...]
-    records: int
-    overlaps: tuple[Mapping[str, Any], ...]
-    known: str | None
-    heads: tuple[str, ...]
-
-    @property
-    def filter(self) -> RenyiFilter:
-        """The orders and weights."""
-        return RenyiFilter(tuple(self.header["orders"]), tuple(self.header["weights"]))
-
-    @property
-    def costs(self) -> Costs:
-        """What all runs count for, added up."""
-        whole = np.zeros(len(self.header["orders"]))
-        for account in self.accounts:
-            whole = whole + np.array(account.costs)
-        return whole
-
-    def spent(self, *, with_open: bool = True) -> float:
-        """The ε of all runs together; without those whose reservation still stands if not `with_open`."""
-        counted = [np.array(one.costs) for one in self.accounts if with_open or not one.open]
-        return self.filter.epsilon(np.sum(counted, axis=0), self.header["delta"]) if counted else 0.0
-
-    def left(self) -> float:
-        """How much is left, roughly: the ε of one more release with Gaussian noise that would fit, at the budget's δ.
-
-        Runs of many steps cost a little more than that for the same ε.
-        """
-        adjacency, delta = Adjacency(self.header["adjacency"]), self.header["delta"]
-        if not self.fits(self.filter.costs(GaussianDpEvent(_MOST_NOISE), adjacency)):
-            return 0.0
-        low, high = 1e-2, _MOST_NOISE
-        while high / low > 1 + 1e-4:
-            middle = math.sqrt(low * high)
-            fits = self.fits(self.filter.costs(GaussianDpEvent(middle), adjacency))
-            low, high = (low, middle) if fits else (middle, high)
-        return epsilon(GaussianDpEvent(high), delta, adjacency)
-
-    def so_far(self) -> list[float]:
-        """The ε of all runs up to each one, in the order in which they reserved."""
-        if not self.accounts:
-            return []
-        costs = np.cumsum([one.costs for one in self.accounts], axis=0)
-        return [self.filter.epsilon(each, self.header["delta"]) for each in costs]
-
-    def fits(self, costs: Costs) -> bool:
-        """Whether something that costs this may be released, beside all that is charged or reserved."""
-        return self.filter.allows(self.costs + costs, self.header["epsilon"], self.header["delta"])
-
-
 class Budget:
     """A budget on disk. Every answer is read from its file, which other processes may have changed meanwhile.
 
@@ -219,7 +109,7 @@ class Budget:
         self.unit: str = header["unit"]
         self.adjacency = Adjacency(header["adjacency"])
         self.filter = RenyiFilter(tuple(header["orders"]), tuple(header["weights"]))
-        self.public_key: PublicKey | None = _public(header)
+        self.public_key: PublicKey | None = public_key(header)
         if self._key is not None and self._key.public != self.public_key:
             raise ConfigError("budget_key", str(key), f"the key that {self.path} was made with")
 
@@ -307,7 +197,7 @@ class Budget:
         Raises:
             BudgetError: It is damaged, or an entry that should be signed is not.
         """
-        return _state(journal.read(self._journal))
+        return read_entries(journal.read(self._journal))
 
     def spent(self) -> float:
         """The ε of all runs so far, those that still go on with all that they reserved; at the budget's δ."""
@@ -351,7 +241,7 @@ class Budget:
         """
         others = _beside(self.path)
         with self._alone() as file:
-            state = _state(file)
+            state = read_entries(file)
             known = self._known(state)
             own, *theirs = hash_records(contents, [known, *(one for _, one in others)])
             more = known.with_tags(own)
@@ -478,11 +368,12 @@ class Budget:
         token = secrets.token_hex(16) if token is None else token
         costs = _with_slack(self.filter.costs(event, self.adjacency))
         with self._alone() as file:
-            state = _state(file)
+            state = read_entries(file)
             known = next((one for one in state.accounts if one.token == token), None)
             if known is not None:
                 costs = np.maximum(costs, known.costs)
-                if known.open or not state.fits(costs - np.array(known.costs)):
+                same = digest is None or digest == known.digest  # an estimate of columns reserves before the run does
+                if (known.open and same) or not state.fits(costs - np.array(known.costs)):
                     return self._reservation(token, known.costs)
             elif not state.fits(costs):
                 raise BudgetSpentError(self._refusal(state, costs, None))
@@ -521,7 +412,7 @@ class Budget:
         """
         costs = _with_slack(self.filter.costs(event, self.adjacency))
         with self._alone() as file:
-            known = {one.token: one for one in _state(file).accounts}.get(token)
+            known = {one.token: one for one in read_entries(file).accounts}.get(token)
             if known is None:
                 raise BudgetError(f"{self.path} has no reservation of this run")
             if not known.open and known.costs == tuple(costs.tolist()):
@@ -657,11 +548,6 @@ def _now(by: str | None) -> dict[str, Any]:
     return {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "by": by}
 
 
-def _public(header: Mapping[str, Any]) -> PublicKey | None:
-    raw = header["public_key"]
-    return None if raw is None else PublicKey(bytes.fromhex(raw))
-
-
 def _beside(where: Path) -> list[tuple[Budget, KnownRecords]]:
     """The budgets in the same folder, and which records they cover."""
     found = []
@@ -678,110 +564,3 @@ def _overlaps(others: Sequence[tuple[Budget, KnownRecords]], theirs: Sequence[An
         if common := known.look_up(tags).known:
             said.append({"id": other.id, "name": other.name, "epsilon": other.epsilon, "records": common})
     return said
-
-
-_HEADER: Mapping[str, type | tuple[type, ...]] = {
-    "id": str,
-    "name": str,
-    "epsilon": float,
-    "delta": float,
-    "unit": str,
-    "adjacency": str,
-    "orders": list,
-    "weights": list,
-    "public_key": (str, type(None)),
-    "records": int,
-    "known": str,
-    "overlaps": list,
-    "time": str,
-    "by": str,
-}
-_ENTRIES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "reserve": {
-        "run": str,
-        "name": str,
-        "what": str,
-        "costs": list,
-        "event": dict,
-        "delta": float,
-        "time": str,
-        "by": str,
-    },
-    "settle": {"run": str, "costs": list, "event": dict, "how": str, "time": str, "by": str},
-    "records": {"records": int, "known": str, "overlaps": list, "time": str, "by": str},
-}
-
-
-def _state(file: Journal) -> State:
-    """What the entries add up to."""
-    if not file.lines:
-        raise BudgetError(f"{file.path} is empty: the budget was never made whole")
-    header = file.lines[0]
-    if header.get("schema") != SCHEMA:
-        raise BudgetError(f"{file.path} has schema {header.get('schema')!r}; this version of Assay reads {SCHEMA!r}")
-    _check(file, 1, header, _HEADER)
-    key = _public(header)
-    if key is not None and (wrong := journal.unsigned(file, key)):
-        raise BudgetError(
-            f"{file.path} is damaged: entry {wrong[0]} is not signed with the budget's key. Somebody without it wrote "
-            "there"
-        )
-    accounts: dict[str, Account] = {}
-    records, known, overlaps = header["records"], header["known"], list(header["overlaps"])
-    for number, line in enumerate(file.lines[1:], start=2):
-        kind = str(line.get("kind"))
-        if kind not in _ENTRIES:
-            raise BudgetError(f"{file.path} is damaged: entry {number} is of kind {kind!r}")
-        _check(file, number, line, _ENTRIES[kind])
-        if kind == "records":
-            records, known = line["records"], line["known"]
-            overlaps += line["overlaps"]
-            continue
-        before = accounts.get(line["run"])
-        if kind == "settle" and before is None:
-            raise BudgetError(f"{file.path} is damaged: entry {number} settles a run that reserved nothing")
-        accounts[line["run"]] = _account(file, number, line, before, len(header["orders"]))
-    return State(
-        header=header,
-        accounts=tuple(accounts.values()),
-        records=records,
-        overlaps=tuple(overlaps),
-        known=known,
-        heads=tuple(file.heads),
-    )
-
-
-def _account(file: Journal, number: int, line: Mapping[str, Any], before: Account | None, orders: int) -> Account:
-    try:
-        costs = tuple(float(cost) for cost in line["costs"])
-        events.from_json(line["event"])
-    except ValueError as error:
-        raise BudgetError(f"{file.path} is damaged: entry {number}: {error}") from error
-    if len(costs) != orders or not all(cost >= 0 for cost in costs):
-        raise BudgetError(f"{file.path} is damaged: entry {number} has costs {line['costs']}")
-    settled = line["kind"] == "settle"
-    first = line if before is None else vars(before)
-    return Account(
-        token=line["run"],
-        name=first["name"],
-        what=first["what"],
-        path=first.get("path"),
-        digest=first.get("digest"),
-        epsilon=first.get("epsilon", "inf"),
-        delta=first["delta"],
-        reserved=before.reserved if before is not None else costs,
-        costs=costs,
-        event=line["event"],
-        open=not settled,
-        steps=line.get("steps") if settled else None,
-        how=line["how"] if settled else None,
-        began=line["time"] if before is None else before.began,
-        changed=line["time"],
-        by=line["by"],
-    )
-
-
-def _check(file: Journal, number: int, line: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    for name, kind in fields.items():
-        if not isinstance(line.get(name), kind) or isinstance(line.get(name), bool):
-            raise BudgetError(f"{file.path} is damaged: entry {number}: field {name} is {line.get(name)!r}")

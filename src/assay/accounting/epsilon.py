@@ -34,7 +34,7 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gau
 from numpy.typing import NDArray
 
 from assay.accounting import events
-from assay.accounting.accountants import Adjacency, Parts, UnaccountableError, accountant_of
+from assay.accounting.events import Adjacency, Parts, UnaccountableError, accountant_of
 from assay.accounting.losses import EpsilonAt, Gaussian, Term, Terms, refined
 from assay.errors import ConfigError
 
@@ -74,7 +74,7 @@ class Bound(StrEnum):
 
 # Rounding in the Fourier transforms that compose T steps: we measured a total error of the masses of at most 4e-16 T
 # (for T up to 200,000). We subtract five times that from δ, so that rounding cannot lower ε.
-_ROUNDING = 2e-15
+ROUNDING = 2e-15
 _ROUNDING_SHARE = 0.01  # of δ: if more is subtracted, ε may be more than 1 % too large
 _CUT = 1e-4  # share of δ given up to losses beyond the grid
 _CUT_OF_DELTA = 1e-12  # the same, where δ is the answer
@@ -111,15 +111,15 @@ def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
 
 def bound(event: DpEvent, delta: float, adjacency: Adjacency) -> Bound:
     """Which bound `epsilon` returns for these arguments."""
-    _check_delta(delta)
-    return _epsilons(_terms(event, adjacency), (delta,), (1,))[0][0][1]
+    check_delta(delta)
+    return _epsilons(terms_of(event, adjacency), (delta,), (1,))[0][0][1]
 
 
 def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency) -> list[tuple[float, float]]:
     """(δ, ε) for each δ, as of `epsilon`, from a single privacy loss distribution."""
     for delta in deltas:
-        _check_delta(delta)
-    terms = _terms(event, adjacency)
+        check_delta(delta)
+    terms = terms_of(event, adjacency)
     if not deltas:
         return []
     return [(delta, eps) for delta, (eps, _) in zip(deltas, _epsilons(terms, tuple(deltas), (1,))[0], strict=True)]
@@ -127,8 +127,8 @@ def epsilon_curve(event: DpEvent, deltas: Sequence[float], adjacency: Adjacency)
 
 def epsilon_after(step: DpEvent, delta: float, adjacency: Adjacency, counts: Sequence[int]) -> list[float]:
     """The verified ε after each number of steps, as of `epsilon`, but much faster than one by one."""
-    _check_delta(delta)
-    terms = _terms(step, adjacency)
+    check_delta(delta)
+    terms = terms_of(step, adjacency)
     spent = dict.fromkeys(counts, 0.0)
     for count in spent:
         if count < 0:
@@ -150,7 +150,7 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
     """
     if not 0 <= epsilon < math.inf:
         raise ConfigError("epsilon", epsilon, "a finite number ≥ 0")
-    terms = _terms(event, adjacency)
+    terms = terms_of(event, adjacency)
     if terms is None:
         return 1.0
     if sum(term.pure * count for term, count in terms) <= epsilon:
@@ -164,7 +164,7 @@ def delta_for(event: DpEvent, epsilon: float, adjacency: Adjacency) -> float:
         terms,
         [1],
         _CUT_OF_DELTA,
-        lambda losses, steps: [float(losses.get_delta_for_epsilon(epsilon)) + _ROUNDING * steps],
+        lambda losses, steps: [float(losses.get_delta_for_epsilon(epsilon)) + ROUNDING * steps],
     )
     return min(float(answers[0, 0]), 1.0)
 
@@ -175,23 +175,39 @@ def rdp_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     It is an upper bound too, and usually looser. It is `math.inf` where no Rényi bound is known here: for Poisson
     sampling of Laplace noise, and for Poisson sampling where neighbours replace a record.
     """
-    _check_delta(delta)
-    terms = _terms(event, adjacency)
+    check_delta(delta)
+    terms = terms_of(event, adjacency)
     return math.inf if terms is None else _rdp_epsilon(terms, delta)
 
 
-def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
+def moments_epsilon(event: DpEvent, delta: float, adjacency: Adjacency, *, whole_orders: bool = False) -> float:
     """The ε of the moments accountant, as papers up to 2020 used it, for what such a paper claims.
 
     It is the minimum over α of the divergence plus log(1/δ)/(α - 1) (Abadi et al. 2016, Theorem 2; Mironov 2017,
     Proposition 3): the divergences of `rdp_epsilon`, converted more loosely.
+
+    Args:
+        event: what is released.
+        delta: δ.
+        adjacency: which data sets are neighbours.
+        whole_orders: take the minimum over whole orders alone, from 2 to 256. Abadi et al. bound the moments of whole
+            λ = α - 1 by a binomial expansion, so an accountant built on it has no others.
+
+    Returns:
+        ε; `math.inf` where no bound is known.
     """
-    _check_delta(delta)
-    terms = _terms(event, adjacency)
-    if terms is None or delta == 0:
+    check_delta(delta)
+    if delta == 0:
         return math.inf
-    orders, divergences = _divergences(terms)
-    return float(np.min(divergences - math.log(delta) / (orders - 1)))
+    if whole_orders:
+        orders = np.arange(2.0, 257.0)
+        found = divergences(event, tuple(range(2, 257)), adjacency)
+    else:
+        terms = terms_of(event, adjacency)
+        if terms is None:
+            return math.inf
+        orders, found = _divergences(terms)
+    return float(np.min(found - math.log(delta) / (orders - 1)))
 
 
 def divergences(event: DpEvent, orders: tuple[int, ...], adjacency: Adjacency) -> NDArray[np.float64]:
@@ -214,7 +230,7 @@ def divergences(event: DpEvent, orders: tuple[int, ...], adjacency: Adjacency) -
     """
     if not orders or min(orders) < 2:
         raise ConfigError("orders", orders, "whole numbers of at least 2")
-    terms = _terms(event, adjacency)
+    terms = terms_of(event, adjacency)
     if terms is None:
         return np.full(len(orders), math.inf)
     total = np.zeros(len(orders))
@@ -239,7 +255,7 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
     relation = NeighboringRelation.REPLACE_ONE if term.replaces else NeighboringRelation.ADD_OR_REMOVE_ONE
     accountant = rdp.RdpAccountant(orders=every, neighboring_relation=relation)
     try:
-        with _quietly():
+        with quietly():
             accountant.compose(event)
     except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
         return pure
@@ -249,7 +265,7 @@ def _divergences_of(term: Term, orders: tuple[int, ...]) -> NDArray[np.float64]:
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """The exact ε of one Gaussian release, rounded up in the twelfth digit (Balle and Wang 2018)."""
-    _check_delta(delta)
+    check_delta(delta)
     if not multiplier >= 0:
         raise ConfigError("multiplier", multiplier, "a number ≥ 0")
     exact = float(get_epsilon_gaussian(multiplier, delta))
@@ -261,7 +277,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
 
     It restates one point (ε, δ): the run is not μ-GDP at every δ.
     """
-    _check_delta(delta)
+    check_delta(delta)
     if not epsilon >= 0:
         raise ConfigError("epsilon", epsilon, "a number ≥ 0")
     if epsilon == math.inf:
@@ -269,7 +285,7 @@ def gdp_mu(epsilon: float, delta: float) -> float:
     return 1 / float(get_sigma_gaussian(epsilon, delta)) if delta else 0.0
 
 
-def _check_delta(delta: float) -> None:
+def check_delta(delta: float) -> None:
     if not 0 <= delta < 1:
         raise ConfigError("delta", delta, "a number from 0 to below 1, usually below one over the number of records")
 
@@ -290,21 +306,21 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
     totals = [tuple((term, count * n) for term, count in terms) for n in times]
     if not all(term.profiled for term, _ in terms):
         return tuple(
-            tuple(_least({Bound.RENYI: _rdp_epsilon(total, d - _ROUNDING * _steps(total))}) for d in deltas)
+            tuple(_least({Bound.RENYI: _rdp_epsilon(total, d - ROUNDING * _steps(total))}) for d in deltas)
             for total in totals
         )
     composed, settled = refined(
         terms,
         times,
         _CUT * min(delta or 1.0 for delta in deltas),
-        EpsilonAt(deltas, _ROUNDING),
+        EpsilonAt(deltas, ROUNDING),
     )
     composed = np.broadcast_to(composed, (len(times), len(deltas)))
     fall_back = not settled or bool(np.isinf(composed).any())
     tight = settled and all(term.tight for term, _ in terms)
 
     def found(total: Terms, delta: float, eps: float) -> _Found:
-        precise = tight and _ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
+        precise = tight and ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
         return _least(
             {
                 Bound.PLD if precise else Bound.LOOSE_PLD: eps,
@@ -333,6 +349,7 @@ def _rdp_epsilon(terms: Terms, delta: float) -> float:
     return float(rdp.compute_epsilon(*_divergences(terms), delta)[0]) if delta > 0 else math.inf
 
 
+@functools.lru_cache(maxsize=256)
 def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Rényi orders and the divergences at them; ∞ where there is no bound."""
     # One accountant for each relation, because dp_accounting allows some events under one only. Multipliers of terms
@@ -350,7 +367,7 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
             return added.orders, np.full_like(added.orders, math.inf)
         accountant = replaced if term.replaces else added
         try:
-            with _quietly():
+            with quietly():
                 accountant.compose(event, count)
         except (ValueError, ArithmeticError):  # beyond what its formulas can take: no bound from there
             return added.orders, np.full_like(added.orders, math.inf)
@@ -361,7 +378,7 @@ def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Silence dp_accounting's warnings about Rényi orders that it leaves out, which only raises ε."""
     log = logging.getLogger("absl")
     level = log.level
@@ -372,7 +389,7 @@ def _quietly() -> Iterator[None]:
         log.setLevel(level)
 
 
-def _terms(event: DpEvent, adjacency: Adjacency) -> Terms | None:
+def terms_of(event: DpEvent, adjacency: Adjacency) -> Terms | None:
     """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
     events.check(event)
     return combined(_parts(event, Adjacency(adjacency)))

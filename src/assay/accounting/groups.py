@@ -4,8 +4,8 @@
 
 - *Together.* Where every release is a sum over records plus Gaussian noise, and each record is in a batch by a coin of
   its own, k records move a step's sum by at most as many times the bound as there are heads among k coins. That is a
-  mixture of Gaussians (`assay.accounting.mixtures`, which has the proof). Without sampling the sum moves by k times the
-  bound, so the noise multiplier is that of one record divided by k.
+  mixture of Gaussians (`assay.accounting.accountants.mixture` has the proof). Without sampling the sum moves by k times
+  the bound, so the noise multiplier is that of one record divided by k.
 - *One by one.* What is (ε, δ)-private for one record is (kε, δ Σ_{i<k} e^{iε})-private for k of them, whatever it is
   (Vadhan, "The complexity of differential privacy", 2017, lemma 2.2). Much looser.
 """
@@ -20,8 +20,8 @@ from dp_accounting.dp_event import DpEvent
 
 from assay.accounting import events
 from assay.accounting.accountants.allocated import RandomAllocationDpEvent
+from assay.accounting.accountants.mixture import sampled_together
 from assay.accounting.epsilon import Adjacency, UnaccountableError, epsilon
-from assay.accounting.mixtures import sampled_together
 from assay.errors import ConfigError
 
 SIZES = (1, 2, 4, 8)

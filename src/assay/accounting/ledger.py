@@ -322,6 +322,17 @@ class Ledger(Unique):
             self._entries.pop()
             raise
 
+    def pay_once(self, event: DpEvent) -> None:
+        """Charge a release that was made before the run, unless one of this cost was charged.
+
+        Raises:
+            BudgetSpentError: this would exceed the ceiling.
+            LedgerError: somebody else has locked the file, or it is damaged.
+        """
+        self.lock()
+        if not self.paid(event):
+            self.pay(event)
+
     def bounds(self) -> str:
         """What limits the steps, in words."""
         ceiling = f"the ceiling of ε = {self.ceiling} (δ = {self.delta:g})"

@@ -6,6 +6,7 @@ from assay.data.samplers.full import FullBatch
 from assay.data.samplers.permuted import Permuted
 from assay.data.samplers.poisson import Poisson
 from assay.data.samplers.shuffled import Shuffled
+from assay.data.samplers.truncated import TruncatedPoisson
 from assay.data.samplers.without_replacement import WithoutReplacement
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Poisson",
     "Sampler",
     "Shuffled",
+    "TruncatedPoisson",
     "WithoutReplacement",
     "parse",
 ]

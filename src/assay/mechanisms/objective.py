@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dp_accounting.dp_event import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
@@ -40,11 +40,14 @@ class NoisyCoefficients:
     """The gradient of a batch's quadratic loss with Laplace noise of `scale` on its coefficients (AFRRS, Eq. 21).
 
     Noise n¹ and n² on the coefficients φ¹ and φ² adds n¹ + (n² + n²ᵀ)W to the gradient of the last weight W. All other
-    gradients get no noise, so no ε holds.
+    gradients get no noise, so no ε holds. With `once` the first draw serves for all steps: then noise cancels between
+    steps as well. The draw is part of the state, because nothing here is private.
     """
 
     scale: float
+    once: bool = False
     parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    _drawn: list[Tensor] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def white(self) -> bool:
@@ -61,8 +64,25 @@ class NoisyCoefficients:
         if self.parameters and total:
             name = list(self.parameters)[-1]
             weight = self.parameters[name].detach().double().flatten(1)
-            first = stream.laplace(weight.shape, dtype=torch.float64, device=weight.device)
-            second = stream.laplace((*weight.shape, weight.shape[1]), dtype=torch.float64, device=weight.device)
+            first, second = self._noise(weight, stream)
             noise = first + torch.einsum("cpq,cq->cp", second + second.mT, weight)
             total = {**total, name: total[name] + (self.scale * noise).to(total[name]).view_as(total[name])}
         return Private(total, NonPrivateDpEvent(), 0.0)
+
+    def _noise(self, weight: Tensor, stream: Stream) -> list[Tensor]:
+        """n¹ and n² in units of the scale."""
+        if self._drawn:
+            return self._drawn
+        shapes = (weight.shape, (*weight.shape, weight.shape[1]))
+        found = [stream.laplace(shape, dtype=torch.float64, device=weight.device) for shape in shapes]
+        if self.once:
+            self._drawn.extend(found)
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The draw that serves for all steps, if there is one."""
+        return {"drawn": [noise.tolist() for noise in self._drawn]}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue with that draw."""
+        self._drawn[:] = [torch.tensor(noise, dtype=torch.float64) for noise in state["drawn"]]

@@ -8,14 +8,11 @@ draws the batch states the amplification. Nobody types a sample rate into an acc
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from dp_accounting.dp_event import DpEvent
-
-from assay.errors import ConfigError, check_above_zero
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +21,6 @@ if TYPE_CHECKING:
 
 Grads: TypeAlias = "Mapping[str, Tensor]"
 """One tensor for each parameter name."""
-
-_LARGEST_BOUND = 1e30  # its noise is a float32 number still
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,65 +38,6 @@ class Private:
     value: Grads
     event: DpEvent
     noise_std: float
-
-
-def check_bound(bound: float) -> None:
-    """Refuse a bound that is not above 0, or so large that its noise would overflow.
-
-    Raises:
-        ConfigError: The bound is out of its range.
-    """
-    check_above_zero("clip", bound)
-    if bound > _LARGEST_BOUND:
-        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
-
-
-class ClipRule(ABC):
-    """Bounds what one record contributes. It sees norms only, so that fast clipping can serve every rule.
-
-    Guarantee: for all non-negative finite `norms`, multiplying record i's gradient in each group l by
-    `weights(norms)[i, l]` gives a vector whose l2 norm over all groups is at most `l2`.
-
-    A rule is a dataclass whose fields are its settings, `bound` first. It is chosen by its `name`.
-    """
-
-    name: ClassVar[str]
-    bound: float
-
-    def __post_init__(self) -> None:
-        check_bound(self.bound)
-
-    @property
-    @abstractmethod
-    def l2(self) -> float:
-        """The bound that holds for what `weights` returned last."""
-
-    @abstractmethod
-    def weights(self, norms: Tensor) -> Tensor:
-        """Factors for norms [B, L], of the same shape, each in [0, ∞)."""
-
-    def groups(self, layers: list[str]) -> list[int]:
-        """The clipping group of each layer: all zeros for flat clipping, 0..L-1 for per-layer clipping."""
-        return [0] * len(layers)
-
-    @property
-    def queries(self) -> tuple[SideQuery, ...]:
-        """What the rule releases beside the gradient in every step, such as the count for an adaptive bound."""
-        return ()
-
-    @property
-    def assumed(self) -> float | None:
-        """The bound that the rule takes for granted without clipping; None for a rule that clips."""
-        return None
-
-    def settings(self) -> dict[str, float]:
-        """The settings that it began with, `bound` first."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
-
-    def __str__(self) -> str:
-        """All its settings, in the form in which records keep them: `auto:1.0:gamma=0.01`."""
-        (_, bound), *others = self.settings().items()
-        return ":".join([self.name, repr(bound), *(f"{key}={value!r}" for key, value in others)])
 
 
 class Encoder(Protocol):

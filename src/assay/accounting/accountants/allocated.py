@@ -9,8 +9,8 @@ from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
 from assay.accounting import events
-from assay.accounting.accountants import SIZE, Accountant, Adjacency, Parts
 from assay.accounting.allocation import LEAST_NOISE, Allocation
+from assay.accounting.events import SIZE, Accountant, Adjacency, Parts
 
 
 @dataclass(frozen=True)

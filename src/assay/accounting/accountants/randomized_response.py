@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
-from assay.accounting.accountants import LEAST_RATE, PROBABILITY, SIZE, Accountant, Adjacency, Parts, UnaccountableError
+from assay.accounting.events import LEAST_RATE, PROBABILITY, SIZE, Accountant, Adjacency, Parts, UnaccountableError
 from assay.accounting.losses import RandomizedResponse
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
-from assay.accounting.accountants import COUNT, Accountant, Adjacency, Parts
+from assay.accounting.events import COUNT, Accountant, Adjacency, Parts
 
 
 @dataclass(frozen=True, kw_only=True)

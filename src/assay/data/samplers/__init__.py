@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent
 
+from assay._util.lazy import torch
 from assay._util.registry import Registry
 from assay.accounting.adjacency import Adjacency
 from assay.errors import ConfigError
@@ -52,6 +53,8 @@ class Sampler(ABC):
     """Whether it is charged a whole epoch at a time."""
     tight: ClassVar[bool] = False
     """Whether `compose` is known to state the exact cost of the steps, and not only an upper bound."""
+    claimed_as: ClassVar[type[Sampler] | None] = None
+    """The sampler whose ε a paper would claim for this one, where no paper knows it."""
     shown_under: ClassVar[Adjacency | None] = None
     """The adjacency that gives the event of `at_least` its meaning; None for that of the plan."""
 
@@ -95,6 +98,17 @@ class Sampler(ABC):
         It is what the steps show about one record among others that contribute nothing.
         """
 
+    def log_ratio(self, terms: Tensor) -> Tensor:
+        """The log-likelihood ratio of "in the data" to "not in it", for whoever sees every step.
+
+        Args:
+            terms: [steps, records]: in each step, the log-likelihood ratio of "in the batch" to "not in it".
+
+        Returns:
+            [records]. By default each batch is drawn by itself, at `rate`.
+        """
+        return mixed(terms, self.rate).sum(0)
+
     @abstractmethod
     def describe(self) -> str:
         """A sentence for the privacy statement."""
@@ -103,6 +117,24 @@ class Sampler(ABC):
     def in_bands(cls, records: int, expected_size: float, bands: int) -> Sampler | None:  # noqa: ARG003
         """The sampler in which `bands` groups of records take turns, for correlated noise; None if there is none."""
         return None
+
+
+def mixed(terms: Tensor, rate: float) -> Tensor:
+    """ln((1 - q) + q e^x) for each x: a record is in the batch with probability q."""
+    return terms if rate >= 1 else (terms + math.log(rate)).logaddexp(terms.new_tensor(math.log1p(-rate)))
+
+
+def once_each(terms: Tensor, steps: int) -> Tensor:
+    """`Sampler.log_ratio` where a record is in one of the `steps` batches of an epoch, each as likely.
+
+    Of an epoch that ended early, the record may be in a batch that nobody saw.
+    """
+    ratios = []
+    for epoch in terms.split(steps):
+        unseen = steps - len(epoch)
+        parts = epoch if not unseen else torch.cat([epoch, epoch.new_zeros(1, epoch.shape[1]) + math.log(unseen)])
+        ratios.append(parts.logsumexp(0) - math.log(steps))
+    return torch.stack(ratios).sum(0)
 
 
 SAMPLERS: Registry[type[Sampler]] = Registry(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
 from assay._util.lazy import torch
-from assay.data.samplers import Sampler
+from assay.data.samplers import Sampler, mixed
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,6 +63,12 @@ class Cyclic(Sampler):
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:  # noqa: ARG002
         """The first step alone: a record's group is secret, and we do not know how much that hides in later steps."""
         return PoissonSampledDpEvent(self.rate, event)
+
+    def log_ratio(self, terms: Tensor) -> Tensor:
+        """The record belongs to one of the groups, each as likely, and enters when that group has its turn."""
+        coins = mixed(terms, self.member_rate)
+        groups = torch.stack([coins[group :: self.bands].sum(0) for group in range(self.bands)])
+        return groups.logsumexp(0) - math.log(self.bands)
 
     def describe(self) -> str:
         """A sentence for the statement."""

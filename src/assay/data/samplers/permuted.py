@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from assay.data.samplers import Sampler
+from assay.data.samplers import Sampler, once_each
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ class Permuted(Sampler):
             return PoissonSampledDpEvent(self.rate, event)
         whole = GaussianDpEvent(event.noise_multiplier * math.sqrt(self.epoch_steps))
         return SelfComposedDpEvent(whole, steps // self.epoch_steps)
+
+    def log_ratio(self, terms: Tensor) -> Tensor:
+        """One batch of every epoch, each as likely."""
+        return once_each(terms, self.epoch_steps)
 
     def describe(self) -> str:
         """A sentence for the statement."""

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from assay._util.lazy import torch
 from assay.data.samplers import Sampler
 from assay.data.samplers.cyclic import Cyclic
 
@@ -27,7 +26,7 @@ class Poisson(Sampler):
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """Independent coin flips. A batch may be empty."""
-        return torch.nonzero(randomness.stream("sample", step).uniform(self.records) < self.rate).flatten()
+        return (randomness.stream("sample", step).uniform(self.records) < self.rate).nonzero().flatten()
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """A Poisson-sampled release per step."""

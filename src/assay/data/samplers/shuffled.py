@@ -11,7 +11,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEve
 from assay._util.lazy import torch
 from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.adjacency import Adjacency
-from assay.data.samplers import Sampler
+from assay.data.samplers import Sampler, once_each
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,6 +75,10 @@ class Shuffled(Sampler):
         if not epochs:
             return PoissonSampledDpEvent(self.rate, event)
         return SelfComposedDpEvent(RandomAllocationDpEvent(self.epoch_steps, event), epochs)
+
+    def log_ratio(self, terms: Tensor) -> Tensor:
+        """One batch of every epoch, each as likely."""
+        return once_each(terms, self.epoch_steps)
 
     def describe(self) -> str:
         """A sentence for the statement."""
