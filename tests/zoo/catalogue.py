@@ -44,6 +44,7 @@ ZOO: tuple[Mutant, ...] = (
         ("GReDP charged at sigma", "charged for the noise that is left", "ChargedAtSigma"),
         ("FedAGS sends small coordinates bare", "all of them with noise", "InsignificantBare"),
         ("the sum divided by its own deviation", "as it is", "standardised"),
+        ("a clipped mean charged at its bound over the batch size", "charged for being turned round", "MeanAtRadius"),
         ("a slice that leaves the last frequency bare", "all of them", "LastCoefficientBare"),
     ),
     *_each(
@@ -242,6 +243,17 @@ ZOO: tuple[Mutant, ...] = (
         "shared budget",
         "test_budgets.py::test_a_ledger_that_does_not_ask_charges_more_than_was_reserved",
         ("a ledger that charges more than was reserved", "it stops there", "ChargesBeyondItsReservation"),
+    ),
+    *_each(
+        "audit of an estimate",
+        "test_columns.py::test_what_one_record_shows_of_a_column",
+        ("bounds from the least and the largest value", "bounds from noisy counts", "exact_bounds"),
+        ("levels without a threshold", "levels above one", "ListsEveryLevel"),
+    ),
+    *_each(
+        "ledger",
+        "test_columns.py::test_an_estimate_that_is_not_charged",
+        ("columns estimated and not charged", "charged before the first step", "NeverPays"),
     ),
     *_each(
         "audit of one step",

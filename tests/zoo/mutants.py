@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from dp_accounting.dp_event import DpEvent
 from torch import Tensor
 
 from assay.accounting import budget as budgets
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
+from assay.data.tables import cells, estimates
+from assay.data.tables.schema import Number
 from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
+from assay.methods.encode.mean import ClippedMean
 from assay.methods.plan import Plan
 from assay.randomness.generators import Hashed
 from assay.randomness.streams import Blocks, OsSeeded, Seeded
@@ -42,6 +46,15 @@ class EachTensorAtC(Flat):
 
     def groups(self, layers: list[str]) -> list[int]:
         return list(range(len(layers)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanAtRadius(ClippedMean):
+    """The mean of a batch clipped, charged as if one record moved it by the bound divided by the batch size."""
+
+    @property
+    def l2(self) -> float:
+        return self.radius / self.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -467,12 +480,12 @@ class LooksBeforeItsTurn(Budget):
             def fits(self, costs):
                 return early.fits(costs)
 
-        read = budgets._state
-        budgets._state = lambda file: Early(**vars(read(file)))
+        read = budgets.read_entries
+        budgets.read_entries = lambda file: Early(**vars(read(file)))
         try:
             return super().reserve(event, **kwargs)
         finally:
-            budgets._state = read
+            budgets.read_entries = read
 
 
 class GivesBackTwice(Budget):
@@ -518,3 +531,26 @@ def clip_row_by_row(step: PrivateStep) -> None:
     """Every row of a person is clipped by itself and the person charged as one: rows are never folded into persons."""
     collect = step.engine.collect
     step.engine.collect = lambda losses, persons=1: collect(losses)  # type: ignore[method-assign, misc]
+
+
+# --- columns of a table ---
+
+
+class ListsEveryLevel(estimates.Levels):
+    """Every level that a row has is released, as if it were public; only the noise on the counts is charged."""
+
+    def released(self, noisy: Mapping[str, float]) -> tuple[str, ...]:
+        return tuple(noisy)
+
+
+def exact_bounds(counts: Sequence[float], noise: float) -> estimates.Found:
+    """Bounds that are the outermost cells that any row is in, charged as if they came from the noisy counts."""
+    there = [cells.NUMBERS[i] for i in range(len(cells.NUMBERS)) if counts[i] > 0]
+    return estimates.Found(column=Number(low=there[0][0], high=there[-1][1]))
+
+
+class NeverPays(Ledger):
+    """A release before training that is made and not charged."""
+
+    def pay_once(self, event: DpEvent) -> None:
+        pass

@@ -10,11 +10,12 @@ from assay.audit.low_bits import cancelled_bits, low_bits
 from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen
-from assay.gradients.clipping import Flat, PerLayer
+from assay.gradients.clipping import Assumed, Flat, PerLayer
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
 from assay.methods.chain import Chain
+from assay.methods.encode.mean import ClippedMean
 from assay.randomness.streams import Seeded
 
 from . import mutants
@@ -24,6 +25,8 @@ NOISE = Gaussian(multiplier=SIGMA)
 RIGHT = Chain(clip=Flat(bound=1.0), noise=NOISE)
 LAYERS = Specimen().layers
 SPECTRAL = {"multiplier": SIGMA, "reference": 1.0 / math.sqrt(LAYERS)}
+
+MEAN = {"bound": 1.0, "size": 4.0, "tensors": len(Specimen().parameters), "substituted": False}
 
 # name: (the bug, its correct twin)
 ZOO: dict[str, tuple[Chain, Chain]] = {
@@ -63,6 +66,10 @@ ZOO: dict[str, tuple[Chain, Chain]] = {
     "data-dependent standardisation before noise": (
         Chain(clip=Flat(), noise=NOISE, before=(mutants.standardised,)),
         RIGHT,
+    ),
+    "a clipped mean charged at its bound over the batch size": (
+        Chain(clip=Assumed(bound=1.0), noise=Gaussian(multiplier=SIGMA), before=(mutants.MeanAtRadius(**MEAN),)),
+        Chain(clip=Assumed(bound=1.0), noise=Gaussian(multiplier=SIGMA), before=(ClippedMean(**MEAN),)),
     ),
     "a spectral slice that leaves the last coefficient bare": (
         Chain(clip=Flat(), noise=mutants.LastCoefficientBare(multiplier=SIGMA, leave=1)),

@@ -78,6 +78,11 @@ def of_table(source: Path | str, unit: str | None = None) -> Iterator[bytes]:
     return _keys(b"row" if unit is None else b"person", torch.from_numpy(trained))
 
 
+def of_keys(keys: np.ndarray[Any, Any], unit: str | None = None) -> Iterator[bytes]:
+    """What rows of a table, or persons, are recognised by, from their keys."""
+    return _keys(b"row" if unit is None else b"person", torch.from_numpy(keys))
+
+
 def _keys(kind: bytes, keys: Tensor) -> Iterator[bytes]:
     return (kind + int(key).to_bytes(8, "little", signed=True) for key in keys.tolist())
 

@@ -19,7 +19,7 @@ import torch
 
 from assay.data import folders, hub, tables
 from assay.data.bundle import DataBundle
-from assay.data.catalog import DATASETS, Split, describe
+from assay.data.catalog import DATASETS, DatasetInfo, Split, describe
 from assay.data.factories import from_factory, is_factory
 from assay.data.formats.npz import Arrays, read_npz
 from assay.data.locate import require
@@ -83,6 +83,11 @@ def load(
     torch.Size([1437, 1, 8, 8])
     """
     rule = SplitRule(by=split)
+    if name_or_path in DATASETS:
+        for field, value in (("target", target), ("schema", schema), ("unit", unit)):
+            if value is not None:
+                raise ConfigError(field, value, f"nothing beside {name_or_path}, which has no columns")
+        return _named(describe(name_or_path), data_dir)
     asked: dict[str, Any] = {"target": target, "schema": schema, "unit": unit}
     if is_table(name_or_path):
         return tables.table(name_or_path, target=target, schema=schema, unit=unit)
@@ -90,7 +95,7 @@ def load(
         how = folders.how_prepared(schema)
         asked = asked if how is None else {**how, "target": target, "unit": unit}
         return hub.from_hub(str(name_or_path).removeprefix(hub.PREFIX), **asked)
-    if _is_folder(name_or_path):
+    if Path(name_or_path).expanduser().is_dir():
         return _folder(Path(name_or_path), **asked)
     for field, value in (("target", target), ("schema", schema)):
         if value is not None:
@@ -99,9 +104,11 @@ def load(
         return _own(Path(name_or_path).expanduser(), rule, unit)
     if is_factory(str(name_or_path)):
         return from_factory(str(name_or_path))
-    if unit is not None:
-        raise ConfigError("unit", unit, f"nothing beside {name_or_path}, which has no column to say whose a record is")
-    info = describe(name_or_path)
+    return _named(describe(name_or_path), data_dir)
+
+
+def _named(info: DatasetInfo, data_dir: str | Path | None) -> DataBundle:
+    """A data set of the catalogue."""
     found = require(info, data_dir) if info.files else None
     train, test = info.read(info, iter(()) if found is None else found.contents())
     if test is None:
@@ -110,11 +117,6 @@ def load(
         train, test = (x[~testing], y[~testing]), (x[testing], y[testing])
     source = (info.source or "own") if found is None else found.place.label
     return _bundle(train, test, name=info.name, classes=info.classes, unit=info.unit, notes=info.notes, source=source)
-
-
-def _is_folder(name: str | Path) -> bool:
-    """Whether it is the path of a folder, and no name of the catalogue."""
-    return str(name) not in DATASETS and Path(name).expanduser().is_dir()
 
 
 def _folder(

@@ -13,7 +13,7 @@ A. *Persons are sampled.* The sampler draws persons. A drawn person brings all r
 
 B. *Rows are sampled*, each by a coin of its own and clipped to C by itself. A person with at most k rows moves the sum
    by as many times C as there are heads among their coins: a mixture of Gaussians with the masses of Binomial(k, q),
-   which covers everybody with k rows or fewer (`assay.accounting.mixtures` has the proof; Charles et al. 2024,
+   which covers everybody with k rows or fewer (proof: `assay.accounting.accountants.mixture`; Charles et al. 2024,
    arXiv:2407.07737). Without sampling the sum moves by at most k C, so that the noise multiplier of a person is that of
    a row divided by k.
 
@@ -39,6 +39,10 @@ class Sampled(StrEnum):
 
     PERSONS = "persons"
     ROWS = "rows"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Sampled:
+        raise ConfigError("unit_sampling", value, "persons or rows")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +116,4 @@ class Unit:
         known = dict(data)
         if not {"name", "persons"} <= known.keys():
             raise ConfigError("plan.unit", sorted(known), "an object with name and persons")
-        return cls(**{**known, "sampled": parse_sampled(known.get("sampled", "persons"))})
-
-
-def parse_sampled(text: str) -> Sampled:
-    """What is sampled, by its name: `persons` or `rows`.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    try:
-        return Sampled(text)
-    except ValueError:
-        raise ConfigError("unit_sampling", text, "persons or rows") from None
+        return cls(**{**known, "sampled": Sampled(known.get("sampled", "persons"))})

@@ -90,7 +90,9 @@ def numbers(table: Table, name: str, schema: Schema) -> tuple[npt.NDArray[np.flo
         missing = is_missing(raw, schema.missing)
         found = _parsed(table, name, raw, missing, schema)
     infinite = np.isinf(found)
-    if infinite.any():
+    if schema.lenient:
+        missing = missing | infinite
+    elif infinite.any():
         at = int(infinite.argmax())
         raise table.wrong(name, at, raw[at] if raw else float(found[at]), "a finite number")
     return np.where(missing, 0.0, found), missing
@@ -107,6 +109,9 @@ def _parsed(table: Table, name: str, raw: list[str | None], missing: Mask, schem
                 raise ValueError
             found[at] = float(value.replace(",", ".")) if decimal == "," else float(value)
         except ValueError:
+            if schema.lenient:
+                missing[at] = True
+                continue
             accepted = f"a number, or a mark of a missing value ({', '.join(mark or 'nothing' for mark in marks)})"
             if decimal == "." and "," in value:
                 accepted += '; for a decimal comma say decimal = "," in the [table] section of the schema'
@@ -177,6 +182,9 @@ def _flag(table: Table, name: str, column: Flag, schema: Schema) -> tuple[Floats
         if missing[row] or value is None:
             continue
         if value.lower() not in _YES + _NO:
+            if schema.lenient:
+                missing[row] = True
+                continue
             raise table.wrong(name, row, value, f"yes ({', '.join(_YES)}) or no ({', '.join(_NO)})")
         found[row] = value.lower() in _YES
     return found, missing
@@ -197,6 +205,9 @@ def _date(table: Table, name: str, column: Date, schema: Schema) -> tuple[Floats
                 else datetime.datetime.strptime(value, column.format)
             )
         except ValueError:
+            if schema.lenient:
+                missing[row] = True
+                continue
             like = "2024-05-17" if column.format is None else column.format
             raise table.wrong(name, row, value, f"a date such as {like}, or format in the schema") from None
         season = 2 * math.pi * (when.timetuple().tm_yday - 1) / 365.25

@@ -25,6 +25,12 @@ NOTES = (
     "declared bounds and clamped to them, values beside the declared levels count as one other level, a missing value "
     "has a feature of its own, words are counted by a hash. No statistic of the rows is used."
 )
+ESTIMATED_NOTES = (
+    "Rows were prepared by the schema that stands in the record. Part of it was estimated from the training rows with "
+    "noise, which is part of ε; the names of the columns are taken as public. Numbers are scaled by these bounds and "
+    "clamped to them, values beside the levels count as one other level, a missing or unreadable value has a feature "
+    "of its own, and a row without a usable target is left out. No other statistic of the rows is used."
+)
 
 
 def table(

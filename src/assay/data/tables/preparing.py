@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from assay.data.split import unit_keys
 from assay.data.tables import encoding
-from assay.data.tables.reading import Table, read_table
+from assay.data.tables.reading import Table, arrow, read_table
 from assay.data.tables.schema import Category, Flag, Labels, Number, Schema, listed
 from assay.data.task import BINARY, MULTICLASS, MULTILABEL, REGRESSION, Task
 from assay.errors import ConfigError, DataError
@@ -144,9 +144,31 @@ def prepare(table: Table, schema: Schema, unit: str | None) -> Rows:
     if unit is not None and unit in schema.target:
         raise ConfigError("unit", unit, "another column than the target")
     persons = None if unit is None else unit_keys(encoding.ids(table, unit))
+    if schema.lenient:
+        usable = _usable(table, schema)
+        table = replace(table, rows=table.rows.filter(arrow().array(usable)))
+        persons = None if persons is None else persons[usable]
     x, y = features(table, schema, unit), targets(table, schema)
     _check_classes(table, schema, y)
     return Rows(x=x, y=y, keys=row_keys(table), persons=persons)
+
+
+def _usable(table: Table, schema: Schema) -> npt.NDArray[np.bool_]:
+    """Which rows have a target that the schema declares: a matter of each row alone.
+
+    Raises:
+        DataError: Too few rows have one.
+    """
+    usable = np.ones(len(table), np.bool_)
+    for name in schema.target:
+        column = schema.columns[name]
+        if isinstance(column, Category):
+            usable &= encoding.codes(table, name, column, schema)[0] >= 0
+        else:
+            usable &= ~encoding.encoded(table, name, column, schema)[1]
+    if not usable.any():
+        raise DataError(f"{table.name} has no row whose {listed(schema.target)} is what was estimated of it")
+    return usable
 
 
 def _check_classes(table: Table, schema: Schema, y: npt.NDArray[Any]) -> None:

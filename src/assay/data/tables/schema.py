@@ -24,7 +24,7 @@ import datetime
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +32,8 @@ from assay.errors import ConfigError
 
 MISSING_MARKS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 """What stands for a missing value where a schema does not say otherwise."""
+AUTO = "auto"
+"""In place of a schema, a type, bounds or levels: to be estimated privately (`assay.data.tables.drafts`)."""
 _MOST_LEVELS = 10_000
 _MOST_SIZE = 1 << 16
 
@@ -246,6 +248,8 @@ class Schema:
         delimiter: Between values of a CSV file; None is a comma, or a tab in a .tsv file.
         decimal: The decimal mark of numbers in a CSV file, "." or ",".
         missing: What stands for a missing value.
+        lenient: A value that is not what its column declares counts as missing, and a row whose target is unusable is
+            left out. For schemas that were estimated: nobody has looked at the values.
 
     Raises:
         ConfigError: A part is not accepted; the message names the column.
@@ -256,6 +260,7 @@ class Schema:
     delimiter: str | None = None
     decimal: str = "."
     missing: tuple[str, ...] = field(default=MISSING_MARKS)
+    lenient: bool = False
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -266,7 +271,7 @@ class Schema:
             raise ConfigError("schema.table.decimal", self.decimal, '"." or ","')
         for name in self.target:
             if name not in self.columns:
-                raise ConfigError("target", name, f"a column of the schema: {_listed(self.columns)}")
+                raise ConfigError("target", name, f"a column of the schema: {listed(self.columns)}")
             if isinstance(self.columns[name], Date | Text | Skip):
                 kinds = "number, category, labels or flag"
                 raise ConfigError("target", name, f"a column of type {kinds}; it is of type {self.columns[name].type}")
@@ -275,6 +280,11 @@ class Schema:
                 if not isinstance(self.columns[name], Flag):
                     said = f"columns of type flag where there are several; {name} is of type {self.columns[name].type}"
                     raise ConfigError("target", ",".join(self.target), said)
+
+    @property
+    def predicts_number(self) -> bool:
+        """Whether the target is a number."""
+        return bool(self.target) and isinstance(self.columns[self.target[0]], Number)
 
     def features(self, unit: str | None = None) -> dict[str, Column]:
         """The columns that become features: all but the target, those to skip and that of the unit."""
@@ -295,7 +305,12 @@ class Schema:
     def to_json(self) -> dict[str, Any]:
         """As a run holds it."""
         return {
-            "table": {"delimiter": self.delimiter, "decimal": self.decimal, "missing": list(self.missing)},
+            "table": {
+                "delimiter": self.delimiter,
+                "decimal": self.decimal,
+                "missing": list(self.missing),
+                **({"lenient": True} if self.lenient else {}),  # not in schemas of earlier versions
+            },
             "target": list(self.target),
             "columns": [{"name": name, **column.to_json()} for name, column in self.columns.items()],
         }
@@ -304,7 +319,7 @@ class Schema:
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
         """From what `to_json` wrote."""
         columns = {one["name"]: {k: v for k, v in one.items() if k != "name"} for one in data["columns"]}
-        return _read(data["table"], columns, tuple(data["target"]), "schema")
+        return read(data["table"], columns, tuple(data["target"]), "schema")
 
     @classmethod
     def from_toml(cls, path: Path | str) -> Schema:
@@ -313,26 +328,36 @@ class Schema:
         Raises:
             ConfigError: The file is not there, is not TOML, or says something that is not accepted.
         """
-        path = Path(path)
-        try:
-            data = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-        except OSError as error:
-            raise ConfigError("schema", str(path), f"a readable file; {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise ConfigError("schema", str(path), "a file in UTF-8") from None
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError("schema", str(path), f"a file in TOML: {error}") from None
-        if (extra := data.keys() - {"table", "columns"}) or not isinstance(data.get("columns"), dict):
-            said = f"the sections [table] and [columns.NAME]{f'; not {min(extra)}' if extra else ''}"
-            raise ConfigError("schema", str(path), said)
-        table = dict(data.get("table", {}))
-        target = table.pop("target", [])
-        target = (target,) if isinstance(target, str) else tuple(target)
-        return _read(table, data["columns"], target, str(path))
+        table, columns, target = toml_of(path)
+        return read(table, columns, target, str(path))
 
 
-def _read(table: Mapping[str, Any], columns: Mapping[str, Any], target: tuple[str, ...], where: str) -> Schema:
-    if extra := table.keys() - {"delimiter", "decimal", "missing"}:
+def toml_of(path: Path | str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """The sections of a schema in TOML: that of the table, those of the columns, and the target.
+
+    Raises:
+        ConfigError: The file is not there, is not TOML, or has other sections.
+    """
+    path = Path(path)
+    try:
+        data = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise ConfigError("schema", str(path), f"a readable file; {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError("schema", str(path), "a file in UTF-8") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError("schema", str(path), f"a file in TOML: {error}") from None
+    if (extra := data.keys() - {"table", "columns"}) or not isinstance(data.get("columns"), dict):
+        said = f"the sections [table] and [columns.NAME]{f'; not {min(extra)}' if extra else ''}"
+        raise ConfigError("schema", str(path), said)
+    table = dict(data.get("table", {}))
+    target = table.pop("target", [])
+    return table, data["columns"], (target,) if isinstance(target, str) else tuple(target)
+
+
+def read(table: Mapping[str, Any], columns: Mapping[str, Any], target: tuple[str, ...], where: str) -> Schema:
+    """A schema from its sections, as `toml_of` returns them; `where` is what to call it in an error."""
+    if extra := table.keys() - {"delimiter", "decimal", "missing", "lenient"}:
         raise ConfigError(f"{where}: table.{min(extra)}", table[min(extra)], "delimiter, decimal, missing or target")
     settings: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
     read = {name: column_of(said, f"{where}: column {name!r}") for name, said in columns.items()}
@@ -389,11 +414,12 @@ def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[
     Raises:
         ConfigError: It is not accepted, or there is no target.
     """
-    if str(schema) == "auto":
+    if is_auto(schema):
         raise ConfigError(
             "schema",
-            "auto",
-            "a .toml file: bounds and levels are not estimated from private rows; a public sample can give them",
+            str(schema),
+            "a .toml file or a mapping: an estimate from private rows costs ε, so only `assay train` makes one, and "
+            "assay.train from Python",
         )
     if isinstance(schema, str | Path):
         found = Schema.from_toml(schema)
@@ -402,13 +428,16 @@ def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[
     elif isinstance(schema.get("columns"), list):
         found = Schema.from_json(schema)
     else:
-        found = _read({}, schema, (), "schema")
+        found = read({}, schema, (), "schema")
     names = targets(target) or found.target
     if not names:
-        raise ConfigError("target", target, f"the column to predict, one of {_listed(found.columns)}")
-    return Schema(
-        columns=found.columns, target=names, delimiter=found.delimiter, decimal=found.decimal, missing=found.missing
-    )
+        raise ConfigError("target", target, f"the column to predict, one of {listed(found.columns)}")
+    return replace(found, target=names)
+
+
+def is_auto(schema: object) -> bool:
+    """Whether all columns are to be estimated: `auto`, or `auto:share=0.3`."""
+    return isinstance(schema, str | Path) and (str(schema) == AUTO or str(schema).startswith(f"{AUTO}:"))
 
 
 def targets(target: Sequence[str] | str | None) -> tuple[str, ...]:
@@ -418,9 +447,7 @@ def targets(target: Sequence[str] | str | None) -> tuple[str, ...]:
     return tuple(one.strip() for one in target.split(",")) if isinstance(target, str) else tuple(target)
 
 
-def _listed(names: Mapping[str, Any] | Sequence[str], most: int = 12) -> str:
+def listed(names: Mapping[str, Any] | Sequence[str], most: int = 12) -> str:
+    """Names with commas between them; of many, the first."""
     names = list(names)
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-listed = _listed

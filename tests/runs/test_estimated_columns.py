@@ -1,0 +1,104 @@
+"""Runs whose columns were estimated: charged first, within ε, once, under a budget, and by person."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+import assay
+from assay.accounting.budget import Budget
+from assay.accounting.epsilon import Adjacency, epsilon
+from assay.accounting.ledger import read_ledger
+from assay.errors import BudgetSpentError, ConfigError
+from assay.presets import of_options
+from assay.training.budgets import create
+
+
+@pytest.fixture(scope="module")
+def stays(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    draw, path = random.Random(0), tmp_path_factory.mktemp("stays") / "stays.csv"
+    with path.open("w") as file:
+        file.write("who,age,ward,back\n")
+        for row in range(4000):
+            age, ward = draw.randint(18, 95), draw.choice(["heart", "other"])
+            file.write(f"{row // 2},{age},{ward},{'yes' if age > 60 else 'no'}\n")
+        file.write("2001,about 40,secret ward,never seen\n")
+    return path
+
+
+def asked(stays: Path, **changes):
+    given = {"data": str(stays), "target": "back", "schema": "auto", "unit": "who", "epsilon": 3, "delta": 1e-4}
+    return of_options({**given, "epochs": 3, **changes})
+
+
+def test_an_estimate_is_charged_first_and_the_whole_stays_within_epsilon(stays: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = assay.train(asked(stays), out=run)
+    columns = {one["name"]: one for one in result.record["table_schema"]["columns"]}
+    assert columns["ward"]["levels"] == ["heart", "other"]
+    assert columns["back"]["levels"] == ["no", "yes"]
+    assert columns["age"]["type"] == "number"
+    assert 0.9 * 3 < result.epsilon <= 3
+    ledger = read_ledger(run / "ledger.jsonl")
+    assert ledger is not None
+    first = ledger.charges()[0]
+    assert first.once
+    share = epsilon(first.event, 1e-4, Adjacency.ADD_OR_REMOVE_ONE)
+    assert 0.7 < share <= 0.75
+    assert any("levels of 3 columns" in part["name"] for part in result.record["parts"])
+    assert "estimated" in result.statement
+    assert not (run / "estimate.jsonl").exists()
+
+
+def test_a_table_is_not_read_twice_for_one_charge(stays: Path, tmp_path: Path) -> None:
+    """A run that never began leaves its charge, and the same request takes what was shown; another one is refused."""
+    from assay.training.from_names import begin_run
+
+    run = tmp_path / "run"
+    first = begin_run(asked(stays), out=run)
+    charged = (run / "estimate.jsonl").read_bytes()
+    again = begin_run(asked(stays), out=run)
+    assert again.names["schema"] == first.names["schema"]
+    assert (run / "estimate.jsonl").read_bytes() == charged
+    with pytest.raises(ConfigError, match="another estimate of columns was charged there"):
+        begin_run(asked(stays, epsilon=2), out=run)
+    (run / "schema.json").unlink()  # somebody may have seen it
+    with pytest.raises(ConfigError, match="another estimate of columns was charged there"):
+        begin_run(asked(stays), out=run)
+    begin_run(asked(stays), out=run, force=True)
+    assert (run / "ledgers" / "001.jsonl").read_bytes() == charged
+
+
+def test_a_budget_covers_the_estimate_before_it_is_made(stays: Path, tmp_path: Path, monkeypatch) -> None:
+    from assay.training.from_names import begin_run
+
+    monkeypatch.chdir(tmp_path)
+    create("stays", epsilon=3, delta=1e-4, data=str(stays), unit="who")
+    with pytest.raises(BudgetSpentError):
+        begin_run(asked(stays, epsilon=5, budget="stays"), out=tmp_path / "much")
+    assert not (tmp_path / "much" / "estimate.jsonl").exists()
+    begin_run(asked(stays, epsilon=1, budget="stays"), out=tmp_path / "one")  # and then the process is killed
+    (account,) = Budget("stays").state().accounts
+    assert account.open
+    result = assay.train(asked(stays, epsilon=1, budget="stays"), out=tmp_path / "one")
+    (account,) = Budget("stays").state().accounts
+    assert not account.open
+    assert result.epsilon <= 1
+    assert Budget("stays").spent() >= result.epsilon * 0.9
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"schema": "auto:share=0.001"}, "stand out of the noise"),
+        ({"records": 100}, "all records with --schema auto"),
+        ({"target": "height"}, "a column of the table"),
+        ({"unit": "ward", "target": "ward"}, "beside the unit"),
+    ],
+)
+def test_what_cannot_be_estimated_is_refused_before_it_is_charged(stays, tmp_path, changes, said) -> None:
+    with pytest.raises(ConfigError, match=said):
+        assay.train(asked(stays, **changes), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
