@@ -11,7 +11,7 @@ from scipy.stats import binom, binomtest, norm
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score, roc_curve
 
 from assay.attacks import evaluation
-from assay.attacks.evaluation import Scores, evaluate
+from assay.attacks.evaluation import Scores, accuracy_allowed, evaluate, gain
 from assay.errors import ConfigError
 
 # few distinct values: ties are where ranks go wrong
@@ -191,3 +191,14 @@ def test_confidence_is_a_probability():
     scores = Scores(members=np.ones(3), nonmembers=np.ones(3), calibration="by hand")
     with pytest.raises(ConfigError, match="confidence"):
         evaluate("loss", scores, confidence=1.0)
+
+
+def test_what_was_gained_is_said_beside_what_epsilon_allows():
+    random = np.random.default_rng(0)
+    scores = Scores(members=random.normal(0.5, 1, 500), nonmembers=random.normal(-0.5, 1, 500), calibration="")
+    result = evaluate("loss", scores)
+    said = gain([result], epsilon=math.log(3), delta=0.0)
+    assert f"right in {100 * result.balanced_accuracy.value:.1f} %" in said
+    assert "allows up to 25.0 points (75.0 %)" in said
+    assert accuracy_allowed(math.inf, 0.0) == 1
+    assert accuracy_allowed(0.0, 0.1) == pytest.approx(0.55)

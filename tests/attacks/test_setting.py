@@ -183,6 +183,7 @@ def test_a_shadow_with_other_checkpoints_than_the_target_is_refused():
 def test_attacks_are_found_by_name_and_described():
     assert set(attacks.available()) == {
         "confidence",
+        "rmia-offline",
         "loss",
         "entropy",
         "modified-entropy",

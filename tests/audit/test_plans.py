@@ -17,7 +17,7 @@ DELTA = 1e-5
 
 def plan(name: str, *, noise: float, micro: int = 1, layers: int = 4, **options) -> Plan:
     method = methods.get(name, **options)
-    if "groups" in type(method).OPTIONS:
+    if "groups" in type(method).OPTIONS and method.needs_layers:
         method = methods.get(name, **{"groups": layers, **options})
     return Plan(
         records=60_000,

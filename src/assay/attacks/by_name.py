@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from assay import attacks
 from assay.attacks import shadows
-from assay.attacks.evaluation import AttackResult
+from assay.attacks.evaluation import AttackResult, gain
 from assay.attacks.setting import rounds_of
 from assay.attacks.storage import write_attacks
 from assay.data import DataBundle
@@ -88,6 +88,20 @@ def of_run(
     if save:
         write_attacks(directory, [result.to_json() for result in found])
     return found
+
+
+def gain_over_guessing(run: Path | str, results: Sequence[AttackResult]) -> str:
+    """What attacks on a finished run gained over guessing, and over what its verified ε allows, in one sentence.
+
+    Args:
+        run: The run's directory.
+        results: What `of_run` returned.
+
+    Returns:
+        The sentence.
+    """
+    spent = RunDirectory.open(Path(run)).read_record()["epsilon"]
+    return gain(results, float(spent["verified"]), float(spent["delta"]))
 
 
 def _models(

@@ -17,6 +17,7 @@ follow from those scores alone:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,6 +97,42 @@ class AttackResult:
     def to_json(self) -> dict[str, Any]:
         """The result as plain values, for JSON."""
         return {**asdict(self), "tpr_at_fpr": [asdict(rate) for rate in self.tpr_at_fpr], "note": NOT_PRIVATE}
+
+
+def gain(results: Sequence[AttackResult], epsilon: float, delta: float) -> str:
+    """What the best of these attacks gained over guessing, and over what (ε, δ) allows, in one sentence.
+
+    Guessing is right in half of the cases. Under (ε, δ)-differential privacy no decision has TPR + TNR above
+    1 + (e^ε - 1 + 2δ)/(e^ε + 1), so none is right in more than half of that (Kairouz, Oh and Viswanath, "The
+    composition theorem for differential privacy", 2015, arXiv:1311.0776).
+
+    Args:
+        results: What the attacks achieved; the one that is right most often counts.
+        epsilon: The verified ε.
+        delta: δ.
+
+    Returns:
+        The sentence.
+    """
+    best = max(results, key=lambda result: result.balanced_accuracy.value)
+    right = best.balanced_accuracy
+    most = accuracy_allowed(epsilon, delta)
+    chosen = "" if len(results) == 1 else f", the best of {len(results)} attacks by what they achieved here,"
+    more = right.value - 0.5
+    said = f"gained {100 * more:.1f} points over guessing (50 %)" if more > 0 else "gained nothing over guessing (50 %)"
+    return (
+        f"{best.attack}{chosen} was right in {100 * right.value:.1f} % of cases [{100 * right.low:.1f},"
+        f" {100 * right.high:.1f}]: it {said}, where the verified ε allows up to {100 * (most - 0.5):.1f} points"
+        f" ({100 * most:.1f} %)."
+    )
+
+
+def accuracy_allowed(epsilon: float, delta: float) -> float:
+    """The largest balanced accuracy of any attack on an (ε, δ)-private model, as in `gain`."""
+    if not (epsilon >= 0 and 0 <= delta <= 1):
+        raise ConfigError("epsilon", f"{epsilon} at δ = {delta}", "ε of 0 or above, and δ from 0 to 1")
+    gap = math.tanh(epsilon / 2) if epsilon < math.inf else 1.0
+    return min(1.0, 0.5 + (gap + delta * (1 - gap)) / 2)
 
 
 def evaluate(attack: str, scores: Scores, confidence: float = 0.95) -> AttackResult:

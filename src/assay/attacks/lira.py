@@ -103,9 +103,9 @@ class Lira:
     def _online(
         self, setting: Setting, observed: Array, members: TensorDataset, nonmembers: TensorDataset
     ) -> tuple[Array, float]:
-        records = _join(members, nonmembers)
+        records = join(members, nonmembers)
         inside = halves(setting.shadows, len(records), setting.generator("online"))
-        phi = np.stack([_phi(model, records) for model in _shadows(setting, records, inside)])
+        phi = np.stack([_phi(model, records) for model in train_shadows(setting, records, inside)])
         rehearsed = likelihood_ratio(phi[0], phi[1:], inside[1:])
         threshold = best_threshold(rehearsed[inside[0]], rehearsed[~inside[0]])
         return likelihood_ratio(observed, phi, inside), threshold
@@ -114,10 +114,10 @@ class Lira:
         self, setting: Setting, observed: Array, members: TensorDataset, nonmembers: TensorDataset
     ) -> tuple[Array, float]:
         assert setting.pool is not None
-        pool, records = stacked(setting.pool), _join(members, nonmembers)
+        pool, records = stacked(setting.pool), join(members, nonmembers)
         inside = halves(setting.shadows, len(pool), setting.generator("offline"))
         on_pool, on_records = [], []
-        for model in _shadows(setting, pool, inside):
+        for model in train_shadows(setting, pool, inside):
             on_pool.append(_phi(model, pool))
             on_records.append(_phi(model, records))
         played = np.stack(on_pool)
@@ -127,7 +127,8 @@ class Lira:
         return above_outsiders(observed, phi, np.zeros(phi.shape, dtype=bool)), threshold
 
 
-def _shadows(setting: Setting, records: TensorDataset, inside: Mask) -> list[Trained]:
+def train_shadows(setting: Setting, records: TensorDataset, inside: Mask) -> list[Trained]:
+    """A shadow model for each row of `inside`, trained on the records that it marks."""
     assert setting.train is not None
     return [setting.train(subset(records, np.flatnonzero(row))) for row in inside]
 
@@ -136,7 +137,8 @@ def _phi(trained: Trained, records: TensorDataset) -> Array:
     return log_odds(*log_posteriors(rounds_of(trained)[-1], records))
 
 
-def _join(first: TensorDataset, second: TensorDataset) -> TensorDataset:
+def join(first: TensorDataset, second: TensorDataset) -> TensorDataset:
+    """The records of both."""
     return TensorDataset(*(torch.cat(pair) for pair in zip(first.tensors, second.tensors, strict=True)))
 
 

@@ -54,8 +54,8 @@ class Examples:
 class Setting:
     """The model under attack, the records to decide on, and what else the attacker has.
 
-    Records are pairs (features, label). `Subset`s of one data set must not overlap. All attacks but LiRA share one
-    shadow model.
+    Records are pairs (features, label). `Subset`s of one data set must not overlap. All attacks but LiRA and
+    RMIA share one shadow model.
 
     Attributes:
         target: The model, or its checkpoints.
@@ -64,7 +64,7 @@ class Setting:
         train: Trains a shadow model; it may add other records.
         pool: Records of that population that are neither. A shadow model sees half of them, so a pool of twice the
             target's training set makes shadows like the target.
-        shadows: How many models LiRA trains.
+        shadows: How many models LiRA and RMIA train.
         known: The share of the records whose membership the attacker knows.
         seed: Fixes all draws.
     """

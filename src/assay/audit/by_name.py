@@ -21,6 +21,7 @@ from assay.audit.survey import federation, survey, with_layers
 from assay.audit.training import TrainingAudit, mislabelled, white_box
 from assay.audit.training import black_box as black_box_audit
 from assay.audit.worlds import trained_in_two_worlds
+from assay.audit.worst_case import worst_case
 from assay.data import samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
@@ -36,8 +37,9 @@ from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.runs.schema import CENTRAL, FEDERATED
-from assay.training.inputs import check_classes, check_not_chosen, planned
+from assay.training.inputs import check_classes, check_not_chosen
 from assay.training.inputs import of_run as rebuilt
+from assay.training.planning import planned
 from assay.training.settings import training_from_json
 
 _TRAINED_AGAIN = (
@@ -79,6 +81,7 @@ def of_run(
     canaries: int | None = None,
     worlds: int | None = None,
     black_box: bool = False,
+    worst_case: bool = False,
     releases: int | None = None,
     confidence: float = 0.95,
     seed: int | None = None,
@@ -96,6 +99,8 @@ def of_run(
         canaries: Train the run again with this many canaries.
         worlds: Train the run this often with a mislabelled record (or client), and as often without.
         black_box: With `canaries`: use mislabelled records or clients, seen by the final model's loss only.
+        worst_case: With `worlds`: begin with the worst initial weights, and take the worst record
+            (`assay.audit.worst_case`). Central runs only.
         releases: Releases of one step to count, with and without the canary each; None for enough.
         confidence: The confidence of the audited ε.
         seed: Fixes the audit's randomness.
@@ -109,7 +114,7 @@ def of_run(
     """
     check_releases(releases)
     check_significance(1 - confidence)
-    how = _again(canaries, worlds, black_box, seed, data_dir)
+    how = _again(canaries, worlds, black_box, worst_case, seed, data_dir)
     directory = RunDirectory.open(Path(run))
     spec = directory.read_spec()
     record = directory.read_record() if directory.finished else None
@@ -124,7 +129,7 @@ def of_run(
         audit, facts = found.audit, _facts_of(found, method.name, method.variant)
     else:
         claimed = under.claimed()
-        audit, said = _judge(under.whole(how, _each(confidence)), plan, verified, claimed)
+        audit, said = _judge(under.whole(how, confidence), plan, verified, claimed)
         facts = _facts(method.name, method.variant, claimed, verified, audit, said)
     if record is not None:
         _keep(directory, audit, facts, again=how is not None)
@@ -279,6 +284,7 @@ class _Again:
     canaries: int | None
     worlds: int | None
     black_box: bool
+    worst_case: bool
     seed: int | None
     data_dir: Path | None
 
@@ -289,15 +295,17 @@ class _Again:
 
 
 def _again(
-    canaries: int | None, worlds: int | None, black: bool, seed: int | None, data_dir: Path | None
+    canaries: int | None, worlds: int | None, black: bool, worst: bool, seed: int | None, data_dir: Path | None
 ) -> _Again | None:
     if canaries is not None and worlds is not None:
         raise ConfigError("worlds", worlds, "--canaries or --worlds, not both")
     if black and canaries is None:
         raise ConfigError("black_box", black, "--black-box together with --canaries")
+    if worst and worlds is None:
+        raise ConfigError("worst_case", worst, "--worst-case together with --worlds")
     if canaries is None and worlds is None:
         return None
-    return _Again(canaries=canaries, worlds=worlds, black_box=black, seed=seed, data_dir=data_dir)
+    return _Again(canaries=canaries, worlds=worlds, black_box=black, worst_case=worst, seed=seed, data_dir=data_dir)
 
 
 class _UnderAudit(NamedTuple):
@@ -307,7 +315,7 @@ class _UnderAudit(NamedTuple):
     claimed: Callable[[], float]
     one_step: Callable[..., PlanAudit]
     whole: Callable[[_Again, float], TrainingAudit]
-    """Trains again, so that each bound has this confidence."""
+    """Trains again, so that all bounds together have this confidence."""
 
 
 def _central(spec: dict[str, Any], steps: int | None) -> _UnderAudit:
@@ -354,8 +362,12 @@ def _train_again(spec: dict[str, Any], plan: Plan, steps: int | None, how: _Agai
         "units": bundle.train_units,
     }
     if how.worlds is not None:
-        x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
-        return trained_in_two_worlds(network, bundle.train, plan, (x[0], y[0]), runs=how.worlds, **settings)
+        if how.worst_case:
+            network, canary = worst_case(network, bundle.test, bundle.classes, seed=how.coins % 2**32)
+        else:
+            x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
+            canary = x[0], y[0]
+        return trained_in_two_worlds(network, bundle.train, plan, canary, runs=how.worlds, **settings)
     assert how.canaries is not None
     if not how.black_box:
         return white_box(network, bundle.train, plan, canaries=how.canaries, seed=how.coins, **settings)
@@ -365,6 +377,8 @@ def _train_again(spec: dict[str, Any], plan: Plan, steps: int | None, how: _Agai
 
 def _play_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confidence: float) -> TrainingAudit:
     """Do the same for a federated run, with all its clients in this process."""
+    if how.worst_case:
+        raise ConfigError("worst_case", how.worst_case, "a central run: a federated one is played as it was")
     bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.clients for others")
     if how.data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(how.data_dir)}
@@ -381,24 +395,16 @@ def _play_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confiden
     return clients.black_box(network, held, plan, canaries, seed=how.coins, **settings)
 
 
-def _each(confidence: float) -> float:
-    """The confidence of each of two bounds that together have this one: error probabilities add up."""
-    return (1 + confidence) / 2
-
-
 def _judge(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float, claimed: float) -> tuple[Audit, Verdict]:
-    """The sharper of two bounds, with the confidence that both have together, and what it says.
+    """The sharpest bound, with the confidence that all have together, and what it says.
 
-    Only a bound without assumptions proves a bug: sampled steps are not exactly Gaussian. If only the other bound is
+    Only a bound without assumptions proves a bug: sampled steps are not exactly Gaussian. If only other bounds are
     above the verified ε, the run is suspect.
     """
-    both = round(2 * found.plain.confidence - 1, 12)
-    how = f"the larger of two bounds with {100 * found.plain.confidence:g} % confidence each; {_TRAINED_AGAIN}"
-    plain, gaussian = (
-        replace(bound, confidence=both, how=f"{bound.how}; {how}") for bound in (found.plain, found.gaussian)
+    best, plain = (
+        replace(bound, how=f"{bound.how}; {_TRAINED_AGAIN}") for bound in (found.best, found.together(found.plain))
     )
-    claimed = claimed if plan.method.variant == "published" else verified
-    best = max(gaussian, plain, key=lambda audit: audit.epsilon)
+    claimed = claimed if plan.method.published else verified
     said, proven = (verdict(claimed, verified, bound.epsilon) for bound in (best, plain))
     if said is not Verdict.BUG:
         return best, said

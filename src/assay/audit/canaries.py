@@ -24,6 +24,7 @@ from torch.utils.data import Dataset
 from assay.audit.observe import turned_into
 from assay.audit.persons import PlaceholderPersons
 from assay.data.records import Records
+from assay.data.samplers import Sampler
 from assay.errors import ConfigError
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.uses.base import Apart
@@ -37,22 +38,27 @@ _LARGE = 1000.0  # a canary's gradient over the clipping bound
 
 
 class PlaceholderRecords(Records):
-    """A data set with placeholders after its records; remembers which of them are in the latest batch."""
+    """A data set with placeholders after its records, or in place of its last ones (`replaced`).
 
-    def __init__(self, dataset: Dataset[Any], placeholders: int, device: torch.device | str = "cpu") -> None:
+    It remembers which of them are in the latest batch.
+    """
+
+    def __init__(
+        self, dataset: Dataset[Any], placeholders: int, device: torch.device | str = "cpu", *, replaced: bool = False
+    ) -> None:
         super().__init__(dataset, device)
         self._placeholders = placeholders
+        self._real = super().__len__() - (placeholders if replaced else 0)
         self.places = self.drawn = torch.zeros(0, dtype=torch.int64)
 
     def __len__(self) -> int:
-        return super().__len__() + self._placeholders
+        return self._real + self._placeholders
 
     def gather(self, index: Tensor) -> Any:
         """The records of these indices; a placeholder looks like the first record."""
-        real = super().__len__()
-        self.places = torch.nonzero(index >= real).flatten()
-        self.drawn = index[self.places] - real
-        return super().gather(torch.where(index >= real, 0, index))
+        self.places = torch.nonzero(index >= self._real).flatten()
+        self.drawn = index[self.places] - self._real
+        return super().gather(torch.where(index >= self._real, 0, index))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,9 @@ class CanaryChain(Chain):
     inner: Chain
     records: PlaceholderRecords | PlaceholderPersons
     included: Tensor
+    """The number of the canary at each place."""
+    sign: Tensor
+    """1 for each canary, -1 where it is reversed."""
     where: Tensor
     """The coordinate of each canary in the vector of all parameters."""
     group: Tensor
@@ -89,7 +98,7 @@ class CanaryChain(Chain):
             self.others[name] = self.others[name] + value if name in self.others else value.clone()
         taking_part = self.included[self.records.drawn]
         added = torch.zeros(sum(v.numel() for v in total.values()))
-        added[self.where[taking_part]] = self._sizes()[taking_part]
+        added[self.where[taking_part]] = (self._sizes() * self.sign)[taking_part]
         for value, extra in zip(total.values(), added.split([v.numel() for v in total.values()]), strict=True):
             value += extra.view(value.shape).to(value.device)
         return total, norms
@@ -129,6 +138,7 @@ def insert(
     included: Tensor,
     canaries: int,
     seed: int,
+    sign: Tensor | None = None,
 ) -> CanaryChain:
     """Insert canaries on distinct random coordinates into the step.
 
@@ -138,6 +148,7 @@ def insert(
         included: The numbers of the canaries that take part.
         canaries: How many there are.
         seed: Chooses the coordinates.
+        sign: 1 for each canary, and -1 for those that are reversed; None for 1.
 
     Returns:
         The step's new chain, which keeps what is seen.
@@ -161,26 +172,31 @@ def insert(
     groups, layer_of = chain.clip.groups(step.engine.layers), step.engine.empty().layer_of
     group = torch.cat([torch.full((n,), groups[layer_of[name]]) for name, n in sizes.items()])
     where = torch.randperm(len(group), generator=torch.Generator().manual_seed(seed))[:canaries]
-    more = {"records": records, "included": included, "where": where, "group": group[where]}
+    signs = torch.ones(canaries) if sign is None else sign
+    more = {"records": records, "included": included, "sign": signs, "where": where, "group": group[where]}
     step.chain = watched = turned_into(CanaryChain, chain, inner=chain, **more)
     return watched
 
 
-def likelihood_scores(seen: Sequence[Tensor], size: Sequence[Tensor], rate: float) -> NDArray[np.float64]:
+def likelihood_scores(
+    seen: Sequence[Tensor], size: Sequence[Tensor], sampler: Sampler, *, reversed_: bool = False
+) -> NDArray[np.float64]:
     """The log-likelihood ratio of "included" to "excluded" for each canary: the most powerful test.
 
-    A step's coordinate is N(0, 1) without the canary and the mixture (1 - q) N(0, 1) + q N(a, 1) with it.
+    A step's coordinate is N(a, 1) with the canary in its batch and N(0, 1) without. The sampler says how its steps
+    combine. A canary that is there in any case, as it is or reversed, is N(a, 1) or N(-a, 1) in its batches.
 
     Args:
         seen: As in `CanaryChain`.
         size: As in `CanaryChain`: a.
-        rate: The sampling rate q.
+        sampler: How batches were drawn.
+        reversed_: Whether an "excluded" canary was reversed instead.
 
     Returns:
         A score for each canary.
     """
     x, a = torch.stack(list(seen)).double(), torch.stack(list(size)).double()
-    terms = x * a - a.square() / 2
-    if rate < 1:
-        terms = torch.logaddexp(terms + math.log(rate), torch.tensor(math.log1p(-rate), dtype=torch.float64))
-    return np.asarray(terms.sum(0).numpy(), dtype=np.float64)
+    scores = sampler.log_ratio(x * a - a.square() / 2)
+    if reversed_:
+        scores = scores - sampler.log_ratio(-x * a - a.square() / 2)
+    return np.asarray(scores.numpy(), dtype=np.float64)

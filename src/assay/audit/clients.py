@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay.audit.canaries import PlaceholderRecords, insert, likelihood_scores
-from assay.audit.training import TrainingAudit, bound_both, fair_coins, losses_of, mislabelled, with_more
+from assay.audit.training import TrainingAudit, bound_all, fair_coins, losses_of, mislabelled, with_more
 from assay.audit.worlds import seed_of_run, two_worlds
 from assay.data.records import Records
 from assay.errors import ConfigError
@@ -70,7 +70,7 @@ def white_box(
         plan: The run's plan.
         canaries: How many; each is included by a fair coin.
         training: The run's settings.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
         seed: Chooses coordinates and coins, not the noise.
 
     Returns:
@@ -84,11 +84,11 @@ def white_box(
     if plan.unit == "record":
         silo = _SiloWithGradients(plan, training, model, clients, coins, seed)
         _play(model, silo, plan, training)
-        return bound_both(likelihood_scores(silo.seen, silo.size, silo.rate), coins, plan, confidence)
+        return bound_all(likelihood_scores(silo.seen, silo.size, silo.sampler), coins, plan, confidence)
     more = with_canaries(plan, canaries)
     site = SiteWithUpdates(more, training, model, clients, coins, seed)
     _play(model, site, more, training, absent=site.absent, after_round=site.look)
-    return bound_both(site.scores(), coins, plan, confidence)
+    return bound_all(site.scores(), coins, plan, confidence)
 
 
 def black_box(
@@ -109,7 +109,7 @@ def black_box(
         plan: The run's plan.
         canaries: Clients, or records of one client where records are protected; see `mislabelled_clients`.
         training: The run's settings.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
         seed: Chooses the coins, not the noise.
 
     Returns:
@@ -117,7 +117,7 @@ def black_box(
     """
     training = training or Training()
     coins = fair_coins(len(canaries), seed)
-    return bound_both(_fall_of_loss(model, clients, plan, canaries, coins, training), coins, plan, confidence)
+    return bound_all(_fall_of_loss(model, clients, plan, canaries, coins, training), coins, plan, confidence)
 
 
 def played_in_two_worlds(
@@ -139,7 +139,7 @@ def played_in_two_worlds(
         canary: The client, or a record of one client where records are protected.
         runs: How many in each world.
         training: The run's settings. From a seed, each run gets a different one.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
 
     Returns:
         The bounds.
@@ -262,7 +262,7 @@ class SiteWithUpdates(Site):
     def scores(self) -> NDArray[np.float64]:
         """Higher for canaries that look included."""
         if self.plan.hidden:
-            return likelihood_scores(self.seen, self._size, self.plan.sampler.rate)
+            return likelihood_scores(self.seen, self._size, self.plan.sampler)
         return np.asarray(self._heard.numpy())
 
     def _forget(self) -> None:
@@ -339,7 +339,7 @@ class _OneSilo(Site):
         sizes = [len(x) or math.inf for x, _ in clients]
         self._place = sizes.index(min(sizes))
         self._more = more(TensorDataset(*clients[self._place]))
-        self.rate = plan.client_plan(int(min(sizes))).sampler.rate
+        self.sampler = plan.client_plan(int(min(sizes))).sampler
 
     def _private_step(self, client: int, model: nn.Module, taken: int, plan: Plan) -> tuple[PrivateStep, Records]:
         if client != self._place:

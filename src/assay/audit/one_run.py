@@ -98,7 +98,9 @@ def most_guesses(epsilon: float, delta: float, canaries: int, lower: Callable[[G
     if not 0 < mu < math.inf:
         return canaries - canaries % 2
     sizes = sorted({2 * max(1, int(canaries * 2.0 ** (-k / 2)) // 2) for k in range(16)})
-    return max((s for s in sizes if s <= canaries), key=lambda s: lower(expected(mu, canaries, s)), default=canaries)
+    fitting = [s for s in sizes if s <= canaries]
+    # where none is expected to show anything, most guesses show most of what should not be there
+    return max(fitting, key=lambda s: (lower(expected(mu, canaries, s)), s), default=canaries)
 
 
 def expected(mu: float, canaries: int, made: int) -> Guesses:

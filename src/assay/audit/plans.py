@@ -123,7 +123,7 @@ def side_by_side(
         verified=plan.epsilon() if verified is None else verified,
         audit=audit,
         step=step,
-        published=plan.method.variant == "published",
+        published=plan.method.published,
     )
 
 
@@ -137,8 +137,9 @@ def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     if mu == math.inf:
         return math.inf
     # Where a record is replaced, the accountant doubles what a step shows. A canary in a micro-batch has already
-    # reversed its clipped average, which is all that a replacement can do.
-    doubled = plan.micro_batch > 1 and plan.adjacency is Adjacency.REPLACE_ONE
+    # reversed its clipped average, which is all that a replacement can do. The same holds for a clipped sum.
+    reversed_ = plan.micro_batch > 1 or bool(plan.chain().before)
+    doubled = reversed_ and plan.adjacency is Adjacency.REPLACE_ONE
     event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
     if plan.unit is not None and not plan.unit.whole and plan.unit.rows is not None and not plan.sampler.by_epoch:
         # A person whose rows all point where the canary does: each is sampled by its own coin, and their shifts add up.

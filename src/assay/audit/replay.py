@@ -142,8 +142,8 @@ class _Taken:
 def _plain_step(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
     """The step of the plan; the method's stage, if any, counts as paid."""
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
-    if plan.stage is not None:
-        ledger.pay(plan.stage_event)
+    for first in plan.first_events:
+        ledger.pay(first)
     return PrivateStep(model, plan, ledger=ledger, randomness=randomness, world=ALONE)
 
 

@@ -21,7 +21,7 @@ from assay.errors import ConfigError
 
 Scores: TypeAlias = NDArray[np.float64]
 Assume = Literal["nothing", "gaussian"]
-_GAUSSIAN = "the trade-off function is that of Gaussian noise"
+GAUSSIAN = "the trade-off function is that of Gaussian noise"
 _SIZES = 8  # numbers of guesses tried when none was fixed: m, m/2, ..., m/128
 
 
@@ -149,7 +149,7 @@ def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assum
         else "one run, f-DP (Mahloujifar, Melis and Chaudhuri 2024)",
         canaries=m,
         how=f"{right} of {best} guesses right about {m} canaries ({len(ins)} included); number of guesses {chosen}",
-        assumption="" if assume == "nothing" else _GAUSSIAN,
+        assumption="" if assume == "nothing" else GAUSSIAN,
     )
 
 
@@ -176,7 +176,7 @@ def _independent(
         canaries=total,
         how=f"{errors.false_positives} of {errors.excluded} excluded above and {errors.false_negatives} of"
         f" {errors.included} included below the threshold, which was {chosen}",
-        assumption="scores are independent" + ("" if assume == "nothing" else f"; {_GAUSSIAN}"),
+        assumption="scores are independent" + ("" if assume == "nothing" else f"; {GAUSSIAN}"),
     )
 
 

@@ -161,17 +161,27 @@ class _Noise:
         return releases_of(self._chain, total, [self._streams.at(i) for i in range(first, first + n)])
 
 
-def _case(chain: Chain, specimen: Specimen, name: str, direction: Tensor, scale: float = _LARGE) -> _Case:
-    """Two data sets: a bystander, a companion in the canary's micro-batch, and in one of them the canary."""
-    bound = chain.clip.l2 if math.isfinite(chain.clip.l2) else 1.0
+def _case(
+    chain: Chain, specimen: Specimen, name: str, direction: Tensor, scale: float = _LARGE, *, alone: bool = False
+) -> _Case:
+    """Two data sets: a bystander unless alone, a companion in the canary's micro-batch, in one of them the canary."""
+    bound = chain.clip.l2 if math.isfinite(chain.clip.l2) else _of_sum(chain)
     unit = scale * bound * direction / direction.norm()
-    bystander = scale * bound * torch.linspace(-1.0, 1.0, specimen.size)
+    bystander = (0.0 if alone else scale * bound) * torch.linspace(-1.0, 1.0, specimen.size)
     records = torch.stack([bystander, unit, -3 * unit]).to(torch.float32)
     slots = torch.tensor([0, 1, 1])
     cut = slots if chain.micro > 1 else None
     without = specimen.total(chain, records[:2], None if cut is None else cut[:2])
     with_canary = specimen.total(chain, records, cut)
     return _Case(name, without, with_canary, (_encoded(chain, without), _encoded(chain, with_canary)))
+
+
+def _of_sum(chain: Chain) -> float:
+    """What encoders of the sum leave of any record, at most; 1 if nothing bounds it."""
+    grads = Bounded({}, chain.l2)
+    for encode in chain.before:
+        grads = encode(grads)
+    return grads.l2 if math.isfinite(grads.l2) else 1.0
 
 
 def _encoded(chain: Chain, total: dict[str, Tensor]) -> Tensor:
@@ -184,6 +194,8 @@ def _encoded(chain: Chain, total: dict[str, Tensor]) -> Tensor:
 def _plain(chain: Chain, specimen: Specimen) -> Iterator[_Case]:
     """Canaries that need no knowledge of the noise."""
     yield _case(chain, specimen, "all layers at once", torch.ones(specimen.size))
+    if chain.before:  # where a sum is clipped as a whole, a bystander in it holds the canary back
+        yield _case(chain, specimen, "all layers at once, alone", torch.ones(specimen.size), alone=True)
     for name, layer in zip(specimen.names, specimen.slices(), strict=True):
         for place, j in (("first", layer.start), ("last", layer.stop - 1)):
             dirac = torch.zeros(specimen.size)

@@ -31,9 +31,10 @@ _KINDS: tuple[Mapping[str, tuple[int, ...]], ...] = (
 
 @dataclass(frozen=True)
 class Specimen:
-    """A number of layers, their kinds taken in turn."""
+    """A number of layers, their kinds taken in turn. Without biases each is one tensor."""
 
     layers: int = len(_KINDS)
+    biases: bool = True
 
     def __post_init__(self) -> None:
         if self.layers < 1:
@@ -42,7 +43,7 @@ class Specimen:
     @classmethod
     def for_plan(cls, plan: Plan) -> Specimen:
         """A specimen with as many layers as the plan's method was set for, if it was."""
-        return cls(plan.method.layers or len(_KINDS))
+        return cls(plan.method.layers or len(_KINDS), biases=not plan.method.by_tensor)
 
     @property
     def names(self) -> list[str]:
@@ -56,6 +57,7 @@ class Specimen:
             f"{layer}.{name}": nn.Parameter(torch.zeros(shape))
             for i, layer in enumerate(self.names)
             for name, shape in _KINDS[i % len(_KINDS)].items()
+            if self.biases or name == "weight"
         }
 
     @cached_property

@@ -83,7 +83,7 @@ def survey(
     forms: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         (name, {"variant": variant}, {})
         for name, method in methods.available().items()
-        for variant in (methods.VARIANTS if "variant" in type(method).OPTIONS else ("sound",))
+        for variant in (method.VARIANTS if "variant" in type(method).OPTIONS else ("sound",))
     ]
     for name, options, changes in (*forms, *_MORE):
         method = with_layers(methods.get(name, **options))

@@ -1,8 +1,9 @@
 """The audit of a whole training run, trained once with canaries among its records.
 
 White box: gradient canaries, scored by what every step releases. Black box: whole records (blank or mislabelled),
-scored by the final model's loss. A separate fair coin includes each canary. The resulting model was trained on
-canaries: throw it away.
+scored by the final model's loss. A separate fair coin includes each canary. Where neighbours replace a record, the
+canaries take the place of the last records: the coin decides on the canary or its reverse (white box), or on the canary
+or the record itself (black box). The resulting model was trained on canaries: throw it away.
 
 The run's loop trains it (`assay.training.loop.train_again`), with the run's stage, views, precision, averages and
 scaled learning rate. Without canaries the resulting parameters are those of the run, to the bit.
@@ -23,12 +24,15 @@ from torch.utils.data import Dataset, TensorDataset
 
 from assay.accounting.epsilon import Adjacency
 from assay.audit import one_run
+from assay.audit.bounds import epsilon_of_mu
 from assay.audit.canaries import CanaryChain, PlaceholderRecords, insert, likelihood_scores
+from assay.audit.independent import own_family, right_lower, shift_lower
 from assay.audit.persons import PlaceholderPersons, canary_rows, unit_with, with_canaries
 from assay.audit.result import Audit
-from assay.audit.scores import Assume, from_scores
+from assay.audit.scores import GAUSSIAN, Assume, from_scores
 from assay.data.persons import Ids, UnitRecords
 from assay.data.records import Records
+from assay.data.samplers import Sampler
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Stage
@@ -45,17 +49,42 @@ if TYPE_CHECKING:
 class TrainingAudit:
     """Scores of the canaries, and the bounds that follow.
 
+    Each bound has a confidence of its own. All of them hold together with `confidence`, so whoever takes the largest
+    may state that one: `best` does.
+
     Attributes:
         plain: The bound without assumptions.
         gaussian: The bound for a Gaussian trade-off function.
         included: The scores of included canaries.
         excluded: The scores of excluded canaries.
+        more: Bounds that assume more, if there are any.
     """
 
     plain: Audit
     gaussian: Audit
     included: NDArray[np.float64]
     excluded: NDArray[np.float64]
+    more: tuple[Audit, ...] = ()
+
+    @property
+    def bounds(self) -> tuple[Audit, ...]:
+        """All bounds, that without assumptions first."""
+        return (self.plain, self.gaussian, *self.more)
+
+    @property
+    def confidence(self) -> float:
+        """The probability that all bounds hold together: their chances of being wrong add up."""
+        return max(0.0, round(1 - sum(1 - bound.confidence for bound in self.bounds), 12))
+
+    @property
+    def best(self) -> Audit:
+        """The largest bound, with the confidence that covers the choice."""
+        return self.together(max(self.bounds, key=lambda bound: bound.epsilon))
+
+    def together(self, bound: Audit) -> Audit:
+        """One of the bounds with the confidence of all."""
+        how = f"one of {len(self.bounds)} bounds with {100 * bound.confidence:g} % confidence each"
+        return replace(bound, confidence=self.confidence, how=f"{bound.how}; {how}")
 
 
 def white_box(
@@ -82,7 +111,7 @@ def white_box(
         canaries: How many; each is included by a fair coin.
         loss: `loss(output, target)` gives a value for each record.
         training: The run's settings.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
         seed: Chooses coordinates and coins, not the noise.
         steps: How many of the plan's steps the run took; None for all.
         units: Whose each record is, where a person is the unit; a canary is then a person.
@@ -93,7 +122,7 @@ def white_box(
     Raises:
         ConfigError: The plan or the number of canaries does not allow this audit.
     """
-    training, plan = (training or Training()).at_batch(plan.batch_size), plan.for_model(model)
+    training, plan = (training or Training.of_method(plan.method)).at_batch(plan.batch_size), plan.for_model(model)
     if plan.unit is not None and not plan.unit.whole:
         raise ConfigError(
             "unit_sampling",
@@ -101,8 +130,9 @@ def white_box(
             "persons, for gradient canaries; use input canaries (--black-box) or audit one step",
         )
     coins = fair_coins(canaries, seed)
-    inserted = _Gradients(plan.stage, coins, seed)
-    more = with_more(plan, plan.records + inserted.places)
+    replaced = replaces_records(plan, canaries)
+    inserted = _Gradients(plan.stage, coins, seed, replaced)
+    more = with_more(plan, plan.records + (0 if replaced else inserted.places))
     if more.stage_event != plan.stage_event:
         raise ConfigError(
             *plan.stage_option,
@@ -110,15 +140,24 @@ def white_box(
             " use input canaries (--black-box) or audit one step",
         )
     train_again(model, data, plan=more, loss=loss, training=training, steps=steps, insertion=inserted, units=units)
-    return bound_both(inserted.scores(plan.sampler.rate), coins, plan, confidence, verified=plan.epsilon(steps=steps))
+    return bound_all(
+        inserted.scores(more.sampler),
+        coins,
+        plan,
+        confidence,
+        verified=plan.epsilon(steps=steps),
+        # records that are not drawn by themselves are in a batch at the cost of others
+        apart=_Apart(own_family(plan, steps)) if plan.sampler.independent else None,
+    )
 
 
 class _Gradients(Insertion):
     """Gradient canaries on distinct coordinates; the run's stage comes before them."""
 
-    def __init__(self, stage: Stage | None, coins: Tensor, seed: int) -> None:
-        self._stage, self._canaries, self._seed = stage, len(coins), seed
-        self._included = torch.nonzero(coins).flatten()
+    def __init__(self, stage: Stage | None, coins: Tensor, seed: int, replaced: bool) -> None:
+        self._stage, self._canaries, self._seed, self._replaced = stage, len(coins), seed, replaced
+        self._included = torch.arange(len(coins)) if replaced else torch.nonzero(coins).flatten()
+        self._sign = torch.where(coins, 1.0, -1.0) if replaced else torch.ones(len(coins))
         self._chain: CanaryChain | None = None
 
     @property
@@ -130,7 +169,9 @@ class _Gradients(Insertion):
         return self._stage
 
     def records(self, data: Dataset[Any], device: torch.device) -> PlaceholderRecords:
-        self._records: PlaceholderRecords | PlaceholderPersons = PlaceholderRecords(data, self.places, device)
+        self._records: PlaceholderRecords | PlaceholderPersons = PlaceholderRecords(
+            data, self.places, device, replaced=self._replaced
+        )
         return self._records
 
     def by_unit(self, records: Records, ids: Ids | None, plan: Plan) -> Records:
@@ -142,12 +183,12 @@ class _Gradients(Insertion):
         return self._records
 
     def attach(self, step: PrivateStep) -> None:
-        self._chain = insert(step, self._records, self._included, self._canaries, self._seed)
+        self._chain = insert(step, self._records, self._included, self._canaries, self._seed, self._sign)
 
-    def scores(self, rate: float) -> NDArray[np.float64]:
+    def scores(self, sampler: Sampler) -> NDArray[np.float64]:
         """The scores of all canaries, after training."""
         assert self._chain is not None
-        return likelihood_scores(self._chain.seen, self._chain.size, rate)
+        return likelihood_scores(self._chain.seen, self._chain.size, sampler, reversed_=self._replaced)
 
 
 def black_box(
@@ -172,31 +213,36 @@ def black_box(
         canaries: Records that are included by a fair coin each; see `blank` and `mislabelled`.
         loss: `loss(output, target)` gives a value for each record.
         training: The run's settings.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
         seed: Chooses the coins, not the noise.
         steps: How many of the plan's steps the run took; None for all.
         units: Whose each record is, where a person is the unit; each canary is then a person with copies of the record.
 
     Returns:
         The bounds.
+
+    Raises:
+        ConfigError: The plan or the number of canaries does not allow this audit.
     """
-    training = (training or Training()).at_batch(plan.batch_size)
+    training = (training or Training.of_method(plan.method)).at_batch(plan.batch_size)
     device = pick_device(training.device)
     coins = fair_coins(len(canaries), seed)
-    copies = canary_rows(plan)
-    joined = TensorDataset(
-        *(
-            torch.cat([t, c[coins].repeat_interleave(copies, 0)])
-            for t, c in zip(data.tensors, canaries.tensors, strict=True)
+    if replaces_records(plan, len(canaries)):
+        joined, ids, more = in_place_of_last(data, canaries, coins), units, with_more(plan, plan.records)
+    else:
+        copies, included = canary_rows(plan), int(coins.sum())
+        joined = TensorDataset(
+            *(
+                torch.cat([t, c[coins].repeat_interleave(copies, 0)])
+                for t, c in zip(data.tensors, canaries.tensors, strict=True)
+            )
         )
-    )
-    included = int(coins.sum())
-    ids = with_canaries(units, plan, included)
+        ids = with_canaries(units, plan, included)
+        more = with_more(plan, plan.records + included * copies)
     start = _Start(lambda: losses_of(model, canaries, loss, device))
-    more = with_more(plan, plan.records + included * copies)
     train_again(model, joined, plan=more, loss=loss, training=training, steps=steps, insertion=start, units=ids)
     fallen = start.losses - losses_of(model, canaries, loss, device)
-    return bound_both(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
+    return bound_all(fallen, coins, plan, confidence, verified=plan.epsilon(steps=steps))
 
 
 class _Start(Insertion):
@@ -210,6 +256,15 @@ class _Start(Insertion):
 
     def attach(self, step: PrivateStep) -> None:  # noqa: ARG002
         self.losses = self._losses()
+
+
+def in_place_of_last(data: TensorDataset, canaries: TensorDataset, coins: Tensor) -> TensorDataset:
+    """The records, with those canaries that the coins include in place of the last ones."""
+    joined = [t.clone() for t in data.tensors]
+    for t, c in zip(joined, canaries.tensors, strict=True):
+        last = t[len(t) - len(c) :]
+        last[coins] = c[coins].to(t.dtype)
+    return TensorDataset(*joined)
 
 
 def blank(data: TensorDataset, count: int, classes: int, seed: int = 0) -> TensorDataset:
@@ -244,13 +299,24 @@ def with_more(plan: Plan, records: int) -> Plan:
     Canaries are added to sums, which then leave the grid of exact noise. So floating-point noise of the same size
     replaces exact noise.
     """
-    if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
-        raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
     plan = replace(plan, exact=False) if plan.exact else plan
     if records == plan.records:
         return plan
+    if plan.adjacency is not Adjacency.ADD_OR_REMOVE_ONE:
+        raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one: canaries are there or they are not")
     size = float(records) if plan.sampling.whole else plan.sampler.rate * records
     return replace(plan, records=records, batch_size=size, unit=unit_with(plan, records))
+
+
+def replaces_records(plan: Plan, canaries: int) -> bool:
+    """Whether canaries take the place of records; refuses more of them than there are records."""
+    if plan.adjacency is Adjacency.ADD_OR_REMOVE_ONE:
+        return False
+    if plan.unit is not None:
+        raise ConfigError("adjacency", plan.adjacency.value, "add-or-remove-one, where the unit is a person")
+    if canaries >= plan.records:
+        raise ConfigError("canaries", canaries, f"fewer than the {plan.records} records, whose places they take")
+    return True
 
 
 def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.device) -> NDArray[np.float64]:
@@ -265,24 +331,73 @@ def losses_of(model: nn.Module, data: TensorDataset, loss: Loss, device: torch.d
     return torch.cat(losses).double().nan_to_num(nan=0.0).numpy()
 
 
-def bound_both(
+@dataclass(frozen=True)
+class _Apart:
+    """For canaries whose scores are independent of each other."""
+
+    family: Callable[[float], float] | None
+    """From a share of right guesses to the least ε of the run (`own_family`); None where that is not known."""
+
+
+def bound_all(
     scores: NDArray[np.float64],
     coins: Tensor,
     plan: Plan | FederatedPlan,
     confidence: float,
     *,
     verified: float | None = None,
+    apart: _Apart | None = None,
 ) -> TrainingAudit:
-    """Both one-run bounds. The numbers of guesses follow from `verified` (None: the plan's ε), not from the scores."""
+    """Every one-run bound that the scores allow. All of them hold together with this confidence.
+
+    The numbers of guesses follow from `verified` (None: the plan's ε), not from the scores.
+    """
     member = coins.numpy()
     included, excluded = scores[member], scores[~member]
-    alpha = 1 - confidence
+    count = 2 if apart is None else 3 if apart.family is None else 4
+    alpha = (1 - confidence) / count
     spent = plan.epsilon() if verified is None else verified
 
     def bound(assume: Assume, lower: Callable[..., float]) -> Audit:
         fixed = partial(lower, delta=plan.delta, significance=alpha)
         made = one_run.most_guesses(spent, plan.delta, len(scores), fixed)
-        return from_scores(included, excluded, delta=plan.delta, confidence=confidence, assume=assume, guesses=made)
+        return from_scores(included, excluded, delta=plan.delta, confidence=1 - alpha, assume=assume, guesses=made)
 
     plain, gaussian = bound("nothing", one_run.epsilon_lower), bound("gaussian", one_run.epsilon_lower_gaussian)
-    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded)
+    more = () if apart is None else _bounds_apart(included, excluded, plan.delta, alpha, apart.family)
+    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded, more=more)
+
+
+def _bounds_apart(
+    included: NDArray[np.float64],
+    excluded: NDArray[np.float64],
+    delta: float,
+    alpha: float,
+    family: Callable[[float], float] | None,
+) -> tuple[Audit, ...]:
+    """The bounds of `assay.audit.independent`."""
+    total = len(included) + len(excluded)
+    canaries = f"{total} canaries ({len(included)} included)"
+    mu = shift_lower(included, excluded, significance=alpha)
+    sums = Audit(
+        epsilon=epsilon_of_mu(mu, delta),
+        delta=delta,
+        confidence=1 - alpha,
+        estimator="one run, sums of scores (Agrawal et al. 2026)",
+        canaries=total,
+        how=f"scores of {canaries}: shifted by at least μ = {mu:.4g} standard deviations",
+        assumption=f"scores of canaries are independent and normal, and {GAUSSIAN}",
+    )
+    if family is None:
+        return (sums,)
+    share = right_lower(included, excluded, significance=alpha)
+    own = Audit(
+        epsilon=family(share),
+        delta=delta,
+        confidence=1 - alpha,
+        estimator="one run, independent canaries, the run's own trade-off function (Xiang et al. 2025)",
+        canaries=total,
+        how=f"guesses about {canaries}, in at least {100 * share:.4g} % of cases right",
+        assumption="scores of canaries are independent, and steps are as planned but for the size of their noise",
+    )
+    return sums, own

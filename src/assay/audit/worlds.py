@@ -13,14 +13,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
+from assay.accounting.epsilon import Adjacency
+from assay.audit.bounds import epsilon_of_mu
 from assay.audit.canaries import PlaceholderRecords
+from assay.audit.independent import shift_lower
 from assay.audit.persons import canary_rows, with_canaries
-from assay.audit.scores import from_scores
-from assay.audit.training import TrainingAudit, losses_of, with_more
+from assay.audit.result import Audit
+from assay.audit.scores import GAUSSIAN, from_scores
+from assay.audit.training import TrainingAudit, in_place_of_last, losses_of, replaces_records, with_more
 from assay.data.persons import Ids
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
@@ -34,14 +39,14 @@ from assay.training.settings import Training, pick_device
 def two_worlds(
     score: Callable[[bool, int], float], *, runs: int, delta: float, confidence: float = 0.95
 ) -> TrainingAudit:
-    """Audit anybody's training. All scores are counted, at several thresholds (see `from_scores`).
+    """Audit anybody's training. All scores are counted, at several thresholds (see `from_scores`), and added up.
 
     Args:
         score: `score(included, i)` trains run i with the record or without it, on fresh randomness, and returns how
             much the outcome looks as if the record was there (any number, higher for more).
         runs: How many in each world.
         delta: δ.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
 
     Returns:
         The bounds.
@@ -52,10 +57,38 @@ def two_worlds(
     if runs < 4:
         raise ConfigError("worlds", runs, "a whole number of runs in each world, 4 or above")
     scores = np.array([[score(included, i) for included in (True, False)] for i in range(runs)])
-    included, excluded = scores[:, 0], scores[:, 1]
-    plain = from_scores(included, excluded, delta=delta, confidence=confidence, independent=True)
-    gaussian = from_scores(included, excluded, delta=delta, confidence=confidence, independent=True, assume="gaussian")
-    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded)
+    return bound_worlds(scores[:, 0], scores[:, 1], delta=delta, confidence=confidence)
+
+
+def bound_worlds(
+    included: NDArray[np.float64], excluded: NDArray[np.float64], *, delta: float, confidence: float = 0.95
+) -> TrainingAudit:
+    """Bounds from the scores of runs with the record and without it. All of them hold together with this confidence.
+
+    Args:
+        included: A score for each run with the record; scores are independent, and higher where it looks included.
+        excluded: A score for each run without it.
+        delta: δ.
+        confidence: The probability that all bounds hold together.
+
+    Returns:
+        The bounds.
+    """
+    each = 1 - (1 - confidence) / 3
+    plain = from_scores(included, excluded, delta=delta, confidence=each, independent=True)
+    gaussian = from_scores(included, excluded, delta=delta, confidence=each, independent=True, assume="gaussian")
+    mu = shift_lower(included, excluded, significance=1 - each)
+    sums = Audit(
+        epsilon=epsilon_of_mu(mu, delta),
+        delta=delta,
+        confidence=each,
+        estimator="sums of scores, Gaussian family",
+        canaries=len(included) + len(excluded),
+        how=f"scores of {len(included)} runs with the record and {len(excluded)} without it: shifted by at least"
+        f" μ = {mu:.4g} standard deviations",
+        assumption=f"scores are independent and normal, and {GAUSSIAN}",
+    )
+    return TrainingAudit(plain=plain, gaussian=gaussian, included=included, excluded=excluded, more=(sums,))
 
 
 def trained_in_two_worlds(
@@ -73,6 +106,8 @@ def trained_in_two_worlds(
 ) -> TrainingAudit:
     """Train copies of `model` on `data` with the canary and without it; the score is how low its loss ends.
 
+    Where neighbours replace a record, the canary takes the place of the last one.
+
     Args:
         model: The model with its initial weights, which the attacker knows: all runs begin with them. It never changes.
         data: The records of the run.
@@ -81,7 +116,7 @@ def trained_in_two_worlds(
         runs: How many in each world.
         loss: `loss(output, target)` gives a value for each record.
         training: The run's settings. From a seed, each run gets a different one.
-        confidence: The probability that each of the two bounds holds.
+        confidence: The probability that all bounds hold together.
         steps: How many of the plan's steps the run took; None for all.
         units: Whose each record is, where a person is the unit; the canary is then a person with copies of the record.
 
@@ -91,8 +126,9 @@ def trained_in_two_worlds(
     Raises:
         ConfigError: There are too few runs, or the plan does not allow this audit.
     """
-    training = (training or Training()).at_batch(plan.batch_size)
-    if plan.stage is not None and not plan.stage.takes_fewer:
+    training = (training or Training.of_method(plan.method)).at_batch(plan.batch_size)
+    adds = plan.adjacency is Adjacency.ADD_OR_REMOVE_ONE
+    if adds and plan.stage is not None and not plan.stage.takes_fewer:
         raise ConfigError(
             *plan.stage_option,
             "a release before training that takes one record fewer than planned, to train without the canary;"
@@ -100,15 +136,19 @@ def trained_in_two_worlds(
         )
     device = pick_device(training.device)
     alone = TensorDataset(*(part.unsqueeze(0) for part in canary))
-    rows = canary_rows(plan)
-    joined = TensorDataset(
-        *(torch.cat([t, c.repeat_interleave(rows, 0)]) for t, c in zip(data.tensors, alone.tensors, strict=True))
-    )
-    both = with_canaries(units, plan, 1)
-    plan = with_more(plan, plan.records + rows)
+    if replaces_records(plan, 1):
+        joined, absent, both = in_place_of_last(data, alone, torch.tensor([True])), Insertion(), units
+        plan = with_more(plan, plan.records)
+    else:
+        rows = canary_rows(plan)
+        joined = TensorDataset(
+            *(torch.cat([t, c.repeat_interleave(rows, 0)]) for t, c in zip(data.tensors, alone.tensors, strict=True))
+        )
+        absent, both = _Absent(rows), with_canaries(units, plan, 1)
+        plan = with_more(plan, plan.records + rows)
 
     def score(included: bool, i: int) -> float:
-        records, insertion = (joined, Insertion()) if included else (data, _Absent(rows))
+        records, insertion = (joined, Insertion()) if included else (data, absent)
         trained = copies.of_model(model)
         if trained is None:
             raise ConfigError("model", type(model).__name__, "a model that can be copied, to train it many times")
