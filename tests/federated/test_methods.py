@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from assay.errors import ConfigError
 from assay.federated.exchange import Work
 from assay.federated.layout import Layout
 from assay.federated.wire import Message
@@ -214,3 +215,14 @@ def test_svt_is_as_private_as_it_is_charged():
         assert p - slack <= math.exp(0.5) * (q + slack)
         assert (1 - p) - slack <= math.exp(0.5) * (1 - q + slack)
     assert seen[1] > seen[0]
+
+
+@pytest.mark.parametrize("name", ["fedags", "fedsnlc"])
+def test_the_claim_of_equation_2_is_relative_to_the_sensitivity_and_no_reading_has_an_epsilon(name):
+    for sensitivity in (1.0, 0.1):
+        options = {"variant": "published", "sensitivity": sensitivity}
+        plan = tiny.plan(name, options, noise="local", noise_multiplier=2.4052 * sensitivity)
+        assert plan.claimed() == pytest.approx(0.5, rel=1e-3)
+        assert math.isinf(plan.epsilon())
+    with pytest.raises(ConfigError, match="published"):
+        tiny.plan(name, {"sensitivity": 0.1})

@@ -365,6 +365,8 @@ def test_nothing_of_the_clients_is_in_the_files_of_a_central_run(tmp_path):
     directory = tiny.directory(tmp_path / "run", plan, training)
     tiny.run(plan, training, directory=directory)
     assert {p.name for p in (tmp_path / "run").iterdir()} == {
+        ".gitignore",
+        "README.md",
         "run.json",
         "ledger.jsonl",
         "model.safetensors",

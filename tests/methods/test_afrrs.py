@@ -21,6 +21,7 @@ from assay.audit.plans import audit_plan
 from assay.data.records import Records
 from assay.data.sampling import FullBatch
 from assay.errors import ConfigError, DataError, UnsupportedModelError
+from assay.mechanisms.types import Bounded
 from assay.methods.perturb.explain import Explainer
 from assay.methods.perturb.objective import BELOW_IS_NOT_PRIVATE, objective_sensitivity
 from assay.methods.perturb.relevance import PUBLISHED_IS_NOT_PRIVATE
@@ -147,6 +148,7 @@ def test_published_clips_nothing_and_has_noise():
             noise_multiplier=1.0,
             delta=1e-5,
             method=methods.get("afrrs", variant="published"),
+            clip=1.0,
         ).chain()
     with pytest.raises(ConfigError, match="noise_multiplier"):
         plan(0.0, variant="published").claimed()
@@ -337,3 +339,75 @@ def test_the_audit_of_noisy_records_stays_below_what_is_verified():
     made = published(1.0, objective="record", explain="data:digits", batch_size=100)
     found = audit_plan(made, randomness=Seeded(1), releases=40_000)
     assert 0.9 < found.audit.epsilon <= made.stage.feature_epsilon < found.verified
+
+
+@pytest.mark.parametrize(
+    ("options", "features"),
+    [
+        ({}, 3.125),  # |L| ε2/(2|h_0|) = 500·0.2/32
+        ({"noisy": "clamp", "test": "noisy", "bias": "plain"}, 3.125),
+        ({"size": "data"}, 375.0),  # 60,000·0.2/32
+        ({"shared": "batch"}, math.inf),
+        ({"shared": "data", "size": "data"}, math.inf),
+    ],
+)
+def test_every_reading_has_its_own_epsilon_and_the_same_claim(options, features):
+    made = published(0.6, objective="record", explain="data:digits", **options)
+    assert made.claimed() == pytest.approx(0.6)
+    assert parts(made)["features"].pure == pytest.approx(features)
+    assert math.isinf(made.epsilon()) is math.isinf(features)
+    assert bool(parts(made)["features"].reason) is math.isinf(features)
+    assert math.isinf(published(0.6, objective="once", **options).epsilon())
+
+
+def test_readings_belong_to_the_published_variant():
+    with pytest.raises(ConfigError, match="readings"):
+        methods.get("afrrs", shared="data")
+    with pytest.raises(ConfigError, match="record, batch, data"):
+        methods.get("afrrs", variant="published", shared="nobody")
+
+
+def test_records_that_share_their_noise_give_their_differences_away():
+    """Why ε = ∞: what two of them differ by leaves without noise. Test records get the same draw."""
+    data = records()
+    x, y = data.tensors
+    for shared, apart in (("data", slice(None)), ("batch", slice(0, 20))):
+        made = small(variant="published", shared=shared, test="noisy", size="data").for_model(small_model())
+        released = made.stage.release(small_model(), Records(data), Seeded(1), torch.device("cpu"), train_privately)
+        noisy, mine = released["inputs"][apart], x[apart]
+        kept = noisy[0] != 0
+        assert kept.any()
+        gaps = (noisy - noisy[0]) - (mine - mine[0])
+        assert float((gaps * kept).abs().max()) < 1e-2 < float((noisy - mine).abs().max())
+        if shared == "data":
+            assert torch.equal(made.stage.tested(TensorDataset(x, y), released).tensors[0], released["inputs"])
+        else:
+            assert not torch.allclose(released["inputs"][20] - released["inputs"][0], x[20] - x[0], atol=1e-2)
+
+
+def test_clamped_inputs_stay_within_the_unit_interval():
+    made = small(variant="published", noisy="clamp").for_model(small_model())
+    released = made.stage.release(small_model(), Records(records()), Seeded(1), torch.device("cpu"), train_privately)
+    assert float(released["inputs"].min()) >= 0
+    assert float(released["inputs"].max()) <= 1
+
+
+def test_objective_noise_that_is_drawn_once_is_the_same_in_every_step_and_after_a_restart():
+    made = small(variant="published", objective="once", bias="plain").for_model(small_model())
+    weights = {"first": torch.ones(2, 2), "last": torch.zeros(3, 5)}
+    total = {name: torch.zeros_like(value) for name, value in weights.items()}
+    chain = made.chain().on(weights)
+    one, two = (chain.release(Bounded(dict(total), 1.0), Seeded(s).stream("noise", s)).value["last"] for s in (1, 2))
+    assert torch.equal(one, two)
+    assert one.abs().min() > 0
+    again = made.chain().on(weights)
+    again.restore(chain.state())
+    assert torch.equal(again.release(Bounded(dict(total), 1.0), Seeded(3).stream("noise", 3)).value["last"], one)
+
+
+def test_the_published_variant_brings_the_model_of_its_paper():
+    method = methods.get("afrrs", variant="published")
+    assert method.model_for((1, 28, 28)) == "afrrs-mnist"
+    assert method.model_for((3, 32, 32)) == "afrrs-cifar10"
+    assert method.model_for((14,)) is None
+    assert methods.get("afrrs").model_for((1, 28, 28)) is None

@@ -25,13 +25,14 @@ from assay.federated.server import federate as run_rounds
 from assay.federated.server import resume as resume_rounds
 from assay.federated.server import run_spec, site_settings
 from assay.methods import given_once
-from assay.models.layers import trainable_layers
+from assay.models.compat import trainable_layers
 from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
 from assay.training.from_names import options_of, read_options
-from assay.training.inputs import build, check_ceiling, check_features, load, of_run
+from assay.training.inputs import build, check_features, load, of_run
+from assay.training.planning import check_ceiling
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,12 +15,13 @@ the client with the fewest records, where the sampling rate is largest. At other
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
 from dp_accounting.dp_event import DpEvent, SelfComposedDpEvent
 
+from assay._util.converted import Converted
 from assay.accounting import events
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
@@ -63,6 +64,10 @@ class Silo:
     steps: int
 
 
+def _method(_: FederatedPlan, given: FederatedMethod | str) -> FederatedMethod:
+    return methods.METHODS.method_of(given)
+
+
 @dataclass(frozen=True, kw_only=True)
 class FederatedPlan:
     """Everything about a federated run that decides ε.
@@ -80,7 +85,7 @@ class FederatedPlan:
         minimum: How many must answer for a round with distributed noise to be opened; None: all who are asked.
         public_seed: Fixes what is not secret: rotations, and the order in which clients are asked where that is seen.
         silo: DP-SGD at the clients, for the unit `record`.
-        method: What clients and server exchange.
+        method: What clients and server exchange, or its name.
         epsilon_limit: A hard ceiling on the verified ε.
         epsilon_claimed: The ε that a published variant was calibrated to.
     """
@@ -97,7 +102,7 @@ class FederatedPlan:
     minimum: int | None = None
     public_seed: int = 0
     silo: Silo | None = None
-    method: FederatedMethod = field(default_factory=lambda: methods.get("fedavg"))
+    method: Converted[FederatedMethod | str, FederatedMethod] = Converted(_method, default="fedavg")
     epsilon_limit: float | None = None
     epsilon_claimed: float | None = None
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from assay._util.method_registry import MethodRegistry
+from assay._util.registry import MethodRegistry
 from assay.errors import ConfigError
+from assay.gradients.clip_rules import ClipRule
 from assay.gradients.clip_rules.flat import Flat
-from assay.mechanisms.types import ClipRule
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +34,8 @@ class Method(ABC):
 
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     """The fields that a user may set."""
+    VARIANTS: ClassVar[tuple[str, ...]] = VARIANTS
+    """The variants that it has, if `variant` is one of its options."""
     varying_noise: ClassVar[bool] = False
     """Whether its claim holds for noise that changes over a run."""
 
@@ -47,8 +49,14 @@ class Method(ABC):
     """The paper's optimizer, which is the default of the command line."""
     variant: str = "sound"
     """`sound`: noise is relative to what one record can really change, and a target ε is a verified one. `published`:
-    the paper's algorithm to the letter, and a target ε is a claimed one.
+    the paper's algorithm as its text describes it, and a target ε is a claimed one. `authors`: the same as the authors'
+    public code does it, where that differs from the text.
     """
+
+    @property
+    def published(self) -> bool:
+        """Whether a target ε is a claimed one: the paper's algorithm, as its text or its authors' code has it."""
+        return self.variant != "sound"
 
     @property
     def clip(self) -> ClipRule:
@@ -59,6 +67,11 @@ class Method(ABC):
     def layers(self) -> int | None:
         """The number of layers that it clips separately; None if that does not matter or is not known yet."""
         return None
+
+    @property
+    def by_tensor(self) -> bool:
+        """Whether `layers` counts tensors: a weight and its bias are two."""
+        return False
 
     @property
     def needs_layers(self) -> bool:
@@ -86,6 +99,17 @@ class Method(ABC):
         """What is released before the first step (`assay.methods.stage`), if anything."""
         return None
 
+    def model_for(self, input_shape: tuple[int, ...]) -> str | None:  # noqa: ARG002
+        """The model to train on records of this shape if none is named: one that the method needs, or its paper's.
+
+        Args:
+            input_shape: the shape of one record.
+
+        Returns:
+            A name of `assay.models`, or None for the default of the command line.
+        """
+        return None
+
     def for_layers(self, layers: list[str]) -> Method:  # noqa: ARG002
         """The method for a model with these layers.
 
@@ -96,7 +120,7 @@ class Method(ABC):
 
     def for_model(self, model: nn.Module) -> Method:
         """The method with everything that it must know about the model."""
-        from assay.models.layers import trainable_layers
+        from assay.models.compat import trainable_layers
 
         return self.for_layers(trainable_layers(model))
 
@@ -110,14 +134,14 @@ options = METHODS.options
 """The options of a method that differ from their defaults: `get(method.name, **options(method)) == method`."""
 
 
-def check_variant(value: str) -> None:
-    """Refuse a variant that does not exist.
+def check_variant(value: str, known: Sequence[str] = VARIANTS) -> None:
+    """Refuse a variant that is not among the known ones.
 
     Raises:
         ConfigError: names those that do.
     """
-    if value not in VARIANTS:
-        raise ConfigError("variant", value, "one of " + ", ".join(VARIANTS))
+    if value not in known:
+        raise ConfigError("variant", value, "one of " + ", ".join(known))
 
 
 def method_of(
@@ -131,7 +155,7 @@ def method_of(
 
     Args:
         name: a name that `available` lists.
-        variant: "sound" or "published".
+        variant: "sound" or "published"; some methods also have "authors".
         noise_form: the form of the noise, for methods in the frequency domain.
         groups: the number of layers that are clipped separately.
         typed: further options as texts `key=value`.

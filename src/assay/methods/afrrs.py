@@ -13,12 +13,14 @@ What is true (`assay.methods.perturb` has the arguments):
   bounded, and standardisation uses the data's extremes. No ε holds. With another source (`private`, `data:NAME`,
   `file:PATH`) maps are clipped, and ε1 holds in addition to the cost of the network.
 - Features: a local ε of Σ_j 1/b_j = |L| ε2/(2|h_0|), paid once.
-- Labels with `objective=step` (the paper's): the noise does not reach the gradients of the layers below the last. No ε
-  holds. With `objective=record` the label coefficient gets noise of the same scale, once per record. That gives a local
-  ε of 2|L| ε3/Δ_F, and training is post-processing.
+  Where records share a draw (`shared`), no ε holds.
+- Labels with `objective=step` (the paper's) or `once`: the noise does not reach the gradients of the layers below the
+  last. No ε holds. With `objective=record` the label coefficient gets noise of the same scale, once per record. That
+  gives a local ε of 2|L| ε3/Δ_F, and training is post-processing.
 
 The noise multiplier z of a published run scales all three: ε_i = w_i/(z Σw) with `split` = w1/w2/w3, so that 1/z is
-claimed. The paper names neither batch size nor split.
+claimed. The paper names neither batch size nor split, and leaves more open: `shared`, `noisy`, `size`, `test` and
+`bias` (`assay.methods.perturb.readings`). `experiments/afrrs` has the accuracy and the verified ε of every reading.
 
 Sound: the relevance has bounded maps and comes from a public network, or a private one whose cost is charged too. The
 model scales its inputs by their region's share of the relevance. DP-SGD does the rest. `share` of the target ε goes to
@@ -33,17 +35,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assay.accounting.epsilon import rdp_epsilon
 from assay.errors import ConfigError
+from assay.gradients.clip_rules import ClipRule
 from assay.gradients.clip_rules.assumed import Assumed
 from assay.gradients.clip_rules.flat import Flat
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.objective import AlreadyReleased, NoisyCoefficients
-from assay.mechanisms.types import ClipRule, Mechanism
+from assay.mechanisms.types import Mechanism
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
 from assay.methods.dpsgd import DPSGD
 from assay.methods.perturb.explain import FORMS, Explainer
 from assay.methods.perturb.inputs import OUTSIDE
 from assay.methods.perturb.objective import objective_sensitivity
+from assay.methods.perturb.readings import CHOICES, Reading
 from assay.methods.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
 
 if TYPE_CHECKING:
@@ -60,6 +64,7 @@ class AFRRS(Method):
     OPTIONS: ClassVar[tuple[str, ...]] = (
         *("variant", "explain", "gamma", "share"),
         *("split", "objective", "outside", "units", "hidden", "classes"),
+        *CHOICES,
     )
 
     name: str = "afrrs"
@@ -80,6 +85,11 @@ class AFRRS(Method):
     units: int = 16
     hidden: int = 32
     classes: int = 10
+    shared: str = "record"
+    noisy: str = "plain"
+    size: str = "batch"
+    test: str = "plain"
+    bias: str = "noisy"
 
     def __post_init__(self) -> None:
         check_variant(self.variant)
@@ -92,15 +102,28 @@ class AFRRS(Method):
             raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
         if self.outside not in OUTSIDE:
             raise ConfigError("outside", self.outside, "one of " + ", ".join(OUTSIDE))
+        if self.reading != Reading() and self.variant == "sound":
+            raise ConfigError("variant", self.variant, f"published with {', '.join(CHOICES)}: they are readings of it")
         for name in ("units", "hidden", "classes"):
             if getattr(self, name) < 1:
                 raise ConfigError(name, getattr(self, name), "a whole number, 1 or above")
         self._weights()
 
     @property
+    def reading(self) -> Reading:
+        """How the published algorithm is read where the paper leaves room."""
+        return Reading(**{name: getattr(self, name) for name in CHOICES})
+
+    @property
     def clip(self) -> ClipRule:
         """The published variant clips nothing."""
         return Assumed(1.0) if self.variant == "published" else Flat(0.5)
+
+    def model_for(self, input_shape: tuple[int, ...]) -> str | None:
+        """The paper's networks (Tables 1 and 2): the published objective needs a last hidden layer in [0, 1]."""
+        if self.variant == "sound" or len(input_shape) != 3:
+            return None
+        return "afrrs-mnist" if input_shape[0] == 1 else "afrrs-cifar10"
 
     def for_model(self, model: nn.Module) -> AFRRS:
         """The method with the sizes of this model, on which the published noise depends."""
@@ -122,10 +145,12 @@ class AFRRS(Method):
             objective=self.objective,
             outside=self.outside,
             batch_size=plan.batch_size,
+            count=plan.records,
             units=self.units,
             hidden=self.hidden,
             classes=self.classes,
             adjacency=plan.adjacency,
+            reading=self.reading,
         )
 
     def chain(self, plan: Plan, noise_multiplier: float) -> Chain:
@@ -135,9 +160,11 @@ class AFRRS(Method):
             if plan.clip.assumed is None:
                 raise ConfigError("clip", str(plan.clip), "assumed:1.0 with variant published: the paper clips nothing")
             noise = AlreadyReleased()
-            if self.objective == "step":
-                epsilon3 = self._epsilons(plan)[2]
-                noise = NoisyCoefficients(scale=objective_sensitivity(self.classes, self.hidden) / epsilon3)
+            if self.objective != "record":
+                # (1/|L|) Lap for each record of a batch, read as one draw for the batch
+                share = plan.batch_size / self.reading.size_of(plan.batch_size, plan.records)
+                scale = share * objective_sensitivity(self.classes, self.hidden) / self._epsilons(plan)[2]
+                noise = NoisyCoefficients(scale=scale, once=self.objective == "once")
         return Chain(clip=plan.fresh_clip(), micro=plan.micro_batch, noise=noise)
 
     def claimed(self, plan: Plan) -> float:

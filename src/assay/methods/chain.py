@@ -14,18 +14,9 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util.lazy import torch
 from assay.errors import ConfigError
+from assay.gradients.clip_rules import ClipRule
 from assay.mechanisms.exact import ExactGaussian
-from assay.mechanisms.types import (
-    Bounded,
-    ClipRule,
-    Denoiser,
-    Encoder,
-    Grads,
-    Mechanism,
-    OnParameters,
-    Private,
-    Stateful,
-)
+from assay.mechanisms.types import Bounded, Denoiser, Encoder, Grads, Mechanism, OnParameters, Private, Stateful
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -206,7 +197,7 @@ class Chain:
             piece.restore(state[place])
 
     def _stateful(self) -> list[tuple[str, Stateful]]:
-        pieces = {"clip": self.clip} | {f"after {i}": step for i, step in enumerate(self.after)}
+        pieces = {"clip": self.clip, "noise": self.noise} | {f"after {i}": step for i, step in enumerate(self.after)}
         return [(place, piece) for place, piece in pieces.items() if isinstance(piece, Stateful)]
 
 

@@ -29,8 +29,9 @@ In the full domain with `real` noise the mirrored coordinates lie outside the co
 Circulant layers have no such outside, so the form counts as ∞ everywhere.
 
 `sound` adds white noise of multiplier σ relative to the joint bound C = c√L. In distribution this is DP-SGD with
-per-layer clipping. What remains of the gain comes from block-circulant layers, which have fewer parameters. The filter
-is post-processing: it cannot lower ε.
+per-layer clipping. It works in the kernel's domain unless told otherwise. With `domain=full` (Spectral-DP: also
+`filter=first`) it does what the published form does, and the two differ in ε alone. What remains of the gain comes from
+block-circulant layers, which have fewer parameters. The filter is post-processing: it cannot lower ε.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ from assay.methods.encode.spectral import rules
 if TYPE_CHECKING:
     from assay.methods.plan import Plan
 
+_FILTERS = ("conjugates", "first")
 _FORMS = {"complex": (math.sqrt(0.5), math.sqrt(0.5)), "real": (1.0, 0.0), "hermitian": (1.0, 1.0)}
 
 
@@ -62,12 +64,16 @@ _FORMS = {"complex": (math.sqrt(0.5), math.sqrt(0.5)), "real": (1.0, 0.0), "herm
 class FrequencyDomain(Method):
     """Clip each layer, add noise to its Fourier coefficients, keep the real part of a share ρ of them."""
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "noise_form", "domain", "rho", "groups")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "noise_form", "domain", "rho", "filter", "groups")
 
     noise_form: str
     rho: float
     domain: str | None = None
     groups: int | None = None
+    filter: str | None = None
+    """Which coefficients are kept: "conjugates" (each with its conjugate) or "first" (the first ones, of which the real
+    part is taken). None for `first` if the method publishes that and the variant is `published`.
+    """
     jointly: bool = False
     """Whether the published noise is relative to what all layers move together, and not to one layer."""
     one_sided: bool = False
@@ -85,6 +91,8 @@ class FrequencyDomain(Method):
             )
         if self.groups is not None and self.groups < 1:
             raise ConfigError("groups", self.groups, "the number of separately clipped layers, 1 or above")
+        if self.filter not in (None, *_FILTERS):
+            raise ConfigError("filter", self.filter, "one of " + ", ".join(_FILTERS))
         LowPass(rho=self.rho)
         rules(self._domain(), maps=False)
 
@@ -117,7 +125,7 @@ class FrequencyDomain(Method):
                 "clip", str(plan.clip), f"per-layer:C with {self.name}: every layer is clipped by itself, at c = C/√L"
             )
         a, b = self._parts()
-        one_sided = self.one_sided and self.variant == "published"
+        one_sided = self.filter == "first" if self.filter else self.one_sided and self.variant == "published"
         if self.variant == "sound":
             noise: Gaussian | Spectral = Gaussian(multiplier=noise_multiplier)
         else:

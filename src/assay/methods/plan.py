@@ -16,27 +16,30 @@ from typing import TYPE_CHECKING, Any
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
 from assay import methods
+from assay._util.converted import Converted
 from assay.accounting import events, schedules
 from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.groups import SIZES, enlarged, group_epsilons
 from assay.accounting.schedules import Constant, NoiseSchedule
+from assay.accounting.tradeoff import RATES, TradeOff, tradeoff
 from assay.data import samplers
 from assay.data.samplers import Sampler
 from assay.data.samplers.poisson import Poisson
 from assay.data.units import Unit
 from assay.errors import ConfigError, check_above_zero, check_fields, check_number
 from assay.gradients import clip_rules
-from assay.gradients.clip_rules.flat import Flat
+from assay.gradients.clip_rules import ClipRule
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
-from assay.mechanisms.types import ClipRule, Denoiser
+from assay.mechanisms.types import Denoiser
 from assay.methods import Method
+from assay.methods import columns as estimated
 from assay.methods import denoise as denoising
 from assay.methods import encode as encoding
 from assay.methods.chain import Chain
-from assay.methods.dpsgd import DPSGD
+from assay.methods.columns import Columns
 from assay.methods.encode import Encoding
 from assay.methods.perturb import mean
 from assay.methods.perturb.mean import Mean
@@ -50,7 +53,7 @@ _DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
 MOST_STEPS = 2**53  # floating-point numbers count exactly up to here, and so do events
 
 # Defaults that `Plan` and `Plan.calibrated` share. All are immutable.
-_CLIP, _SCHEDULE, _METHOD = Flat(), Constant(), DPSGD()
+_SCHEDULE, _METHOD = Constant(), "dpsgd"
 
 
 def _check_whole(name: str, value: object, least: int) -> None:
@@ -63,12 +66,20 @@ def _check_kind(name: str, value: object, kind: type[Any] | tuple[type[Any], ...
         raise ConfigError(name, value, accepted)
 
 
+def _method(_: Plan, given: Method | str) -> Method:
+    return methods.METHODS.method_of(given)
+
+
+def _clip(plan: Plan, given: ClipRule | float | str | None) -> ClipRule:
+    return plan.method.clip if given is None else clip_rules.rule_of(given)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """Everything about a training run that decides its privacy.
 
     Settings are objects. The module of each has a `parse` for its text, as in the command line and in JSON:
-    `assay.gradients.clipping.parse("flat:0.5")`.
+    `assay.accounting.schedules.parse("decay:levels=4")`. For `clip` and `method` the text will do.
 
     Attributes:
         records: the number of records.
@@ -81,13 +92,16 @@ class Plan:
         delta: δ.
         noise_schedule: lets the noise fall over the run, where `noise_multiplier` is that of the first steps, or
             correlates the noise of its steps, where batches are drawn in turns (`assay.accounting.schedules`).
-        clip: how a record's gradient is bounded (`assay.gradients.clipping`).
+        method: how a step works (`assay.methods`), or its name: `dpadam`.
+        clip: how a record's gradient is bounded: a rule (`assay.gradients.clipping`), its text (`auto:0.5`), or a
+            number, the bound of flat clipping. None is the method's own, for most `flat:0.5`.
         micro_batch: the number of records whose gradients are averaged before clipping.
         center: releases the mean of the inputs before training, and the model subtracts it
             (`assay.methods.perturb.mean`).
+        columns: what was released about the columns of a table before training, so that its rows could be prepared
+            (`assay.methods.columns`). `assay train --schema auto` makes and charges that release.
         sampling: the sampler's class (`assay.data.sampling`).
         adjacency: which data sets are neighbours.
-        method: how a step works (`assay.methods`).
         encode: applied before clipping, in this order, after what the method does there (`assay.methods.encode`).
         denoise: applied after the noise, in this order, after what the method does there (`assay.methods.denoise`).
         unit: who is protected where one person has several rows (`assay.data.units`). Where persons are sampled,
@@ -112,12 +126,13 @@ class Plan:
     noise_multiplier: float
     delta: float
     noise_schedule: NoiseSchedule = _SCHEDULE
-    clip: ClipRule = _CLIP
+    method: Converted[Method | str, Method] = Converted(_method, default=_METHOD)
+    clip: Converted[ClipRule | float | str | None, ClipRule] = Converted(_clip, default=None)
     micro_batch: int = 1
     center: Mean | None = None
+    columns: Columns | None = None
     sampling: type[Sampler] = Poisson
     adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE
-    method: Method = _METHOD
     encode: Sequence[Encoding] = ()
     denoise: Sequence[Denoiser] = ()
     unit: Unit | None = None
@@ -139,13 +154,6 @@ class Plan:
 
     def _check_parts(self) -> None:
         """Refuse settings that are no objects of their kind: a text would be compared with objects, and ε be wrong."""
-        _check_kind(
-            "clip",
-            self.clip,
-            ClipRule,
-            "a clipping rule such as Flat(0.5); assay.gradients.clipping.parse reads a text",
-        )
-        _check_kind("method", self.method, Method, "a method such as DPSGD(); assay.methods.get finds one by its name")
         _check_kind("adjacency", self.adjacency, Adjacency, "one of " + ", ".join(map(str, Adjacency.__members__)))
         accepted = "a noise schedule such as Decay(levels=4); assay.accounting.schedules.parse reads a text"
         _check_kind("noise_schedule", self.noise_schedule, NoiseSchedule, accepted)
@@ -153,6 +161,8 @@ class Plan:
             _check_kind(
                 "center", self.center, Mean, "Mean(noise=40.0) or so; assay.methods.perturb.mean.parse reads a text"
             )
+        if self.columns is not None:
+            _check_kind("columns", self.columns, Columns, "a Columns, such as Columns(noise=12.5, count=14)")
         if samplers.SAMPLERS.get(getattr(self.sampling, "name", "")) is not self.sampling:
             accepted = ", ".join(kind.__name__ for kind in samplers.SAMPLERS.values())
             raise ConfigError("sampling", self.sampling, f"a sampler's class, one of {accepted}")
@@ -195,10 +205,12 @@ class Plan:
                 self.micro_batch,
                 "1 with adaptive clipping: its count bounds what one record does, not what one micro-batch does",
             )
-        if self.clip.assumed is not None and self.method.variant != "published":
+        if self.clip.assumed is not None and not self.method.published:
             raise ConfigError(
                 "clip", str(self.clip), "a rule that clips; only published variants take a bound for granted"
             )
+        if self.columns is not None and self.method.variant == "published":
+            raise ConfigError("variant", "published", "sound where columns were estimated: no paper claims that")
         if self.center is not None and self.method.stage(self) is not None:
             raise ConfigError(
                 "center",
@@ -231,6 +243,8 @@ class Plan:
             return
         if self.center is not None:
             raise ConfigError("exact", True, "no --center: that mean is released with floating-point noise")
+        if self.columns is not None:
+            raise ConfigError("exact", True, "a declared schema: an estimate is released with floating-point noise")
         if math.isinf(self.clip.l2) or self.clip.queries:
             raise ConfigError("clip", str(self.clip), "a bound that is finite and stays what it is, with exact noise")
         if self._bands > 1:
@@ -245,8 +259,8 @@ class Plan:
         if unit is None:
             return
         _check_kind("unit", unit, Unit, "a Unit, such as Unit(name='patient_id', persons=500, rows=4)")
-        if self.method.variant == "published":
-            raise ConfigError("variant", "published", f"sound with a unit: no paper claims anything for {unit}")
+        if self.method.published:
+            raise ConfigError("variant", self.method.variant, f"sound with a unit: no paper claims anything for {unit}")
         if self.stage is not None:
             name, value = self.stage_option
             raise ConfigError(
@@ -390,6 +404,14 @@ class Plan:
         """The cost of the stage."""
         return ComposedDpEvent([]) if self.stage is None else event_of(self.stage)
 
+    @cached_property
+    def first_events(self) -> list[DpEvent]:
+        """The cost of each release before the first step: what was estimated of columns, and the stage."""
+        return [
+            *([] if self.columns is None else [self.columns.event()]),
+            *([] if self.stage is None else [self.stage_event]),
+        ]
+
     def steps_event(self, steps: int, start: int = 0) -> DpEvent:
         """The cost of `steps` steps from step `start` on, each stretch of equal noise by itself."""
         if len(self.stretches) == 1:
@@ -424,7 +446,7 @@ class Plan:
     def event(self, steps: int | None = None) -> DpEvent:
         """The cost of the run with `steps` steps; all of them by default."""
         steps_event = self.steps_event(self.steps if steps is None else steps)
-        return steps_event if self.stage is None else ComposedDpEvent([self.stage_event, steps_event])
+        return ComposedDpEvent([*self.first_events, steps_event]) if self.first_events else steps_event
 
     def fits(self, steps: int, origin: int | None, event: DpEvent, once: bool) -> bool:
         """Whether an entry fits this plan, for `Ledger.check_fits`.
@@ -436,13 +458,12 @@ class Plan:
             event: what it charges.
             once: whether it is a release made once.
         """
-        if once:
-            expected = self.stage_event
-        elif origin is None and len(self.stretches) > 1:
-            return True
-        else:
-            expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
         charged = events.to_json(event)
+        if once:
+            return charged in [events.to_json(first) for first in self.first_events or [self.stage_event]]
+        if origin is None and len(self.stretches) > 1:
+            return True
+        expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
         if charged == events.to_json(expected):
             return True
         # The first step of a schedule has the most noise, so its cost is not that of all steps.
@@ -454,10 +475,28 @@ class Plan:
         """The verified ε of the plan, at its δ or another, for all its steps or fewer."""
         return epsilon(self.event(steps), self.delta if delta is None else delta, self.adjacency)
 
+    def tradeoff(self, rates: Sequence[float] = RATES, *, steps: int | None = None) -> TradeOff:
+        """What an attacker can find out at most, for all steps of the plan or fewer (`assay.accounting.tradeoff`).
+
+        Args:
+            rates: Rates of false positives.
+            steps: How many steps; None for all.
+
+        Returns:
+            The best rate of true positives at each of them, and the μ of the whole curve with its error.
+
+        >>> plan = Plan(records=60_000, batch_size=2048, steps=439, noise_multiplier=2.856, delta=1e-5)
+        >>> round(plan.tradeoff().mu, 3)
+        0.266
+        """
+        return tradeoff(self.event(steps), self.delta, self.adjacency, rates)
+
     def claimed(self, steps: int | None = None) -> float:
         """The ε that the method's paper would report for this run, or after `steps` of its steps."""
         if steps == 0:
             return 0.0
+        if self.sampling.claimed_as is not None:
+            return replace(self, sampling=self.sampling.claimed_as).claimed(steps)
         if self.unit is not None and not self.unit.whole:
             # Charles et al. 2024 account for a person's rows as the ledger does; no other paper says anything of them
             return self.epsilon(steps=steps)
@@ -468,7 +507,7 @@ class Plan:
 
     def targeted(self) -> float:
         """The ε that a target refers to: the verified one, or the claimed one of a published variant."""
-        return self.claimed() if self.method.variant == "published" else self.epsilon()
+        return self.claimed() if self.method.published else self.epsilon()
 
     @classmethod
     def calibrated(  # every setting of a plan is an argument, so that an editor can complete it
@@ -482,12 +521,12 @@ class Plan:
         steps: int | None = None,
         noise_multiplier: float | None = None,
         noise_schedule: NoiseSchedule = _SCHEDULE,
-        clip: ClipRule = _CLIP,
+        method: Method | str = _METHOD,
+        clip: ClipRule | float | str | None = None,
         micro_batch: int = 1,
         center: Mean | None = None,
         sampling: type[Sampler] = Poisson,
         adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
-        method: Method = _METHOD,
         encode: Sequence[Encoding] = (),
         denoise: Sequence[Denoiser] = (),
         unit: Unit | None = None,
@@ -508,12 +547,12 @@ class Plan:
             steps: the length of the run in steps.
             noise_multiplier: the noise; None for the least.
             noise_schedule: how the noise changes over the run.
-            clip: the clipping rule.
+            method: how one step works, or its name.
+            clip: the clipping rule, its text, or the bound of flat clipping; None is the method's own.
             micro_batch: how many records are averaged before clipping.
             center: what is released first, to centre the inputs.
             sampling: how batches are drawn.
             adjacency: what neighbouring data sets are.
-            method: how one step works.
             encode: what is done to a record's gradient before clipping.
             denoise: what is done to a released gradient.
             unit: who is protected where one person has several rows.
@@ -590,9 +629,9 @@ class Plan:
         return replace(aimed, noise_multiplier=least)
 
     def _aimed_at(self, epsilon: float) -> Plan:
-        """The plan with this target. A release before training must not use it up."""
+        """The plan with this target. Releases before training must not use it up."""
         check_above_zero("epsilon", epsilon)
-        published = self.method.variant == "published"
+        published = self.method.published
         aimed = replace(
             self, epsilon_limit=None if published else epsilon, epsilon_claimed=epsilon if published else None
         )
@@ -622,7 +661,7 @@ class Plan:
 
     def _check_center(self, allowed: float) -> None:
         """Refuse a mean that alone costs more than is allowed, whatever the noise of the steps."""
-        if self.center is None or self.method.variant == "published":
+        if self.center is None or self.method.published:
             return
         alone = epsilon(self.stage_event, self.delta, self.adjacency)
         if alone > allowed:
@@ -653,6 +692,7 @@ class Plan:
             "denoise": [denoising.describe(part) for part in self.denoise],
             "epsilon_limit": self.epsilon_limit,
             "epsilon_claimed": self.epsilon_claimed,
+            **({} if self.columns is None else {"columns": estimated.describe(self.columns)}),
             **({} if self.unit is None else {"unit": self.unit.to_json()}),  # not in plans of earlier versions
             **({"exact": True} if self.exact else {}),
         }
@@ -674,6 +714,7 @@ class Plan:
             "noise_schedule": schedules.parse,
             "clip": clip_rules.parse,
             "center": lambda text: None if text is None else mean.parse(text),
+            "columns": lambda text: None if text is None else estimated.parse(text),
             "sampling": samplers.parse,
             "adjacency": _adjacency,
             "method": lambda name: methods.get(name, **options),

@@ -122,6 +122,10 @@ class Stage(Protocol):
         """The records to train on."""
         ...
 
+    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
+        """The test records to measure on. They are not protected."""
+        ...
+
     def loss(self, own: Loss) -> Loss:
         """The loss to train with, in place of the run's own."""
         ...

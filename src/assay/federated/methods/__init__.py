@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent
 
-from assay._util.method_registry import MethodRegistry
+from assay._util.registry import MethodRegistry
 
 if TYPE_CHECKING:
     from assay.federated.exchange import Exchange
@@ -34,6 +34,11 @@ class FederatedMethod(ABC):
     """One line: is the published form sound, and if not, why not."""
     variant: str = "sound"
     """`sound`, or `published`: the paper's algorithm to the letter, where a target ε is a claimed one."""
+
+    @property
+    def published(self) -> bool:
+        """Whether a target ε is a claimed one."""
+        return self.variant != "sound"
 
     @property
     def units(self) -> tuple[str, ...]:

@@ -1,18 +1,20 @@
 """DP-FedAGS: significant gradients.
 
-Zhang, Mao, Tu, He, Ping and Wu, "Optimizing privacy-accuracy trade-off in DP-FL via significant gradient perturbation".
+Zhang, Mao, Tu, He, Ping and Wu, "Optimizing Privacy-Accuracy Trade-off in DP-FL via Significant Gradient Perturbation".
 
 `published`: Algorithm 1 with Eq. 1-3 and 35-37. The sum of the local gradients is clipped to C as g'. A coordinate is
 significant if g' + α ≥ λ_t + β, with α ~ Lap(qΔ/ε₁) for each coordinate, β ~ Lap(qΔ/ε₂) once, and
 λ_t = min(sort(g')[⌈t|W|/T⌉], sort(g')[⌈0.9|W|⌉]) in ascending order. Significant coordinates get noise: N(0, σ²C²)
 (`form=gaussian`, Algorithm 1) or Lap(qΔ/ε₃) (`form=laplace`, section IV). The others are sent as they are, with the
 training loss L_k and the number of records n_k. The server computes γ_k = (n_k L + n L_k)/(2nL) and W ← W - ηΣγ_k g_k.
-Settings: Δ = C; ε₁ : ε₂ = q^⅔ : 1; ε₃ is `value_share` of ε (the paper: much larger than ε₁ + ε₂). The paper does not
-define q, here `queries`; with 1, section IV and Algorithm 1 agree.
+Settings: Δ is `sensitivity` in units of C; ε₁ : ε₂ = q^⅔ : 1; ε₃ is `value_share` of ε (the paper: much larger than
+ε₁ + ε₂). The paper does not define q, here `queries`; with 1, section IV and Algorithm 1 agree. It calls ΔS the global
+sensitivity and gives no number. 1 is what clipping to C enforces for adding or removing a client's gradient. With 0.1
+(η C, what a client's step moves the model) the accuracies of its Table IV are near; `experiments/dp-fedags` has both.
 
 Claimed ε: ε₁ + ε₂ + ε₃, whatever the number of rounds (Theorem 2). With Gaussian noise, σ = (Δ/ε)√(2 ln(1.25/ζ)) with
-ζ = e^-ε (Eq. 2), solved for ε. Verified ε: ∞, for no finite ε holds. Insignificant coordinates, losses and numbers of
-records leave without noise, and the gradient itself decides the threshold.
+ζ = e^-ε (Eq. 2), solved for ε. Verified ε: ∞ whatever Δ, for no finite ε holds. Insignificant coordinates, losses and
+numbers of records leave without noise, and the gradient itself decides the threshold.
 
 `sound`, `select=released`: the server chooses the set from what is already released, so the choice costs nothing. The
 set holds the coordinates in which a moving average of earlier private updates is largest. Its size follows the paper's
@@ -57,9 +59,25 @@ if TYPE_CHECKING:
 _DECAY = 0.9  # of the moving average that significance is read from
 
 
-def gaussian_claim(multiplier: float) -> float:
-    """ε of Eq. 2 for σ = multiplier and Δ = C: σ²ε² = 2(ln 1.25 + ε), the positive root."""
-    return (1 + math.sqrt(1 + 2 * multiplier**2 * math.log(1.25))) / multiplier**2 if multiplier else math.inf
+def gaussian_claim(multiplier: float, sensitivity: float = 1.0) -> float:
+    """ε of Eq. 2 for noise of `multiplier` times C: (σ/Δ)²ε² = 2(ln 1.25 + ε), the positive root.
+
+    >>> round(gaussian_claim(2.4052), 3), round(gaussian_claim(0.24052, sensitivity=0.1), 3)
+    (0.5, 0.5)
+    """
+    relative = multiplier / sensitivity
+    return (1 + math.sqrt(1 + 2 * relative**2 * math.log(1.25))) / relative**2 if relative else math.inf
+
+
+def check_sensitivity(sensitivity: float, variant: str) -> None:
+    """Refuse a ΔS that is not above 0, and any but C where noise must cover what a client contributes.
+
+    Raises:
+        ConfigError: The sensitivity is not accepted.
+    """
+    check_above_zero("sensitivity", sensitivity)
+    if sensitivity != 1 and variant != "published":
+        raise ConfigError("sensitivity", sensitivity, "1, unless the variant is published: C bounds a client")
 
 
 class Significant:
@@ -189,7 +207,7 @@ class Published(Plain):
 
     def _significant(self, gradient: Tensor, turn: int, stream: Stream) -> Tensor:
         first, second = self.method.split(self.plan)
-        scale = self.method.queries * self.plan.clip
+        scale = self.method.queries * self.method.sensitivity * self.plan.clip
         alpha = scale / first * stream.laplace((self.size,), dtype=torch.float64, device="cpu")
         beta = scale / second * stream.laplace((1,), dtype=torch.float64, device="cpu")
         return gradient + alpha >= self.threshold(gradient, turn) + beta
@@ -217,13 +235,15 @@ class FedAGS(FederatedMethod):
     """Noise, and in the sound variant messages, for significant coordinates only."""
 
     OPTIONS: ClassVar[tuple[str, ...]] = (
-        *("variant", "form", "value_share", "queries", "select", "svt_epsilon", "least", "weights", "loss_bound"),
+        *("variant", "form", "sensitivity", "value_share", "queries"),
+        *("select", "svt_epsilon", "least", "weights", "loss_bound"),
     )
 
     name: str = "fedags"
     summary: str = "DP-FedAGS: significant coordinates of the update (Zhang et al.)"
     soundness: str = "not sound: insignificant coordinates, losses and thresholds leave without noise, ε = ∞"
     form: str = "gaussian"
+    sensitivity: float = 1.0
     value_share: float = 0.9
     queries: int = 1
     select: str = "released"
@@ -238,6 +258,7 @@ class FedAGS(FederatedMethod):
             raise ConfigError("form", self.form, "gaussian or laplace")
         if self.select not in ("released", "svt"):
             raise ConfigError("select", self.select, "released or svt")
+        check_sensitivity(self.sensitivity, self.variant)
         check_above_zero("svt_epsilon", self.svt_epsilon)
         if self.weights not in ("uniform", "loss"):
             raise ConfigError("weights", self.weights, "uniform or loss")
@@ -288,8 +309,9 @@ class FedAGS(FederatedMethod):
         if self.variant == "sound":
             return rdp_epsilon(plan.event(), plan.delta, plan.adjacency)
         if self.form == "gaussian":
-            return gaussian_claim(plan.noise_multiplier)
-        return self.queries / plan.noise_multiplier / self.value_share if plan.noise_multiplier else math.inf
+            return gaussian_claim(plan.noise_multiplier, self.sensitivity)
+        relative = plan.noise_multiplier / self.sensitivity
+        return self.queries / relative / self.value_share if relative else math.inf
 
     def split(self, plan: FederatedPlan) -> tuple[float, float]:
         """ε₁ and ε₂."""

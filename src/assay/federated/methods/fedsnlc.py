@@ -5,8 +5,8 @@ function and applies noise perturbation to the significant gradients". Here the 
 the model. The score of a part is L(W) - L(W with that part of the update), on the client's records.
 
 `published`: parts that score at least the average get N(0, σ²C²), the others are sent as they are; weights n_k/n.
-Claimed ε is Eq. 2 of the DP-FedAGS paper, which compares the two methods at equal ε. Verified ε is ∞: insignificant
-parts leave without noise, and the data decide which ones get it.
+Claimed ε is Eq. 2 of the DP-FedAGS paper, which compares the two methods at equal ε; its ΔS is `sensitivity`. Verified
+ε is ∞: insignificant parts leave without noise, and the data decide which ones get it.
 
 `sound`: a client sends its update together with its scores, clipped to norm `score_bound`. They form one vector of norm
 at most C,
@@ -36,7 +36,7 @@ from assay.federated import bits
 from assay.federated.exchange import Arrays, Exchange, Fields, Plain, Work
 from assay.federated.layout import Layout, clipped
 from assay.federated.methods import FederatedMethod
-from assay.federated.methods.fedags import gaussian_claim
+from assay.federated.methods.fedags import check_sensitivity, gaussian_claim
 from assay.federated.wire import Message, Schema
 from assay.methods import check_variant
 from assay.randomness.streams import Stream
@@ -154,11 +154,12 @@ class Published(Plain):
 class FedSNLC(FederatedMethod):
     """Parts of the update by their effect on the local loss."""
 
-    OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "keep", "warmup", "score_bound", "score_share")
+    OPTIONS: ClassVar[tuple[str, ...]] = ("variant", "sensitivity", "keep", "warmup", "score_bound", "score_share")
 
     name: str = "fedsnlc"
     summary: str = "DP-FedSNLC: parts of the update that lower the local loss most (as described in Zhang et al.)"
     soundness: str = "not sound: insignificant parts leave without noise, and which ones is read from the data, ε = ∞"
+    sensitivity: float = 1.0
     keep: float = 0.5
     warmup: int = 5
     score_bound: float = 1.0
@@ -166,6 +167,7 @@ class FedSNLC(FederatedMethod):
 
     def __post_init__(self) -> None:
         check_variant(self.variant)
+        check_sensitivity(self.sensitivity, self.variant)
         check_above_zero("score_bound", self.score_bound)
         if not 0 < self.keep <= 1:
             raise ConfigError("keep", self.keep, "a number above 0, at most 1")
@@ -190,7 +192,7 @@ class FedSNLC(FederatedMethod):
     def claimed(self, plan: FederatedPlan) -> float:
         """Eq. 2 of the DP-FedAGS paper; of the sound variant, the moments accountant."""
         if self.variant == "published":
-            return gaussian_claim(plan.noise_multiplier)
+            return gaussian_claim(plan.noise_multiplier, self.sensitivity)
         return rdp_epsilon(plan.event(), plan.delta, plan.adjacency)
 
 

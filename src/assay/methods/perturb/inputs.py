@@ -114,6 +114,10 @@ class InputNoise:
     def perturbed(self, inputs: Tensor, randomness: Randomness) -> Tensor:
         """The noisy records, which must replace the records: a second draw would cost ε a second time.
 
+        Args:
+            inputs: the records.
+            randomness: the source of the noise; every record has a draw of its own.
+
         Raises:
             ConfigError: the records do not have the shape of the scales.
             DataError: a feature lies outside [0, 1] and `outside` is "refuse".
@@ -132,6 +136,15 @@ class InputNoise:
             value = plain.cpu().double() + noise.mul_(torch.where(kept, scales, 0.0))
             noisy[start : start + _BLOCK] = torch.where(kept, value, 0.0)
         return noisy
+
+    def draws(self, count: int, randomness: Randomness) -> Tensor:
+        """Noise alone, for records that share it. What they become is not private: `epsilon` does not hold."""
+        return self.perturbed(self.scales.new_zeros(count, *self.scales.shape).float(), randomness)
+
+    def shifted(self, inputs: Tensor, noise: Tensor) -> Tensor:
+        """The records with this noise, one draw for each or one for all. Not private if records share a draw."""
+        kept = self.scales.isfinite().to(inputs.device)
+        return torch.where(kept, self.within(inputs) + noise.to(inputs), 0.0)
 
     def perturbed_bias(self, bias: Tensor, stream: Stream) -> Tensor:
         """Eq. 18, one draw. A bias is not data, so its noise protects nothing; the algorithm has it.

@@ -158,6 +158,10 @@ class Centered:
         """The records as they are."""
         return data
 
+    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
+        """The test records as they are."""
+        return data
+
     def loss(self, own: Loss) -> Loss:
         """The loss as it is."""
         return own

@@ -6,14 +6,15 @@ stay sensitive and DP-SGD protects them. A clipped gradient spends more of its n
 
 `NoisyRecords` (published) releases relevance too. Then every record's features get Laplace noise, once, and the noisy
 records replace the records (Algorithm 2). Labels get noise in every step (`objective=step`, the paper's), or once per
-record (`objective=record`). In the second case all of training is post-processing.
+record (`objective=record`). In the second case all of training is post-processing. `assay.methods.perturb.readings` has
+the readings of what the paper leaves open, and what each is worth.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,7 @@ from assay.methods.perturb.objective import (
     quadratic_loss,
     split_last,
 )
+from assay.methods.perturb.readings import Reading
 from assay.methods.perturb.regions import Regions, check_gamma, segment
 from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
 
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
     from assay.data.records import Records
     from assay.randomness.streams import Randomness
 
-OBJECTIVES = ("step", "record")
+OBJECTIVES = ("step", "once", "record")
 _PICTURE = "relevance.png"
 _FEATURES = "the features of one record, whatever they are (local: also against whoever sees the noisy records)"
 _LABEL = "the label of one record, whatever it is (local)"
@@ -187,6 +189,10 @@ class ScaledByRelevance:
         """The records as they are."""
         return data
 
+    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
+        """The test records as they are: the model scales them."""
+        return data
+
     def loss(self, own: Loss) -> Loss:
         """The loss as it is."""
         return own
@@ -211,13 +217,16 @@ class NoisyRecords:
         segmentation: the relevance and its regions.
         epsilon2: ε2.
         epsilon3: ε3.
-        objective: "step" or "record": when labels get their noise.
+        objective: "step", "once" or "record": noise on the coefficients of every step's loss, the same noise in every
+            step, or noise on every record's label.
         outside: "refuse" or "clamp" features outside [0, 1].
-        batch_size: |L|.
+        batch_size: the expected batch.
+        count: the number of records.
         units: the neurons of the model's first layer, or the filters of a convolution, the reading with least noise.
         hidden: the neurons of its last hidden layer.
         classes: its outputs.
         adjacency: what neighbouring data sets are.
+        reading: how the text is read where it leaves room.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -229,16 +238,18 @@ class NoisyRecords:
     objective: str
     outside: str
     batch_size: float
+    count: int
     units: int
     hidden: int
     classes: int
     adjacency: Adjacency
+    reading: Reading = field(default_factory=Reading)
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
             raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
         check_outside(self.outside)
-        check_published(epsilon=self.epsilon2, batch_size=self.batch_size, first_units=self.units)
+        check_published(epsilon=self.epsilon2, batch_size=self.size, first_units=self.units)
 
     @property
     def kept(self) -> tuple[str, ...]:
@@ -256,16 +267,21 @@ class NoisyRecords:
         return self.segmentation.explainer.steps is None
 
     @property
+    def size(self) -> float:
+        """|L|."""
+        return self.reading.size_of(self.batch_size, self.count)
+
+    @property
     def feature_epsilon(self) -> float:
-        """Σ_j 1/b_j = |L| ε2/(2|h_0|), whatever the regions."""
-        return self.batch_size * self.epsilon2 / (2 * self.units)
+        """Σ_j 1/b_j = |L| ε2/(2|h_0|), whatever the regions; ∞ if records share their noise."""
+        return math.inf if self.reading.features_reason else self.size * self.epsilon2 / (2 * self.units)
 
     def input_noise(self, regions: Regions) -> InputNoise:
         """The noise on the features, at the paper's scales for these regions."""
         return InputNoise.published(
             regions,
             epsilon=self.epsilon2,
-            batch_size=self.batch_size,
+            batch_size=self.size,
             first_units=self.units,
             outside=self.outside,
         )
@@ -274,12 +290,12 @@ class NoisyRecords:
     def label_noise(self) -> LabelNoise:
         """The noise on a record's label coefficients, for `record`."""
         return LabelNoise.published(
-            classes=self.classes, hidden=self.hidden, batch_size=self.batch_size, epsilon=self.epsilon3
+            classes=self.classes, hidden=self.hidden, batch_size=self.size, epsilon=self.epsilon3
         )
 
     def parts(self) -> Sequence[Part]:
         """Relevance, features, labels."""
-        by_step = self.objective == "step"
+        by_step = self.objective != "record"
         return (
             self.segmentation.part(self.segmentation.epsilon),
             Part(
@@ -287,6 +303,7 @@ class NoisyRecords:
                 unit=_FEATURES,
                 claimed=self.epsilon2,
                 event=local_event(self.feature_epsilon, self.adjacency),
+                reason=self.reading.features_reason,
                 pure=self.feature_epsilon,
             ),
             Part(
@@ -328,13 +345,27 @@ class NoisyRecords:
                 f"noisy features cost {noise.epsilon} but {self.feature_epsilon} was charged; the run must stop"
             )
         x, y = records.all()
-        answers["inputs"] = noise.perturbed(x, randomness)
+        if self.reading.shared == "data":
+            answers["shift"] = noise.draws(1, randomness)[0]
+        answers["inputs"] = self._noisy(noise, x, randomness, answers.get("shift"))
         if self.objective == "record":
             answers["targets"] = self.label_noise.coefficients(y, self.classes, randomness.stream("label noise", 0))
         bias = _first(model).bias
-        if bias is not None:
+        if bias is not None and self.reading.bias == "noisy":
             answers["bias"] = noise.perturbed_bias(bias, randomness.stream("bias noise", 0))
         return answers
+
+    def _noisy(self, noise: InputNoise, x: Tensor, randomness: Randomness, shift: Tensor | None) -> Tensor:
+        """Records with the noise of this reading; `shift` is the draw that all records share, if they do."""
+        if shift is not None:
+            found = noise.shifted(x, shift)
+        elif self.reading.shared == "batch":
+            group = max(1, round(self.batch_size))
+            draws = noise.draws(math.ceil(len(x) / group), randomness)
+            found = noise.shifted(x, draws.repeat_interleave(group, 0)[: len(x)])
+        else:
+            found = noise.perturbed(x, randomness)
+        return found.clamp(0.0, 1.0) if self.reading.noisy == "clamp" else found
 
     def install(self, model: nn.Module, released: Released) -> None:
         """Set the first layer's bias as Eq. 18 perturbs it. (A finished run has it among its parameters.)"""
@@ -352,6 +383,20 @@ class NoisyRecords:
 
         targets = released["targets"] if "targets" in released else Records(data).all()[1]
         return TensorDataset(released["inputs"], targets)
+
+    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
+        """The test records as they are, or with noise as this reading has it."""
+        if self.reading.test == "plain":
+            return data
+        from torch.utils.data import TensorDataset
+
+        from assay.data.records import Records
+        from assay.randomness.streams import Seeded, Within
+
+        x, y = Records(data).all()
+        noise = self.input_noise(self.segmentation.regions(released))
+        source = Within(Seeded(0), "test")  # this noise protects nothing: any seed does
+        return TensorDataset(self._noisy(noise, x, source, released.get("shift")), y)
 
     def loss(self, own: Loss) -> Loss:  # noqa: ARG002
         """Eq. 20, from noisy coefficients or from labels."""
@@ -379,6 +424,8 @@ class NoisyRecords:
         """For the statement."""
         labels = {
             "step": "Laplace noise on the coefficients of every step's loss, expanded to a quadratic (Eq. 21)",
+            "once": "Laplace noise on the coefficients of the loss, expanded to a quadratic (Eq. 21), drawn once and "
+            "used in every step",
             "record": "Laplace noise on every record's label coefficient ½ - y, drawn once and kept",
         }[self.objective]
         return [
@@ -386,6 +433,7 @@ class NoisyRecords:
             "Laplace noise on every record's features, drawn once and kept, less of it in regions of more relevance; "
             f"features outside [0, 1]: {self.outside}",
             labels,
+            *self.reading.describe(),
         ]
 
 
