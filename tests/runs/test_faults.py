@@ -282,7 +282,7 @@ def test_record_and_statement_agree_wherever_an_audit_is_killed(done, monkeypatc
     record = done.read_record()
     audits = record.get("audits", [])
     assert done.read_statement(record) == statement(record)
-    done.settle_statement()
+    done.settle_texts()
     assert done.read_statement(record) == done.statement.read_text()
     write_audit(done, AUDIT)
     assert len(done.read_record()["audits"]) == len(audits) + 1
@@ -325,7 +325,9 @@ def test_a_full_disk_names_the_file_and_how_to_go_on(tmp_path, monkeypatch):
     ("field", "value"),
     [
         ("clip", "bogus"),
-        ("clip", None),
+        ("clip", -1.0),
+        ("clip", [1.0]),
+        ("method", 3),
         ("method", "bogus"),
         ("adjacency", "replace-one"),
         ("batch_size", "ten"),
@@ -387,7 +389,14 @@ def test_a_plan_of_another_version_is_named(tmp_path):
 
 def test_the_record_lists_the_digests_of_the_files(done):
     record = done.read_record()
-    assert set(record["files"]) == {"run.json", "ledger.jsonl", "model.safetensors", "statement.md"}
+    assert set(record["files"]) == {
+        ".gitignore",
+        "README.md",
+        "run.json",
+        "ledger.jsonl",
+        "model.safetensors",
+        "statement.md",
+    }
     for name, digest in record["files"].items():
         assert seals.of_file(done.path / name) == digest
     assert json.loads(done.ledger.read_text().splitlines()[0])["run"] == done.digest()

@@ -9,8 +9,7 @@ from sklearn import metrics
 
 from assay.data import Task
 from assay.errors import ConfigError
-from assay.runs.losses import loss_of
-from assay.runs.metrics import calibration_error, measured
+from assay.runs.metrics import calibration_error, loss_of, measured
 
 
 def test_figures_of_classes_are_those_of_scikit_learn() -> None:

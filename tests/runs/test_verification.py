@@ -9,6 +9,7 @@ import pytest
 import assay as library
 from assay import AssayError, ConfigError, runs
 from assay._util import seals, signatures
+from assay.runs.card import card
 from assay.runs.statement import statement
 
 ALL = {"record", "run.json", "ledger", "plan", "epsilon", "statement", "signature"}
@@ -38,15 +39,17 @@ def failed(path, **how):
     return {check.name for check in runs.verify(path, **how).failed}
 
 
-def reseal(path, record, text=None):
+def reseal(path, record, text=None, about=None):
     """Write record and statement with digests that agree, as somebody would who knows how they are made.
 
     Without a text, the statement is the one that the record makes.
     """
-    for name in record["files"].keys() - {"statement.md"}:
+    made = {"statement.md": (statement, text), "README.md": (card, about)}
+    for name in record["files"].keys() - made.keys():
         record["files"][name] = seals.of_file(path / name)
-    (path / "statement.md").write_text(statement(record) if text is None else text)
-    record["files"]["statement.md"] = seals.of_file(path / "statement.md")
+    for name, (make, given) in made.items():
+        (path / name).write_text(make(record) if given is None else given)
+        record["files"][name] = seals.of_file(path / name)
     (path / "record.json").write_text(json.dumps(seals.sealed(record)))
 
 
@@ -99,6 +102,18 @@ def edit_record(path):
 def edit_curve_of_record(path):
     record = record_of(path)
     record["epsilon"]["curve"][-1]["epsilon"] = 0.01
+    reseal(path, record)
+
+
+def edit_true_positives_of_record(path):
+    record = record_of(path)
+    record["epsilon"]["tradeoff"]["rates"][1]["true_positives"] = 0.011
+    reseal(path, record)
+
+
+def edit_mu_of_record(path):
+    record = record_of(path)
+    record["epsilon"]["tradeoff"]["mu"] /= 2
     reseal(path, record)
 
 
@@ -175,12 +190,26 @@ def swap_model_and_digest(path):
     reseal(path, record_of(path))
 
 
+def edit_card(path):
+    text = (path / "README.md").read_text()
+    (path / "README.md").write_text(text.replace("spent ε = ", "spent ε = 0.5 and not "))
+
+
+def edit_card_and_digest(path):
+    edit_card(path)
+    reseal(path, record_of(path), about=(path / "README.md").read_text())
+
+
 FORGERIES = {
+    edit_card: {"file README.md", "model card", "signature"},
+    edit_card_and_digest: {"model card", "signature"},
     edit_statement: {"file statement.md", "statement", "signature"},
     edit_statement_and_digest: {"statement", "signature"},
     edit_curve_of_statement: {"statement", "signature"},
     edit_record: {"epsilon", "signature"},
     edit_curve_of_record: {"epsilon", "signature"},
+    edit_true_positives_of_record: {"epsilon", "signature"},
+    edit_mu_of_record: {"epsilon", "signature"},
     edit_noise_of_record: {"plan", "signature"},
     edit_delta: {"epsilon", "signature"},
     edit_ledger: {"file ledger.jsonl", "plan", "epsilon", "signature"},

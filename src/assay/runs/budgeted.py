@@ -19,17 +19,8 @@ from dp_accounting.dp_event import DpEvent
 from assay._util.files import lock
 from assay._util.signatures import read_either
 from assay.accounting.adjacency import Adjacency
-from assay.accounting.budget import (
-    RECORD,
-    Account,
-    Budget,
-    BudgetError,
-    Reservation,
-    Spends,
-    State,
-    check_independent,
-    check_lines,
-)
+from assay.accounting.budget import RECORD, Budget, Reservation, Spends, check_independent, check_lines
+from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError, check_fields
@@ -93,12 +84,13 @@ class Lease:
             raise ConfigError(FIELD, self.path, "the budget that the run began under; another one is in its place")
         return found
 
-    def begin(self, plan: Spends, directory: RunDirectory | None) -> Reservation:
+    def begin(self, plan: Spends, directory: RunDirectory | None, *, digest: str | None = None) -> Reservation:
         """Reserve what the plan may release, or take up what was reserved before.
 
         Args:
             plan: What the run may release.
             directory: Where the run is written, if anywhere.
+            digest: Names the ledger of an estimate that comes before the run; by default that of the run.
 
         Raises:
             BudgetSpentError: The ceiling does not allow it.
@@ -110,7 +102,7 @@ class Lease:
             name=self.name,
             what=self.what,
             path=None if directory is None else str(directory.path.absolute()),
-            digest=None if directory is None else directory.digest(),
+            digest=digest if digest is not None or directory is None else directory.digest(),
             epsilon=epsilon(event, plan.delta, plan.adjacency),
             delta=plan.delta,
             by=self.by,
@@ -252,14 +244,21 @@ def _idle_ledger(account: Account, folders: Sequence[Path], adjacency: Adjacency
             if not lock(file):
                 raise LedgerError(f"it is still at work in {path.parent}")
             if (ledger := read_ledger(path, account.digest)) is not None:
-                yield ledger
+                yield _with_estimate(ledger, path.parent)
                 return
     for folder in folders:
         if (run := RunDirectory(folder)).spec.exists() and run.digest() == account.digest and not run.ledger.exists():
             # its run.json is there and nothing was ever charged
-            yield Ledger(None, delta=account.delta, adjacency=adjacency, ceiling=None)
+            yield _with_estimate(Ledger(None, delta=account.delta, adjacency=adjacency, ceiling=None), folder)
             return
     raise BudgetError("its ledger was not found: it may have released all that it reserved")
+
+
+def _with_estimate(ledger: Ledger, folder: Path) -> Ledger:
+    """The ledger of a run; where it is empty, that of the estimate of columns which came first."""
+    if not ledger.is_empty:
+        return ledger
+    return read_ledger(RunDirectory(folder).estimate_ledger) or ledger
 
 
 def _ledgers(folders: Sequence[Path]) -> list[Path]:
@@ -267,7 +266,7 @@ def _ledgers(folders: Sequence[Path]) -> list[Path]:
     found = []
     for folder in folders:
         run = RunDirectory(folder)
-        found += [run.ledger] if run.ledger.exists() else []
+        found += [path for path in (run.ledger, run.estimate_ledger) if path.exists()]
         found += sorted(run.earlier.glob("*.jsonl"))
     return found
 

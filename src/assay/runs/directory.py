@@ -6,10 +6,12 @@
     records.safetensors while unfinished: what of that release only training needs, such as noisy records
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
+    estimate.jsonl, schema.json   before run.json is there: what an estimate of a table's columns has spent, and showed
     ledgers/            if --force replaced earlier runs here: what those had spent; never deleted
     audits.json         if asked for: audits that trained on the records again; for their holder, covered by no ε
     rounds/             of a federated run, if asked for: the models after some of its rounds
     model.safetensors, statement.md, record.json   when finished
+    README.md           when finished: the model card; .gitignore keeps back what is for the holder of the records only
 
 `record.json` is written last: a directory that has it is complete.
 
@@ -97,6 +99,16 @@ class RunDirectory:
         return self.path / "statement.md"
 
     @property
+    def card(self) -> Path:
+        """The finished run as a model card, with its statement."""
+        return self.path / "README.md"
+
+    @property
+    def ignored(self) -> Path:
+        """What must stay here when the directory is pushed somewhere."""
+        return self.path / ".gitignore"
+
+    @property
     def model(self) -> Path:
         """The trained parameters."""
         return self.path / "model.safetensors"
@@ -117,6 +129,16 @@ class RunDirectory:
         return self.path / "ledgers"
 
     @property
+    def estimate_ledger(self) -> Path:
+        """What an estimate of a table's columns has spent, until the run's own ledger holds it."""
+        return self.path / "estimate.jsonl"
+
+    @property
+    def estimate(self) -> Path:
+        """What that estimate showed, until `run.json` holds it."""
+        return self.path / "schema.json"
+
+    @property
     def notice(self) -> Path:
         """Says that the run is unfinished."""
         return self.path / "UNFINISHED.txt"
@@ -127,9 +149,13 @@ class RunDirectory:
         return self.record.exists()
 
     @property
-    def next_statement(self) -> Path:
-        """A statement that is written before the record that it belongs to, and takes its place after it."""
-        return self.path / ".statement.md.next"
+    def texts(self) -> tuple[Path, Path]:
+        """What is made from the record, and written again whenever the record is."""
+        return self.statement, self.card
+
+    def next_of(self, text: Path) -> Path:
+        """Where one of `texts` is written before the record that it belongs to; it takes its place after it."""
+        return self.path / f".{text.name}.next"
 
     @property
     def resume_command(self) -> str:
@@ -183,7 +209,8 @@ class RunDirectory:
         path = self.path
         if path.is_file():
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
-        if not path.exists() or all(is_abandoned(entry) or entry == self.earlier for entry in path.iterdir()):
+        free = (self.earlier, self.estimate_ledger, self.estimate)
+        if not path.exists() or all(is_abandoned(entry) or entry in free for entry in path.iterdir()):
             return False
         if not self.spec.exists():
             raise ConfigError("out", str(path), "a new or empty directory; this one holds other files")
@@ -197,6 +224,28 @@ class RunDirectory:
         self._check_idle()
         return True
 
+    def check_free(self, *, force: bool) -> None:
+        """Refuse a directory that `create` would refuse.
+
+        Raises:
+            ConfigError: It is not free for a new run.
+            AssayError: A run is at work there.
+        """
+        self._replaces(force=force)
+
+    def set_estimate_aside(self) -> None:
+        """Put the ledger of an estimate among those of earlier runs: what it spent stays spent."""
+        if self.estimate_ledger.exists():
+            self.estimate_ledger.rename(self._next_earlier(".jsonl"))
+            sync_folder(self.earlier)
+        self.estimate.unlink(missing_ok=True)
+
+    def _next_earlier(self, suffix: str) -> Path:
+        """A name for one more ledger of an earlier run."""
+        self.earlier.mkdir(exist_ok=True)
+        taken = [int(path.name[:3]) for path in self.earlier.iterdir() if path.name[:3].isdecimal()]
+        return self.earlier / f"{max(taken, default=0) + 1:03d}{suffix}"
+
     def _clear(self) -> None:
         """Delete the run that is here, except for its ledgers and those of runs before it.
 
@@ -204,18 +253,16 @@ class RunDirectory:
         """
         clients = self.path / "clients"  # of a federated run: a ledger for each client
         for path in self.path.iterdir():
-            if path in (self.spec, self.ledger, self.earlier, clients):
+            if path in (self.spec, self.ledger, self.earlier, self.estimate_ledger, self.estimate, clients):
                 continue
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        self.earlier.mkdir(exist_ok=True)
-        taken = [int(path.name[:3]) for path in self.earlier.iterdir() if path.name[:3].isdecimal()]
-        number = max(taken, default=0) + 1
-        for path, name in ((clients, f"{number:03d}.clients"), (self.ledger, f"{number:03d}.jsonl")):
+        first, second = self._next_earlier(".clients"), self._next_earlier(".jsonl")
+        for path, name in ((clients, first), (self.ledger, second)):
             if path.exists():
-                path.rename(self.earlier / name)
+                path.rename(name)
         sync_folder(self.earlier)
         self.spec.unlink()
 
@@ -308,7 +355,9 @@ class RunDirectory:
             path = self.path / name
             if not path.is_file():
                 raise AssayError(f"{path} is missing: {self.record} lists it")
-            if path != self.statement and seals.of_file(path) != listed[name]:
+            if path in self.texts:
+                self._read_text(path, listed[name])
+            elif seals.of_file(path) != listed[name]:
                 raise AssayError(f"{path} is damaged: its SHA-256 is not the one in {self.record}")
 
     def read_statement(self, record: Mapping[str, Any] | None = None) -> str:
@@ -318,17 +367,30 @@ class RunDirectory:
             AssayError: It is missing, not text, or not the one that the record was written with.
         """
         record = self.read_record() if record is None else record
-        listed = record.get("files", {}).get(self.statement.name)
-        if listed is not None and self.next_statement.exists() and seals.of_file(self.next_statement) == listed:
-            return self.next_statement.read_text(encoding="utf-8")  # its writer was killed after it wrote the record
+        return self._read_text(self.statement, record.get("files", {}).get(self.statement.name))
+
+    def read_card(self, record: Mapping[str, Any] | None = None) -> str:
+        """The model card that belongs to the record of a finished run.
+
+        Raises:
+            AssayError: It is missing, not text, or not the one that the record was written with.
+        """
+        record = self.read_record() if record is None else record
+        return self._read_text(self.card, record.get("files", {}).get(self.card.name))
+
+    def _read_text(self, path: Path, listed: str | None) -> str:
+        """One of `texts`, of which the record lists this digest; earlier versions listed none."""
+        following = self.next_of(path)
+        if listed is not None and following.exists() and seals.of_file(following) == listed:
+            return following.read_text(encoding="utf-8")  # its writer was killed after it wrote the record
         try:
-            text = self.statement.read_bytes().decode("utf-8")
+            text = path.read_bytes().decode("utf-8")
         except FileNotFoundError as error:
-            raise AssayError(f"{self.statement} is missing: the record is there without it") from error
+            raise AssayError(f"{path} is missing: the record is there without it") from error
         except UnicodeDecodeError as error:
-            raise AssayError(f"{self.statement} is damaged: {error}") from error
-        if listed is not None and seals.of_file(self.statement) != listed:
-            raise AssayError(f"{self.statement} is damaged: its SHA-256 is not the one in {self.record}")
+            raise AssayError(f"{path} is damaged: {error}") from error
+        if listed is not None and seals.of_file(path) != listed:
+            raise AssayError(f"{path} is damaged: its SHA-256 is not the one in {self.record}")
         return text
 
     def read_model(self, record: Mapping[str, Any] | None = None, path: Path | None = None) -> dict[str, Tensor]:
@@ -349,15 +411,16 @@ class RunDirectory:
             raise AssayError(f"{path} cannot be read: {error}") from error
 
     def digests(self) -> dict[str, str]:
-        """The SHA-256 of each file of the run but its record and its statement."""
+        """The SHA-256 of each file of the run but its record and what is made from that."""
         models = sorted(self.kept_models.glob("*.safetensors"))
-        there = [path for path in (self.spec, self.ledger, self.stage, self.model, *models) if path.exists()]
+        files = (self.spec, self.ledger, self.stage, self.model, self.ignored, *models)
+        there = [path for path in files if path.exists()]
         return {path.relative_to(self.path).as_posix(): seals.of_file(path) for path in there}
 
     def write_record(self, record: Mapping[str, Any], statement: str) -> dict[str, Any]:
-        """Write the statement and the record, with the digests of all files of the run.
+        """Write the statement, the model card and the record, with the digests of all files of the run.
 
-        Both are written or neither, whenever the process ends.
+        All are written or none, whenever the process ends.
 
         Args:
             record: The record.
@@ -366,28 +429,37 @@ class RunDirectory:
         Returns:
             The record as it was written.
         """
+        from assay.runs.card import IGNORED, card
+
         again = self.finished
-        target = self.next_statement if again else self.statement
-        replace_text(target, statement)
+        wanted = {self.statement: statement, self.card: card(record, statement)}
+        if not (again and self.ignored.exists()):
+            replace_text(self.ignored, IGNORED)
+        targets = {text: self.next_of(text) if again else text for text in wanted}
+        for text, target in targets.items():
+            replace_text(target, wanted[text])
         whole: dict[str, Any] = {**record, "schema": _UNSEALED_RECORD}
         if self.digest() is not None:
             files = self.digests()
-            files[self.statement.name] = seals.of_file(target)
+            files |= {text.name: seals.of_file(target) for text, target in targets.items()}
             whole = seals.sealed({**record, "schema": RECORD_SCHEMA, "files": files})
-        replace_json(self.record, whole)  # from here on the new statement counts
+        replace_json(self.record, whole)  # from here on the new texts count
         if again:
-            target.replace(self.statement)
+            for text, target in targets.items():
+                target.replace(text)
             sync_folder(self.path)
         return whole
 
-    def settle_statement(self) -> None:
-        """Put a statement in its place if its writer was killed after it wrote the record."""
-        if not self.next_statement.exists():
+    def settle_texts(self) -> None:
+        """Put statement and card in their places if their writer was killed after it wrote the record."""
+        if not any(self.next_of(text).exists() for text in self.texts):
             return
         with contextlib.suppress(OSError), self.alone():
-            listed = self.read_record().get("files", {}).get(self.statement.name)
-            if self.next_statement.exists() and seals.of_file(self.next_statement) == listed:
-                self.next_statement.replace(self.statement)
+            files = self.read_record().get("files", {})
+            for text in self.texts:
+                following = self.next_of(text)
+                if following.exists() and seals.of_file(following) == files.get(text.name):
+                    following.replace(text)
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -399,9 +471,8 @@ class RunDirectory:
 
     def finish(self) -> None:
         """Delete the files that only an unfinished run has."""
-        self.notice.unlink(missing_ok=True)
-        self.checkpoint.unlink(missing_ok=True)
-        self.records.unlink(missing_ok=True)
+        for path in (self.notice, self.checkpoint, self.records, self.estimate, self.estimate_ledger):
+            path.unlink(missing_ok=True)  # the run's own ledger holds what the estimate spent
 
 
 def is_by_name(spec: Mapping[str, Any]) -> bool:

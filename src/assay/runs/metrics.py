@@ -1,9 +1,8 @@
-"""How well a model does on records that ε does not protect: the figures that each task has.
+"""The loss of each task, and the figures that say how well a model does on records that ε does not protect.
 
-They are scikit-learn's where it has them. The calibration error is the expected calibration error over 15 bins of equal
-width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean
-distance between the probability of the predicted class and how often it is right.
-"""
+Figures are scikit-learn's where it has them. The calibration error is the expected calibration error over 15 bins of
+equal width (Guo, Pleiss, Sun, Weinberger, "On Calibration of Modern Neural Networks", 2017, arXiv:1706.04599): the mean
+distance between the probability of the predicted class and how often it is right."""
 
 from __future__ import annotations
 
@@ -15,10 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.data.records import Records, call, pair
 from assay.data.task import BINARY, MULTILABEL, REGRESSION, Task
+from assay.errors import ConfigError
 from assay.methods.stage import Loss
 
 _BINS = 15
@@ -172,6 +173,21 @@ def figures(model: nn.Module, records: Records, task: Task | None) -> dict[str, 
     Returns:
         As `measured`; empty where there is no such task, or no records.
     """
+    found = outputs_of(model, records, task)
+    return {} if found is None else measured(*found)
+
+
+def outputs_of(model: nn.Module, records: Records, task: Task | None) -> tuple[Task, Tensor, Tensor] | None:
+    """What `measured` and `recalls` take: the task, the outputs on these records, and the truth.
+
+    Args:
+        model: The model, in eval mode.
+        records: Pairs of input and target.
+        task: What is predicted; None infers it from the outputs, if they score each class.
+
+    Returns:
+        None where there is no such task, or no records.
+    """
     outputs, targets = [], []
     with torch.no_grad():
         for start in range(0, len(records), _TOGETHER):
@@ -179,11 +195,31 @@ def figures(model: nn.Module, records: Records, task: Task | None) -> dict[str, 
             outputs.append(call(model, x))
             targets.append(y)
             if task is None and not _are_classes(outputs[-1], y):
-                return {}
+                return None
     if not outputs:
-        return {}
+        return None
     scores, truth = torch.cat(outputs), torch.cat(targets)
-    return measured(Task.of_classes(scores.shape[1]) if task is None else task, scores, truth)
+    return (Task.of_classes(scores.shape[1]) if task is None else task), scores, truth
+
+
+def recalls(task: Task, outputs: Tensor, targets: Tensor) -> list[float | None]:
+    """The share of each class's records that the model puts into it; None for a class without records.
+
+    Args:
+        task: What is predicted.
+        outputs: The model's output for each record.
+        targets: The true values.
+
+    Returns:
+        A number for each class; nothing for tasks without classes.
+    """
+    if not task.is_classification or outputs.dim() != 2 or targets.dim() != 1:
+        return []
+    right = outputs.argmax(1) == targets
+    return [
+        float(right[mine].double().mean()) if bool((mine := targets == label).any()) else None
+        for label in range(outputs.shape[1])
+    ]
 
 
 def _are_classes(output: Any, target: Any) -> bool:
@@ -195,3 +231,53 @@ def _are_classes(output: Any, target: Any) -> bool:
         and target.dim() == 1
         and not target.is_floating_point()
     )
+
+
+_HUBER = 0.25  # where Huber's loss turns from a square to a line, on targets scaled to [-1, 1]
+
+
+def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The cross-entropy of each record, averaged over positions where there are several."""
+    losses = F.cross_entropy(output, target, reduction="none")
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def binary_cross_entropy(output: Tensor, target: Tensor) -> Tensor:
+    """The mean over labels of each label's cross-entropy; outputs are log-odds."""
+    return F.binary_cross_entropy_with_logits(output, target, reduction="none").flatten(1).mean(1)
+
+
+def squared(output: Tensor, target: Tensor) -> Tensor:
+    """The squared distance of one output from the scaled target."""
+    return (_single(output) - target).square()
+
+
+def huber(output: Tensor, target: Tensor) -> Tensor:
+    """Huber's loss of one output: a square near the scaled target, a line beyond a quarter (Huber 1964)."""
+    return F.huber_loss(_single(output), target, reduction="none", delta=_HUBER)
+
+
+def _single(output: Tensor) -> Tensor:
+    if output.dim() == 2 and output.shape[1] == 1:
+        return output[:, 0]
+    if output.dim() == 1:
+        return output
+    raise ConfigError(
+        "model", f"outputs of shape {tuple(output.shape)}", "one output for each record with a regression"
+    )
+
+
+def loss_of(task: Task | None) -> Loss:
+    """The loss that a task is trained with; cross-entropy where no task is named.
+
+    Args:
+        task: What is predicted.
+
+    Returns:
+        `loss(output, target)`, with a value for each record.
+    """
+    if task is not None and task.kind == MULTILABEL:
+        return binary_cross_entropy
+    if task is not None and task.kind == REGRESSION:
+        return huber if task.loss == "huber" else squared
+    return cross_entropy

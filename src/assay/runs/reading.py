@@ -44,7 +44,7 @@ def statement_of(run: Path | str) -> str:
     if path.is_file():
         return statement(read_record(path))
     directory = RunDirectory.open(path)
-    directory.settle_statement()
+    directory.settle_texts()
     record = directory.read_record()  # refuses an unfinished run, and says how to resume it
     directory.check_files(record, *(file.name for file in (directory.spec, directory.ledger)))
     text = directory.read_statement(record)

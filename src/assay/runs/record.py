@@ -15,9 +15,10 @@ from typing import Any, Protocol
 
 from dp_accounting.dp_event import DpEvent
 
-from assay._util.lazy import torch
+from assay._util.checkout import commit
 from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.accounting.ledger import Ledger
+from assay.accounting.tradeoff import tradeoff
 from assay.runs.directory import RECORD_SCHEMA
 
 SCHEMA = RECORD_SCHEMA
@@ -52,9 +53,12 @@ def number(value: float | None) -> float | str | None:
 
 
 def environment() -> dict[str, Any]:
-    """The versions and the platform of this process."""
+    """The versions and the platform of this process; from a checkout of Assay also its commit."""
+    import torch
+
     return {
         "assay": version("assay-dp"),
+        "commit": commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "dp_accounting": version("dp-accounting"),
@@ -90,6 +94,7 @@ def epsilon_facts(plan: Priced, ledger: Ledger, accountant: str, claimed: float 
         "rdp": number(rdp_epsilon(event, plan.delta, plan.adjacency)),
         "gdp_mu": number(gdp_mu(verified, plan.delta)),
         "curve": [{"delta": d, "epsilon": number(e)} for d, e in epsilon_curve(event, deltas, plan.adjacency)],
+        "tradeoff": tradeoff(event, plan.delta, plan.adjacency).to_json(),
         "groups": [{"size": size, "epsilon": number(eps)} for size, eps in plan.groups(event).items()],
     }
 
@@ -153,6 +158,7 @@ class Facts:
     noise_schedule: str = "constant"
     micro_batch: int = 1
     center: str | None = None
+    columns: str | None = None
     exact: bool = False
     persons: Mapping[str, Any] | None = None
     federated: Mapping[str, Any] | None = None
@@ -198,6 +204,7 @@ def build_record(
         "encode": list(facts.encode),
         "denoise": list(facts.denoise),
         "model": names.get("model", "unnamed"),
+        "model_by": names.get("model_by"),
         "init": names.get("init"),
         "init_sha256": names.get("init_sha256"),
         "init_anew": names.get("init_anew", []),
@@ -223,6 +230,7 @@ def build_record(
         "clip": facts.clip,
         "micro_batch": facts.micro_batch,
         "center": facts.center,
+        "columns": facts.columns,
         "sampling": dict(facts.sampling),
         "steps": steps,
         "steps_charged": ledger.total_steps,

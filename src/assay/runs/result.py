@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from assay._util.files import replacing
 from assay.errors import AssayError
 from assay.runs.directory import RunDirectory
-from assay.runs.losses import cross_entropy
-from assay.runs.metrics import evaluate
+from assay.runs.metrics import cross_entropy, evaluate
 from assay.runs.statement import statement
 
 __all__ = ["InterruptedRunError", "Progress", "Result", "cross_entropy", "evaluate", "save_model", "write_result"]
@@ -67,10 +66,38 @@ class Result:
         return float(self.record["epsilon"]["verified"])
 
     @property
+    def claimed(self) -> float:
+        """The ε that the method's paper would report for this run."""
+        return float(self.record["epsilon"]["claimed"])
+
+    @property
     def accuracy(self) -> float | None:
         """Accuracy on the test records, if there were any."""
         value: float | None = self.record["result"]["test_accuracy"]
         return value
+
+    @property
+    def test_loss(self) -> float | None:
+        """The mean loss on the test records, if there were any."""
+        value = self.record["result"]["test_loss"]
+        return None if value is None else float(value)
+
+    @property
+    def metrics(self) -> dict[str, float | None]:
+        """Every figure of the task on the test records, and the loss; empty without test records.
+
+        For classes `accuracy`, `balanced_accuracy`, `auc`, `f1` and `calibration_error`; for labels `exact` in place of
+        `balanced_accuracy`; for a number `mae`, `rmse` and `r2`. None stands for a figure that is not defined for these
+        records, such as the AUC of a class that is not among them.
+        """
+        found = self.record["result"]
+        if found["test_loss"] is None and found["test_accuracy"] is None:
+            return {}
+        return {
+            name.removeprefix("test_"): None if value is None else float(value)
+            for name, value in found.items()
+            if name.startswith("test_")
+        }
 
     @property
     def budget_spent(self) -> bool:

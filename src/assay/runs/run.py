@@ -27,7 +27,7 @@ from assay.runs import checkpoint, schema
 from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback, Callbacks
 from assay.runs.directory import RunDirectory
-from assay.runs.metrics import figures
+from assay.runs.metrics import measured, outputs_of, recalls
 from assay.runs.record import Facts, Priced, build_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, evaluate, write_result
 
@@ -80,6 +80,10 @@ class Course(ABC):
     @abstractmethod
     def released_model(self) -> AbstractContextManager[nn.Module]:
         """The model as it would be released now, in eval mode."""
+
+    def tested(self, test: Records) -> Records:
+        """The test records to measure on, where the method measures on others than it was given."""
+        return test
 
     @abstractmethod
     def state(self) -> Saved:
@@ -182,6 +186,10 @@ class Run:
             saved = ranks.once(self._lock)
             if lease is not None:
                 self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory)).covers
+            if (columns := getattr(plan, "columns", None)) is not None:
+                # before anything can fail and give the reservation back: this was released already
+                ranks.once(lambda: self._ledger.pay_once(columns.event()))
+            if lease is not None:
                 undo.push(self._give_back)
             if saved is not None:
                 state = saved[1]
@@ -189,6 +197,7 @@ class Run:
                 self._history, self._seconds = state["history"], state["seconds"]
             self.course = begin(self._ledger, directory, saved)
             undo.callback(self.course.close)
+            self._test = None if test is None else self.course.tested(test)
             self._undo = undo.pop_all()
 
     def _give_back(self, failed: object, *_: object) -> None:
@@ -333,21 +342,22 @@ class Run:
         loss = self._history[-1]["test_loss"]
         return self._history[-1]["test_accuracy"], None if loss is None else float(loss)
 
-    def _figures(self) -> dict[str, float | None]:
-        """Every figure of the run's task on the test records, in a separate pass."""
+    def _figures(self) -> tuple[dict[str, float | None], list[float | None]]:
+        """Every figure of the run's task on the test records, in a separate pass, and the recall of each class."""
         if self._test is None:
-            return {}
+            return {}, []
         task = self._names.get("task")
         with self.course.released_model() as model:
-            return figures(model, self._test, None if task is None else Task.from_json(task))
+            found = outputs_of(model, self._test, None if task is None else Task.from_json(task))
+        return ({}, []) if found is None else (measured(*found), recalls(*found))
 
     def _finish(self) -> Result:
         course = self.course
         course.settle()
         accuracy, test_loss = self._last_result()
-        measured = self._figures()
+        figures, by_class = self._figures()
         if accuracy is None:
-            accuracy = measured.get("test_accuracy")
+            accuracy = figures.get("test_accuracy")
         record = self._world.once(
             lambda: (
                 build_record(
@@ -359,9 +369,10 @@ class Run:
                     steps=course.taken,
                     stopped=self._stopped,
                     history=self._history,
-                    result={**measured, "test_accuracy": accuracy, "test_loss": test_loss},
+                    result={**figures, "test_accuracy": accuracy, "test_loss": test_loss},
                     seconds=self._seconds,
                 )
+                | {"recalls": by_class}
                 | self._settled()
             )
         )

@@ -126,7 +126,7 @@ def sign(run: Path | str, key: PrivateKey | Path | str, *, out: Path | str | Non
     target = directory.path / FILE if out is None else Path(out)
     _check_free(target, signer.public, force=force)
     directory.read_record()  # an unfinished run has a way on, which this error names
-    directory.settle_statement()
+    directory.settle_texts()
     with directory.alone():
         before = digests(directory)
         found = [check for check in verify(run).checks if check.holds is False and check.name != "signature"]

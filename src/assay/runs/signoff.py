@@ -7,22 +7,21 @@ and an empty box is for the person who signs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from assay._util.figures import at_most
+from assay._util.figures import at_most, shown
 
 YES, NO, OPEN = "✓", "✕", "☐"
 _BLANK = "________________"
 _LARGEST = 700.0  # e to the power of more is no number
 
 
-def sign_off(record: Mapping[str, Any], shown: Callable[[float | str | None], str], units: int) -> list[str]:
+def sign_off(record: Mapping[str, Any], units: int) -> list[str]:
     """The lines of the block.
 
     Args:
         record: What record.json holds.
-        shown: Rounds an ε for people.
         units: How many records, persons or clients there are.
 
     Returns:
@@ -33,11 +32,11 @@ def sign_off(record: Mapping[str, Any], shown: Callable[[float | str | None], st
         "## Sign-off",
         "",
         f"What ε = {shown(eps['verified'])} means: {meaning(eps['verified'], eps['delta'], record['unit'])}.",
-        *_groups(record, shown),
+        *_groups(record),
         "",
         "| | question | what is known |",
         "|---|---|---|",
-        *(f"| {mark} | {question} | {known} |" for mark, question, known in checklist(record, shown, units)),
+        *(f"| {mark} | {question} | {known} |" for mark, question, known in checklist(record, units)),
         "",
         f"A {YES} is shown by the record, a {NO} speaks against signing, and a {OPEN} is for you to check.",
         "",
@@ -67,7 +66,7 @@ def meaning(epsilon: float | str | None, delta: float, unit: str) -> str:
     )
 
 
-def _groups(record: Mapping[str, Any], shown: Callable[[float | str | None], str]) -> list[str]:
+def _groups(record: Mapping[str, Any]) -> list[str]:
     rows = [row for row in record["epsilon"].get("groups") or [] if row["size"] > 1]
     if not rows:
         return []
@@ -75,9 +74,7 @@ def _groups(record: Mapping[str, Any], shown: Callable[[float | str | None], str
     return [f"For several that belong together it is ε = {said}."]
 
 
-def checklist(
-    record: Mapping[str, Any], shown: Callable[[float | str | None], str], units: int
-) -> list[tuple[str, str, str]]:
+def checklist(record: Mapping[str, Any], units: int) -> list[tuple[str, str, str]]:
     """A mark, a question and what is known of it, for each question of docs/epsilon.md."""
     eps, audit = record["epsilon"], record.get("audit") or {}
     finite = eps["verified"] != "inf"
@@ -93,7 +90,7 @@ def checklist(
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
         else (NO, "Is there no seed?", "the seed is fixed: reproducible, not private"),
-        _once(record, shown),
+        _once(record),
         (OPEN, "How were the features made?", "see the line Data above" if record["notes"] else "nothing is known"),
         {
             "consistent": (YES, "Is it audited, and consistent?", "an audit agrees"),
@@ -103,7 +100,7 @@ def checklist(
     ]
 
 
-def _once(record: Mapping[str, Any], shown: Callable[[float | str | None], str]) -> tuple[str, str, str]:
+def _once(record: Mapping[str, Any]) -> tuple[str, str, str]:
     question = "Do all runs on these records count, and all settings that were tried?"
     if free := uncharged(record.get("tuning")):
         return NO, question, f"{free}: ε does not count that"
@@ -144,7 +141,7 @@ def _digests(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def budget_headline(record: Mapping[str, Any], shown: Callable[[float | str | None], str]) -> list[str]:
+def budget_headline(record: Mapping[str, Any]) -> list[str]:
     """All runs so far, below the ε of this one; nothing without a budget."""
     budget = record.get("budget")
     if not budget:

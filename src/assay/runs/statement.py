@@ -8,23 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from assay._util.figures import at_least, at_most
+from assay._util.figures import shown
 from assay.accounting.epsilon import Bound
 from assay.errors import AssayError
 from assay.runs.signoff import budget_headline, coverage, sign_off
+from assay.runs.tradeoff import attackers
 
-_PUBLISHED = (
-    "the paper's algorithm to the letter. A target ε is the claimed one; the verified ε is what it really spent"
-)
-
-
-def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
-    """An ε as people read it: an upper bound is rounded up, a lower bound down."""
-    if value is None:
-        return "not measured"
-    if value == "inf":
-        return "∞ (no privacy)"
-    return at_least(float(value)) if lower_bound else at_most(float(value))
+_VARIANTS = {
+    "published": "the paper's algorithm as its text describes it",
+    "authors": "the paper's algorithm as its authors' public code runs it",
+}
+_TARGET = "A target ε is the claimed one; the verified ε is what it really spent"
 
 
 def scored(facts: Mapping[str, Any]) -> str:
@@ -71,7 +65,7 @@ def statement(record: Mapping[str, Any]) -> str:
         *_items(
             [
                 f"Method: {said['method']}.",
-                *([f"Variant: {_PUBLISHED}."] if record["variant"] == "published" else []),
+                *([f"Variant: {how}. {_TARGET}."] if (how := _VARIANTS.get(record["variant"])) else []),
                 *_options(record),
                 *said["mechanism"],
                 _steps(record),
@@ -82,6 +76,7 @@ def statement(record: Mapping[str, Any]) -> str:
         "",
         *_curve(record),
         *_groups(record),
+        *attackers(record["epsilon"]),
         "## What is covered by ε, and what is public",
         "",
         *_items(
@@ -109,7 +104,7 @@ def statement(record: Mapping[str, Any]) -> str:
         f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
         f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
         "",
-        *sign_off(record, shown, _units(record)),
+        *sign_off(record, _units(record)),
     ]
     return "\n".join(lines)
 
@@ -121,7 +116,7 @@ def _items(lines: list[str]) -> list[str]:
 def _head(record: Mapping[str, Any]) -> list[str]:
     """What was spent, warnings, and the three ε side by side."""
     eps = record["epsilon"]
-    published = " as published" if record["variant"] == "published" else ""
+    published = {"published": " as published", "authors": " as in its authors' code"}.get(record["variant"], "")
     across = ", federated" if record.get("federated") else ""
     return [
         f"# Privacy statement: {record['method']}{published} on {record['data']}{across}",
@@ -132,7 +127,7 @@ def _head(record: Mapping[str, Any]) -> list[str]:
         f"Smaller is safer: ε limits how much the model can reveal about {record['unit']}. δ is a small allowance on"
         " top.",
         "",
-        *budget_headline(record, shown),
+        *budget_headline(record),
         *_warnings(record),
         "| ε | value | meaning |",
         "|---|---|---|",

@@ -157,14 +157,15 @@ def part_of(path: Path) -> Part:
             raise AssayError(f"{run.ledger} is missing: without it the ε of this run is not known")
     plan, names = spec["plan"], spec["names"]
     events, adjacency, replaced = [], None, 0
-    for file in (run.ledger, *sorted(run.earlier.glob("*.jsonl"))):
+    unpaid = [run.estimate_ledger] if run.estimate_ledger.exists() and not _is_charged(run) else []
+    for file in (run.ledger, *unpaid, *sorted(run.earlier.glob("*.jsonl"))):
         ledger = read_ledger(file, run.digest() if file == run.ledger else None)
         if ledger is None:
             continue
         if adjacency not in (None, ledger.adjacency):
             raise ConfigError("adjacency", ledger.adjacency.value, f"{adjacency}, that of the other runs in {path}")
         adjacency = ledger.adjacency
-        replaced += file != run.ledger
+        replaced += file not in (run.ledger, *unpaid)
         events.append(ledger.event())
     adjacency = Adjacency(plan.get("adjacency", Adjacency.ADD_OR_REMOVE_ONE)) if adjacency is None else adjacency
     return Part(
@@ -179,6 +180,12 @@ def part_of(path: Path) -> Part:
         shared_noise=str(plan.get("noise_schedule", "")).startswith("banded"),
         budget=(spec.get(FIELD) or {}).get("id"),
     )
+
+
+def _is_charged(run: RunDirectory) -> bool:
+    """Whether the ledger of a run was charged: an estimate of columns comes first, before any step."""
+    ledger = read_ledger(run.ledger, run.digest())
+    return ledger is not None and not ledger.is_empty
 
 
 def _unit(plan: dict[str, Any], names: dict[str, Any]) -> str:

@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any
 
 from assay._util import seals
-from assay._util.figures import at_most
+from assay._util.figures import at_most, shown
 from assay._util.signatures import PublicKey, read_public
 from assay.accounting.epsilon import epsilon_curve
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError
 from assay.runs import signing
+from assay.runs.card import card
 from assay.runs.directory import RunDirectory
-from assay.runs.statement import shown, statement
+from assay.runs.statement import statement
+from assay.runs.tradeoff import check_tradeoff
 
 _TOLERANCE = 1e-4  # relative: accountants on other processors round differently, by far less than this
 _HEADLINE = re.compile(r"spent ε = (∞|[0-9.e+-]+)[^*]*? at δ = ([0-9.e+-]+)\*\*")
@@ -199,6 +201,7 @@ class _Checker:
         self._check("plan", self._plan)
         self._check("epsilon", self._epsilon)
         self._check("statement", self._statement)
+        self._check("model card", self._card, otherwise="an earlier version of Assay wrote the run, without one")
         if (self.directory.path / signing.CLIENTS).is_dir():
             self._check("clients", self._clients)
         if self.directory.earlier.is_dir():
@@ -268,12 +271,9 @@ class _Checker:
     def _file(self, name: str) -> str:
         assert self.record is not None
         path = self.directory.path / name
-        if path == self.directory.statement:
-            self.directory.read_statement(self.record)
-        elif not path.resolve().is_relative_to(self.directory.path.resolve()):
+        if not path.resolve().is_relative_to(self.directory.path.resolve()):
             raise AssayError(f"{name} is outside of the run's directory")
-        else:
-            self.directory.check_files(self.record, name)
+        self.directory.check_files(self.record, name)
         return "has the SHA-256 that the record lists"
 
     def _plan(self) -> str | None:
@@ -318,6 +318,7 @@ class _Checker:
                 raise AssayError(
                     f"record.json says ε = {point['epsilon']} at δ = {delta:g}; the ledger gives {_said(least)}"
                 )
+        check_tradeoff(facts, self.ledger, _TOLERANCE)
         return f"the record's {_said(said)} is what the ledger gives: {_said(spent)} at δ = {self.ledger.delta:g}"
 
     def _statement(self) -> str | None:
@@ -330,6 +331,18 @@ class _Checker:
             return "says what the record says, word for word"
         if _figures(text) != _figures(whole):
             raise AssayError(f"{self.directory.statement} says other figures than {self.directory.record}")
+        return "has the figures of the record; the words differ from those that this version of Assay writes"
+
+    def _card(self) -> str | None:
+        """That the model card says what record and statement say."""
+        if self.record is None or self.directory.card.name not in self.record.get("files", {}):
+            return None
+        text = self.directory.read_card(self.record)
+        whole = card(_kinds().complete_record(self.directory))
+        if text == whole:
+            return "says what the record says, word for word"
+        if _figures(text) != _figures(whole):
+            raise AssayError(f"{self.directory.card} says other figures than {self.directory.record}")
         return "has the figures of the record; the words differ from those that this version of Assay writes"
 
     def _clients(self) -> str | None:
