@@ -15,7 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assay import attacks, audit, federated, inference, presets, report, runs, studies
+    from assay import attacks, audit, federated, inference, integrations, loggers, presets, report, runs, studies
     from assay._util.figures import at_least, at_most
     from assay.accounting.budget import Budget
     from assay.accounting.epsilon import Adjacency
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from assay.runs.result import Progress, Result
     from assay.training.from_names import Settings, train
     from assay.training.loop import fit, resume
-    from assay.training.optim import Optimizer
-    from assay.training.settings import Training
+    from assay.training.settings import Optimizer, Training
     from assay.training.step import PrivateStep
     from assay.training.tuning import choose
 
@@ -62,7 +61,9 @@ __all__ = [
     "federated",
     "fit",
     "inference",
+    "integrations",
     "load",
+    "loggers",
     "presets",
     "report",
     "resume",
@@ -74,7 +75,6 @@ __all__ = [
 _HOMES = {
     "assay._util.figures": ("at_least", "at_most"),
     "assay.errors": ("AssayError", "BudgetSpentError", "ConfigError", "DataError", "UnsupportedModelError"),
-    "assay.training.optim": ("Optimizer",),
     "assay.methods.plan": ("Plan",),
     "assay.accounting.budget": ("Budget",),
     "assay.accounting.epsilon": ("Adjacency",),
@@ -82,7 +82,7 @@ _HOMES = {
     "assay.runs.result": ("Progress", "Result"),
     "assay.training.step": ("PrivateStep",),
     "assay.training.loop": ("fit", "resume"),
-    "assay.training.settings": ("Training",),
+    "assay.training.settings": ("Optimizer", "Training"),
     "assay.training.from_names": ("Settings", "train"),
     "assay.training.tuning": ("choose",),
     "assay.inference.loading": ("TrainedModel", "load"),

@@ -341,7 +341,7 @@ def test_help_fits_and_cuts_nothing_off(assay, monkeypatch, command, columns):
     assert "…" not in out
     assert "\\[" not in out, "an escape"
     if command == "train":
-        for whole in ("decay:levels=4,last=0.5", "banded:bands=4,momentum=0.9", "[default: lenet5]"):
+        for whole in ("decay:levels=4,last=0.5", "banded:bands=4,momentum=0.9", "[default: poisson]"):
             assert whole in out
         assert "best, or scratch" in " ".join(out.split())
 

@@ -81,7 +81,7 @@ def test_clients_are_federated(tmp_path):
 @pytest.mark.parametrize(
     ("command", "settings", "own"),
     [
-        ("train", assay.Settings, {"out", "force", "dry_run", "json", "preset"}),
+        ("train", assay.Settings, {"out", "force", "dry_run", "json", "preset", "config", "save_config", "quiet"}),
         ("federate", assay.federated.FederatedSettings, {"out", "force", "dry_run", "json"}),
     ],
 )

@@ -14,8 +14,8 @@ from assay.errors import ConfigError, UnsupportedModelError
 from assay.mechanisms.exact import Grid
 from assay.randomness.streams import Seeded
 from assay.runs.result import cross_entropy
-from assay.training import limits
 from assay.training.meter import MeanLoss
+from assay.training.preflight import check_ranks
 from assay.training.settings import Training
 
 
@@ -47,8 +47,8 @@ def test_a_record_moves_the_sum_by_the_bound_at_most_in_exact_arithmetic(model, 
     (own,) = sums(model, alone, exactly(plan, **full, records=1, batch_size=1), max_physical_batch=17)
     assert torch.equal(whole - without, own)
     assert own.any()
-    assert sum(Fraction(v) ** 2 for v in own.tolist()) <= 1
-    assert all((Fraction(v) / Fraction(Grid(1.0).unit)).denominator == 1 for v in whole.tolist())
+    assert sum(Fraction(v) ** 2 for v in own.tolist()) <= Fraction(1, 4)  # the bound is 0.5
+    assert all((Fraction(v) / Fraction(Grid(0.5).unit)).denominator == 1 for v in whole.tolist())
 
 
 def test_the_gradient_is_that_of_floating_point_but_for_the_noise(model, records, plan):
@@ -135,7 +135,7 @@ def test_what_is_not_exact_is_refused(model, records, plan):
     with pytest.raises(ConfigError, match="side"):
         PrivateStep(model, exactly(plan), side=[MeanLoss()])
     with pytest.raises(ConfigError, match="ranks"):
-        limits.check(exactly(plan), 2)
+        check_ranks(exactly(plan), 2)
     with pytest.raises(ConfigError, match="precision"):
         fit(model, records, plan=exactly(plan), training=Training(precision="bf16"))
     step = PrivateStep(model, exactly(plan))

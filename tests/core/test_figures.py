@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay._util.figures import at_least, at_most
+from assay._util.figures import at_least, at_most, shown
 from assay.audit import Verdict, sentence
-from assay.runs.statement import shown
 
 
 @given(st.floats(1e-12, 1e12))

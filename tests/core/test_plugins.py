@@ -12,7 +12,7 @@ import pytest
 
 from assay import ConfigError, methods
 from assay._util import registry
-from assay.accounting.accountants.noise import Noise
+from assay.accounting.accountants.sampled import Noise
 from assay.data.sampling import Poisson
 from assay.gradients.clipping import Flat
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from assay import ConfigError
-from assay.training.processor import check_precision
+from assay.training.preflight import check_precision
 
 CPU = torch.device("cpu")
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"

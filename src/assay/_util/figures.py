@@ -38,6 +38,19 @@ def at_least(value: float, digits: int = 4) -> str:
     return _rounded(value, digits, decimal.ROUND_FLOOR)
 
 
+def shown(value: float | str | None, *, lower_bound: bool = False) -> str:
+    """An ε of a record as people read it: an upper bound is rounded up, a lower bound down.
+
+    >>> shown("inf")
+    '∞ (no privacy)'
+    """
+    if value is None:
+        return "not measured"
+    if value == "inf":
+        return "∞ (no privacy)"
+    return at_least(float(value)) if lower_bound else at_most(float(value))
+
+
 def _rounded(value: float, digits: int, side: str) -> str:
     if not math.isfinite(value):
         return str(value)

@@ -30,13 +30,14 @@ from assay.errors import ConfigError
 T = TypeVar("T")
 
 HOMES: Mapping[str, tuple[str, str]] = {
-    "accountant": ("assay.accounting.accountants", "ACCOUNTANTS"),
+    "accountant": ("assay.accounting.events", "ACCOUNTANTS"),
     "attack": ("assay.attacks", "ATTACKS"),
     "clip": ("assay.gradients.clip_rules", "RULES"),
     "data": ("assay.data.catalog", "DATASETS"),
     "denoise": ("assay.methods.denoise", "KINDS"),
     "encode": ("assay.methods.encode", "KINDS"),
     "federated_method": ("assay.federated.methods", "METHODS"),
+    "logger": ("assay.loggers", "LOGGERS"),
     "method": ("assay.methods", "METHODS"),
     "noise_schedule": ("assay.accounting.schedules", "KINDS"),
     "report_section": ("assay.report.sections", "SECTIONS"),
@@ -227,3 +228,46 @@ def options_of(method: object) -> tuple[str, ...]:
     """The fields of a method that a user may set."""
     found: tuple[str, ...] = type(method).OPTIONS  # type: ignore[attr-defined]
     return found
+
+
+class MethodRegistry(Registry[T]):
+    """Methods by name: one file of a package each, which defines `METHOD`.
+
+    Args:
+        kind: one of `assay._util.registry.HOMES`.
+        base: the class from which methods derive.
+        package: where the files are.
+    """
+
+    def __init__(self, kind: str, base: type[T], package: str) -> None:
+        wanted = f"an object of a class derived from {base.__module__}.{base.__qualname__}"
+        super().__init__(kind, of=base, wanted=wanted, package=package, attribute="METHOD")
+        self._base = base
+
+    def available(self) -> dict[str, T]:
+        """Every method by name."""
+        return dict(self)
+
+    def with_options(self, name: str, **options: Any) -> T:
+        """The method of this name with these options. Texts are read as numbers where an option is a number.
+
+        Raises:
+            ConfigError: there is no such method, or it does not take an option.
+        """
+        return chosen(self, name, options)
+
+    def method_of(self, given: T | str) -> T:
+        """The method that somebody gave, itself or by its name.
+
+        Raises:
+            ConfigError: It is neither, or there is no such method.
+        """
+        if isinstance(given, self._base):
+            return given
+        if isinstance(given, str):
+            return chosen(self, given, {})
+        raise ConfigError("method", given, f"a method, or the name of one: {', '.join(self)}")
+
+    def options(self, method: T) -> dict[str, Any]:
+        """The options of a method that differ from their defaults: with them `with_options` gives the method again."""
+        return changed(self, method, method.name)  # type: ignore[attr-defined]

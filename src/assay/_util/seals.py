@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay._util.lazy import torch
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
@@ -100,9 +99,12 @@ def _chain(body: bytes, before: str) -> str:
 def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
     """A digest that changes with every name, shape, type and bit of a value, but not with the device.
 
+    >>> import torch
     >>> of_tensors([("w", torch.zeros(2))]) == of_tensors([("w", torch.ones(2))])
     False
     """
+    import torch
+
     digest = hashlib.blake2b(digest_size=16)
     for name, tensor in named:
         plain = tensor.detach() if tensor.layout == torch.strided else tensor.detach().to_dense()
@@ -113,5 +115,7 @@ def of_tensors(named: Iterable[tuple[str, Tensor]]) -> str:
 
 def of_model(model: nn.Module) -> str:
     """The digest of a model's parameters, of which of them are trainable, and of its buffers."""
+    import torch
+
     trained = "".join("01"[p.requires_grad] for p in model.parameters())
     return of_tensors([*model.named_parameters(), *model.named_buffers(), (trained, torch.empty(0))])

@@ -21,17 +21,20 @@ T = TypeVar("T")
 _SEPARATOR = re.compile(r",|:(?=\w+=)")
 
 
-def parse(field: str, text: str, kinds: Mapping[str, type[T]]) -> T:
+def parse(field: str, text: str, kinds: Mapping[str, type[T]], *, bare: str | None = None) -> T:
     """The object that `text` describes.
 
     Args:
         field: the setting that the text belongs to, for errors.
         text: `name`, `name:value`, `name:key=value,key=value` or `name:value,key=value`.
         kinds: the classes by name.
+        bare: the kind that a number alone stands for.
 
     Raises:
         ConfigError: the name is unknown, or a setting has no value, is given twice, unknown or out of range.
     """
+    if bare is not None and _is_number(text):
+        text = f"{bare}:{text}"
     name, colon, rest = text.partition(":")
     if name not in kinds:
         raise ConfigError(field, text, "one of " + ", ".join(usage(known, kind) for known, kind in kinds.items()))
@@ -45,6 +48,14 @@ def parse(field: str, text: str, kinds: Mapping[str, type[T]]) -> T:
             raise ConfigError(field, text, f"settings as key=value, each once: {usage(name, kind)}")
         given[key] = value
     return kind(**converted(f"{field} {name}", kind, given))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _first(field: str, text: str, name: str, kind: type[Any], value: str) -> str:

@@ -49,7 +49,6 @@ app = typer.Typer(
     cls=_Commands,
     help="Differentially private training whose ε is true: claimed, verified and audited side by side.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"max_content_width": 120},

@@ -38,19 +38,21 @@ def attack(
 ) -> None:
     """Tell training from test records by the trained model. The attacker knows half of them; the others count.
 
-    Attacks with shadow models (ml-leaks, lira-...) train them as the run was trained, on test records that are not
-    decided on.
+    Attacks with shadow models (ml-leaks, lira-..., rmia-...) train them as the run was trained, on test records that
+    are not decided on.
     """
     from assay import attacks
+    from assay.attacks.by_name import gain_over_guessing
 
     results = attacks.of_run(run, name, records=records, confidence=confidence, seed=seed, save=save, data_dir=data_dir)
+    gained = gain_over_guessing(run, results)
     if json:
-        print_json({"run": str(run), "attacks": [result.to_json() for result in results]})
+        print_json({"run": str(run), "attacks": [result.to_json() for result in results], "gain": gained})
         return
-    _print(results)
+    _print(results, gained)
 
 
-def _print(results: list[AttackResult]) -> None:
+def _print(results: list[AttackResult], gained: str) -> None:
     from assay.attacks.evaluation import NOT_PRIVATE
 
     table = Table("attack", "AUC", "balanced accuracy", "TPR at 0.1 % FPR", "TPR at 1 % FPR", box=None, pad_edge=False)
@@ -59,6 +61,7 @@ def _print(results: list[AttackResult]) -> None:
         table.add_row(result.attack, *(f"{e.value:.3f} [{e.low:.3f}, {e.high:.3f}]" for e in estimates))
     out = console(wrap=True)
     out.print(table)
+    out.print(gained, soft_wrap=True)
     first = results[0]
     counts = f"{first.members} members and {first.nonmembers} non-members, {100 * first.confidence:g} % intervals"
     out.print(f"{counts}; {NOT_PRIVATE}.", soft_wrap=True)

@@ -65,6 +65,12 @@ def audit(
             help="With a run: train it this often with a mislabelled record (or client), and as often without it."
         ),
     ] = None,
+    worst_case: Annotated[
+        bool,
+        typer.Option(
+            "--worst-case", help="With --worlds: the worst initial weights and the worst record that the run allows."
+        ),
+    ] = False,
     releases: Annotated[
         int | None,
         typer.Option(help="Releases of one step to count, with and without the canary each. (default: enough)"),
@@ -91,10 +97,15 @@ def audit(
     how: dict[str, Any] = {"releases": releases, "confidence": confidence, "seed": seed}
     if run is not None:
         _check_as_it_was(context)
-        again = {"canaries": canaries, "worlds": worlds, "black_box": black_box_, "data_dir": data_dir}
-        _report(by_name.of_run(run, **again, **how), json)  # type: ignore[arg-type]
+        again = {"canaries": canaries, "worlds": worlds, "black_box": black_box_, "worst_case": worst_case}
+        _report(by_name.of_run(run, data_dir=data_dir, **again, **how), json)  # type: ignore[arg-type]
         return
-    for field, asked in (("canaries", canaries), ("worlds", worlds), ("black_box", black_box_ or None)):
+    for field, asked in (
+        ("canaries", canaries),
+        ("worlds", worlds),
+        ("black_box", black_box_ or None),
+        ("worst_case", worst_case or None),
+    ):
         if asked is not None:
             raise ConfigError(field, asked, "nothing, unless a run is named to train again")
     how |= {
@@ -135,7 +146,7 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
     if as_json:
         print_json({"methods": rows})
         return
-    from assay.runs.statement import shown
+    from assay._util.figures import shown
 
     table = Table("method", "variant", "ε claimed", "ε verified", "ε audited", "verdict", box=None, pad_edge=False)
     for row in rows:
@@ -149,8 +160,8 @@ def _table(rows: list[dict[str, Any]], as_json: bool) -> None:
 
 
 def _report(done: Audited, as_json: bool) -> None:
+    from assay._util.figures import shown
     from assay.audit.aside import NOT_COVERED
-    from assay.runs.statement import shown
 
     facts, found, plan = done.facts, done.audit, done.plan
     if as_json:

@@ -16,7 +16,8 @@ from assay.cli.show import print_json
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
-    from assay.accounting.budget import Account, Budget, State
+    from assay.accounting.budget import Budget
+    from assay.accounting.budget_entries import Account, State
 
 Name = Annotated[str, typer.Argument(help="The budget: NAME, or the folder NAME.budget.")]
 Places = Annotated[

@@ -10,7 +10,7 @@ import typer
 from assay.cli import options
 from assay.cli.output import note, note_delta
 from assay.cli.privacy import report_spending
-from assay.cli.show import end, progress
+from assay.cli.show import end
 from assay.distributed.launch import check_alone
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def federate(
     """Train one model across clients that keep their records, and write its record and its privacy statement."""
     asked = {**locals(), "partition": division}
     from assay.federated.from_names import FederatedSettings, prepare
+    from assay.runs.progress import progress
 
     made = prepare(FederatedSettings(**options.given(FederatedSettings, asked)))
     plan = made.plan
@@ -130,6 +131,7 @@ def federate(
 def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
     """Continue a federated run."""
     from assay.federated import from_names
+    from assay.runs.progress import progress
 
     check_alone("resume of a federated run")
     with progress(spec["plan"]["epsilon_limit"]) as shown:
@@ -140,5 +142,5 @@ def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -
 def _warn(plan: FederatedPlan) -> None:
     if plan.unit == "client":
         note_delta(plan.delta, plan.clients)
-    if plan.method.variant == "published":
+    if plan.method.published:
         note(f"{plan.method.name} as published: {plan.method.soundness}")

@@ -28,7 +28,9 @@ Schedule = Annotated[
         " many consecutive batches.",
     ),
 ]
-Sampling = Annotated[str, typer.Option(help="poisson, without-replacement, shuffle, permutation or full.")]
+Sampling = Annotated[
+    str, typer.Option(help="poisson, truncated-poisson, without-replacement, shuffle, permutation or full.")
+]
 Adjacent = Annotated[Adjacency, typer.Option("--adjacency", help="Which data sets are neighbours.")]
 MicroBatch = Annotated[
     int,
@@ -86,10 +88,12 @@ Schema = Annotated[
     Path | None,
     typer.Option(
         help="What is publicly known of a table's columns, a .toml file; `assay data schema` writes one to fill in."
+        " auto has types, bounds and levels estimated from the rows, for a part of ε."
     ),
 ]
 Variant = Annotated[
-    str | None, typer.Option(help="sound (default), or published: the paper's algorithm to the letter.")
+    str | None,
+    typer.Option(help="sound (default), published (as the paper's text has it) or authors (as their code has it)."),
 ]
 NoiseForm = Annotated[
     str | None,

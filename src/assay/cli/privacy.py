@@ -184,9 +184,12 @@ def report_plan(plan: Plan, as_json: bool) -> None:
 
 def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: str, as_json: bool) -> None:
     """Print the ε of a plan, and more about it: `more` in JSON, `words` for people."""
+    from assay._util.figures import shown
+    from assay.accounting.tradeoff import tradeoff
     from assay.runs.record import number
-    from assay.runs.statement import shown
+    from assay.runs.tradeoff import sentence
 
+    found = tradeoff(plan.event(), plan.delta, plan.adjacency).to_json()
     facts = {
         "claimed": number(plan.claimed()),
         "verified": number(plan.epsilon()),
@@ -196,6 +199,7 @@ def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: 
         "method": plan.method.name,
         "variant": plan.method.variant,
         **more,
+        "tradeoff": found,
     }
     if as_json:
         print_json(facts)
@@ -204,3 +208,4 @@ def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: 
     out.print(f"ε verified  {shown(facts['verified'])}   at δ = {plan.delta:g}, {plan.adjacency.value}")
     out.print(f"ε claimed   {shown(facts['claimed'])}   (what the paper's accountant would report)")
     out.print(f"{plan.method.name} ({plan.method.variant}): noise multiplier {plan.noise_multiplier:.6g}, {words}")
+    out.print(sentence(found))

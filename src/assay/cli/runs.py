@@ -11,14 +11,16 @@ import typer
 from rich.console import Console
 from rich.markdown import Markdown
 
-from assay._util.figures import at_most
+from assay._util.figures import at_most, shown
 from assay.accounting.adjacency import Adjacency
+from assay.cli import config as config_files
 from assay.cli import federate, options
 from assay.cli.output import console, note, note_delta
 from assay.cli.privacy import report_plan
-from assay.cli.show import end, print_json, progress
+from assay.cli.show import end, print_json
 from assay.errors import BudgetSpentError
 from assay.runs.schema import CENTRAL, FEDERATED
+from assay.training import defaults
 
 if TYPE_CHECKING:
     from assay.runs.directory import RunDirectory
@@ -35,7 +37,7 @@ def register(app: typer.Typer) -> None:
 def train(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="A new directory for the run.")],
-    method: options.Method = "dpsgd",
+    method: options.Method = defaults.METHOD,
     variant: options.Variant = None,
     noise_form: options.NoiseForm = None,
     groups: options.Groups = None,
@@ -66,7 +68,13 @@ def train(
             " deskew+, opponent+ or mirror+."
         ),
     ] = None,
-    model: Annotated[str, typer.Option(help="A model's name (`assay models`) or package.module:factory.")] = "lenet5",
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="A model's name (`assay models`) or package.module:factory. (default: the one that the method brings"
+            " for such records, or lenet5)"
+        ),
+    ] = None,
     init: Annotated[
         Path | None,
         typer.Option(
@@ -80,15 +88,18 @@ def train(
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="The ε to stay within, a hard ceiling. (default: 1, unless --noise-multiplier is given)"),
+        typer.Option(
+            help=f"The ε to stay within, a hard ceiling. (default: {defaults.EPSILON:g}, unless --noise-multiplier is"
+            " given)"
+        ),
     ] = None,
-    delta: options.Delta = 1e-5,
-    epochs: Annotated[float, typer.Option(help="Passes over the records.")] = 15,
+    delta: options.Delta = defaults.DELTA,
+    epochs: Annotated[float, typer.Option(help="Passes over the records.")] = defaults.EPOCHS,
     batch_size: Annotated[
         float | None,
         typer.Option(
-            help="Expected batch size. (default: 1024, or an eighth of the records if that is less; all with"
-            " --sampling full)"
+            help=f"Expected batch size. (default: {defaults.BATCH}, {defaults.TABLE_BATCH} for rows of numbers, or an"
+            " eighth of the records if that is less; all with --sampling full)"
         ),
     ] = None,
     noise_multiplier: options.Noise = None,
@@ -100,13 +111,22 @@ def train(
     adjacency: options.Adjacent = Adjacency.ADD_OR_REMOVE_ONE,
     optimizer: Annotated[str | None, typer.Option(help="sgd, adam or adamw. (default: the method's)")] = None,
     lr: Annotated[
-        float | None, typer.Option(help="Learning rate. (default: 0.7 for sgd, 0.002 for adam and adamw)")
+        float | None,
+        typer.Option(
+            help=f"Learning rate. (default: {defaults.LR['sgd']} for sgd, {defaults.LR['adam']} for adam and adamw)"
+        ),
     ] = None,
-    momentum: Annotated[float | None, typer.Option(help="Momentum of sgd. (default: 0.9)")] = None,
+    momentum: Annotated[
+        float | None, typer.Option(help=f"Momentum of sgd. (default: {defaults.MOMENTUM['sgd']})")
+    ] = None,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 0.0,
     schedule: Annotated[
-        str, typer.Option(help="Learning rate over the run: constant, linear, cosine or inverse (1/step).")
-    ] = "linear",
+        str,
+        typer.Option(
+            help="Learning rate over the run: constant, linear, cosine, inverse (1/step; inverse:every=N changes it "
+            "every N steps) or drop:at=N,by=K."
+        ),
+    ] = defaults.SCHEDULE,
     warmup: Annotated[float, typer.Option(help="Share of the run in which the learning rate rises.")] = 0.0,
     ema: Annotated[
         float | None, typer.Option(help="Decay of a moving average of the weights, which is then the result.")
@@ -160,7 +180,11 @@ def train(
         typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
     ] = False,
     log: Annotated[
-        str | None, typer.Option(help="Also write event files into the run's directory: tensorboard.")
+        str | None,
+        typer.Option(
+            help="Also log what is released, with the statement: tensorboard, wandb:project=P,mode=offline or"
+            " mlflow:uri=U,experiment=E; several with + between them."
+        ),
     ] = None,
     budget: options.Budget = None,
     budget_key: options.BudgetKey = None,
@@ -174,41 +198,47 @@ def train(
     ] = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
+    config: config_files.Config = None,
+    save_config: config_files.Save = None,
+    quiet: config_files.Quiet = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it."""
     asked = dict(locals())
     from assay.distributed.world import world
+    from assay.runs.progress import progress
     from assay.runs.statement import scored
-    from assay.training.from_names import prepare
+    from assay.training.from_names import begin_run, plan_of
 
-    ranks = world()
-    made = prepare(settings_of(context, asked), rehearsal=dry_run)
-    if ranks.leader and made.plan.noise_multiplier == 0:
+    config_files.check_free(save_config, force)
+    ranks, settings = world(), settings_of(context, asked)
+    made = None if dry_run else begin_run(settings, out=out, force=force)
+    plan = plan_of(settings, ranks=ranks.size) if made is None else made.plan
+    if save_config is not None and ranks.leader:
+        config_files.save(save_config, context)
+    if ranks.leader and plan.noise_multiplier == 0:
         note("no noise: this run has no privacy (ε = ∞)")
-    if dry_run:
-        made.check(ranks.size)
-        made.check_budget()
+    if made is None:
         if ranks.leader:
-            report_plan(made.plan, json)
+            report_plan(plan, json)
         return
     if ranks.leader:
-        note_delta(made.plan.delta, made.plan.protected)
-    with progress(made.plan.epsilon_limit, ranks, scored=scored(made.names)) as shown:
-        result = made.fit(out=out, force=force, callbacks=[shown])
-    end(result, json, left_out="gradients were not finite", ranks=ranks)
+        note_delta(plan.delta, plan.protected)
+    showing = progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(made.names), lines=not quiet)
+    with showing as bar:
+        result = made.fit(out=out, force=force, callbacks=[bar])
+    end(result, json, left_out="gradients were not finite", ranks=ranks, quiet=quiet)
 
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
-    """The settings that were asked for. Only options that were typed override a preset."""
-    from assay import presets
+    """The settings that were asked for. Only options that a person gave override a preset."""
+    from assay.presets import default_of, of_options
     from assay.training.from_names import Settings
 
-    source = context.get_parameter_source
-    typed = {name for name in context.params if getattr(source(name), "name", "") == "COMMANDLINE"}
+    typed = config_files.given(context)
     given = options.given(Settings, {name: asked[name] for name in typed})
-    if asked["preset"] is None and presets.default_of(given) is None:
+    if asked["preset"] is None and default_of(given) is None:
         return Settings(**options.given(Settings, asked))
-    return presets.of_options({**given, "preset": asked["preset"]})
+    return of_options({**given, "preset": asked["preset"]})
 
 
 def resume(
@@ -237,12 +267,13 @@ def resume(
 def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
     """Continue a central run."""
     from assay.distributed.world import world
+    from assay.runs.progress import progress
     from assay.runs.statement import scored
     from assay.training import from_names
 
     ranks = world()
-    with progress(spec["plan"]["epsilon_limit"], ranks, scored=scored(spec["names"])) as shown:
-        result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
+    with progress(spec["plan"]["epsilon_limit"], leader=ranks.leader, scored=scored(spec["names"])) as bar:
+        result = from_names.resume(run, data_dir=data_dir, callbacks=[bar])
     end(result, json, left_out="gradients were not finite", ranks=ranks)
 
 
@@ -292,7 +323,6 @@ def _print_unfinished(directory: RunDirectory) -> None:
     from assay.runs import checkpoint, schema
     from assay.runs.record import number
     from assay.runs.run import steps_covered
-    from assay.runs.statement import shown
     from assay.training.inputs import UNFINISHED_CHOICE, is_choice
 
     out = console(wrap=Console().is_terminal)
@@ -320,7 +350,6 @@ def _print_unfinished(directory: RunDirectory) -> None:
 def _note_earlier(directory: RunDirectory) -> None:
     """What runs spent that --force replaced here: no statement covers them, and on the same records it adds up."""
     from assay.accounting.ledger import read_ledger
-    from assay.runs import statement
     from assay.runs.record import number
 
     for path in sorted(directory.earlier.glob("*.jsonl")):
@@ -330,6 +359,6 @@ def _note_earlier(directory: RunDirectory) -> None:
         limit = "" if ledger.ceiling is None else f" (count its ceiling, {ledger.ceiling:g}, if it was stopped by hand)"
         note(
             f"an earlier run in this directory was charged {ledger.total_steps} steps, "
-            f"ε = {statement.shown(number(ledger.epsilon()))} at δ = {ledger.delta:g}{limit}; "
+            f"ε = {shown(number(ledger.epsilon()))} at δ = {ledger.delta:g}{limit}; "
             f"it stays spent ({path.relative_to(directory.path)})"
         )

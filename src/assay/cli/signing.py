@@ -65,8 +65,8 @@ def verify(
 
 
 def _print(found: Verification, *, key_given: bool) -> None:
+    from assay._util.figures import shown
     from assay.runs.record import number
-    from assay.runs.statement import shown
 
     out = console()
     width = max(len(check.name) for check in found.checks)

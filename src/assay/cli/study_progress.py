@@ -12,7 +12,6 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from assay.cli.output import console
-from assay.cli.show import called
 
 if TYPE_CHECKING:
     from assay.studies.directory import Study
@@ -109,7 +108,9 @@ def _taken(study: Study, run: Run, source: str) -> str:
 
 
 def _told(study: Study, run: Run) -> str:
-    from assay.runs.statement import scored, shown
+    from assay._util.figures import shown
+    from assay.runs.progress import called
+    from assay.runs.statement import scored
 
     record = study.of(run).read_record()
     accuracy = record["result"]["test_accuracy"]

@@ -106,7 +106,7 @@ def _values(name: str, text: str) -> list[str]:
 
 def _report_choice(choice: PrivateChoice, as_json: bool) -> None:
     """What a choice on private records would cost."""
-    from assay.runs.statement import shown
+    from assay._util.figures import shown
 
     cost, plan = choice.cost(), choice.plan
     if as_json:
@@ -122,7 +122,7 @@ def _report_choice(choice: PrivateChoice, as_json: bool) -> None:
 
 def _report_runs(choice: PublicChoice, as_json: bool) -> None:
     """What the one run on private records would cost with each setting."""
-    from assay.runs.statement import shown
+    from assay._util.figures import shown
     from assay.training.tuning import in_words
 
     cost = choice.cost()

@@ -22,6 +22,7 @@ from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
 from assay.features.progress import Tell, silent
 from assay.features.scatter import Scatter
+from assay.features.standardise import Standardise
 
 
 class Features(Protocol):
@@ -69,9 +70,10 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite0]] = {
+KINDS: dict[str, type[Scatter] | type[EfficientNetLite0] | type[Standardise]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
+    "standardise": Standardise,
 }
 PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
     "deskew": Deskew,

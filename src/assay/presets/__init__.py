@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from assay.data import catalog
 from assay.data.tables.names import is_table
-from assay.data.tables.schema import Number, as_schema
+from assay.data.tables.schema import as_schema
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
     from assay.training.from_names import Settings
 
 _TABLE = "table"  # the file for tables of one's own
+_BEST, _NUMBER = "best", "number"  # its presets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,7 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
     >>> settings("mnist", epsilon=1, model="lenet5").model
     'lenet5'
     """
+    from assay.data.tables.drafts import is_draft
     from assay.training.from_names import Settings, read_options  # presets are listed without torch
 
     preset = get(name, data, epsilon or 1.0)
@@ -84,7 +86,10 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
     if given.get("unit") is not None:
         advised.pop("center", None)  # a mean over rows is released for rows: it says nothing of a person with several
     filled = {**advised, **given, "data": data, "epsilon": epsilon}
-    return Settings(**filled, origin=preset.origin(), preset=advised, given=frozenset(given))
+    other = None
+    if name == _BEST and is_table(data) and is_draft(given.get("schema")):
+        other = settings(data, epsilon=epsilon, name=_NUMBER, **changes)  # what the target is will be known later
+    return Settings(**filled, origin=preset.origin(), preset=advised, given=frozenset(given), if_number=other)
 
 
 def of_options(given: Mapping[str, Any]) -> Settings:
@@ -117,9 +122,9 @@ def default_of(given: Mapping[str, Any]) -> str | None:
     Returns:
         A preset's name, or None.
     """
-    if not is_table(str(given.get("data", ""))) or given.get("model") is not None:
+    if given.get("model") is not None or not is_table(str(given.get("data", ""))):
         return None
-    return "number" if _predicts_number(given.get("schema"), given.get("target")) else "best"
+    return _NUMBER if _predicts_number(given.get("schema"), given.get("target")) else _BEST
 
 
 def _predicts_number(schema: Path | str | None, target: str | None) -> bool:
@@ -130,7 +135,7 @@ def _predicts_number(schema: Path | str | None, target: str | None) -> bool:
         declared = as_schema(schema, target)
     except ConfigError:
         return False
-    return isinstance(declared.columns[declared.target[0]], Number)
+    return declared.predicts_number
 
 
 def of(asked: Mapping[str, Any]) -> Preset:

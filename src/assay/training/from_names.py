@@ -9,43 +9,51 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import torch
 from torch import Tensor, nn
 
 from assay import features as features_room
+from assay import loggers
 from assay import methods as methods_room
 from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency
 from assay.data import DataBundle, catalog, samplers
-from assay.data.identity import of_bundle
+from assay.data.identity import of_bundle, of_keys
 from assay.data.persons import rows_kept
-from assay.data.samplers import Sampler
-from assay.data.units import Unit, parse_sampled
+from assay.data.tables.drafts import Draft, Private, is_draft, read_draft, training_rows
+from assay.data.tables.loading import ESTIMATED_NOTES, NOTES
+from assay.data.tables.names import is_table
+from assay.data.tables.schema import Schema
+from assay.data.units import Sampled, Unit
+from assay.distributed.launch import restarted
+from assay.distributed.world import world
 from assay.errors import BudgetSpentError, ConfigError
 from assay.gradients import clip_rules
-from assay.integrations import tensorboard as logs
 from assay.methods import denoise as denoise_room
 from assay.methods import encode as encode_room
 from assay.methods import method_of
+from assay.methods.columns import Columns
 from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.plan import Plan
 from assay.models.transfer import begin, located
+from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
 from assay.runs.statement import scored
 from assay.training import augment as augment_room
-from assay.training import limits
-from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run, planned
+from assay.training import defaults
+from assay.training.estimating import Estimated, Terms, cost_of, estimate
+from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run
 from assay.training.loop import fit, lease_for
 from assay.training.loop import resume as resume_run
-from assay.training.optim import Optimizer
-from assay.training.settings import Training, pick_device
+from assay.training.planning import planned
+from assay.training.preflight import check_ranks
+from assay.training.settings import Optimizer, Training, pick_device
 
-_DEFAULT_BATCH = 1024
-_TABLE_BATCH = 4096
-_DEFAULT_LR = {"sgd": 0.7, "adam": 0.002, "adamw": 0.002}
+_DEFAULT_MODEL = "lenet5"
 _READ: Mapping[str, Callable[[str], object]] = {
-    "clip": clip_rules.parse,
+    "clip": clip_rules.rule_of,
     "features": features_room.parse,
     "center": parse_center,
 }
@@ -65,7 +73,7 @@ class Settings:
     `assay.train(settings, out="runs/digits")` then trains.
     """
 
-    method: str = "dpsgd"
+    method: str = defaults.METHOD
     variant: str | None = None
     noise_form: str | None = None
     groups: int | None = None
@@ -81,16 +89,17 @@ class Settings:
     unit_sampling: str = "persons"
     validation: bool = False
     features: str | None = None
-    model: str = "lenet5"
+    model: str | None = None
+    """A model's name. None: the one that the method brings for such records (`Method.model_for`), or LeNet-5."""
     init: Path | None = None
     train_layers: str = "all"
     circulant: int | None = None
     epsilon: float | None = None
-    delta: float = 1e-5
+    delta: float = defaults.DELTA
     noise_multiplier: float | None = None
-    epochs: float = 15
+    epochs: float = defaults.EPOCHS
     batch_size: float | None = None
-    clip: str | None = None
+    clip: str | float | None = None
     micro_batch: int = 1
     center: str | None = None
     noise_schedule: str = "constant"
@@ -100,7 +109,7 @@ class Settings:
     lr: float | None = None
     momentum: float | None = None
     weight_decay: float = 0.0
-    schedule: str = "linear"
+    schedule: str = defaults.SCHEDULE
     warmup: float = 0.0
     ema: float | None = None
     tail: float | None = None
@@ -124,11 +133,13 @@ class Settings:
     """What the preset says that these settings were filled with."""
     given: frozenset[str] = frozenset()
     """The settings that a person gave beside the preset, and that go before it."""
+    if_number: Settings | None = None
+    """The settings that replace these if the target turns out to be a number (`--schema auto`)."""
 
     @classmethod
     def options(cls) -> dict[str, Any]:
         """The names that a person may give, and their types."""
-        return options_of(cls, without=("origin", "preset", "given"))
+        return options_of(cls, without=("origin", "preset", "given", "if_number"))
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
@@ -172,12 +183,11 @@ class Settings:
         Raises:
             ConfigError: A setting is not accepted.
         """
-        name = self.optimizer or self.chosen_method.optimizer
         return Training(
             optimizer=Optimizer(
-                name=name,
-                lr=_DEFAULT_LR.get(name, 0.7) if self.lr is None else self.lr,
-                momentum=(0.9 if name == "sgd" else 0.0) if self.momentum is None else self.momentum,
+                name=self.optimizer or self.chosen_method.optimizer,
+                lr=self.lr,
+                momentum=self.momentum,
                 weight_decay=self.weight_decay,
                 schedule=self.schedule,
                 warmup=self.warmup,
@@ -203,7 +213,7 @@ class Settings:
         Raises:
             ConfigError: A setting of the unit is not accepted, or is given without a unit.
         """
-        sampled = parse_sampled(self.unit_sampling)
+        sampled = Sampled(self.unit_sampling)
         if self.unit is None:
             if self.unit_rows is not None:
                 raise ConfigError("unit_rows", self.unit_rows, "nothing without --unit, which says whose a row is")
@@ -212,30 +222,36 @@ class Settings:
         assert bundle.persons is not None
         return Unit(name=bundle.unit_column, persons=bundle.persons, rows=self.unit_rows, sampled=sampled)
 
-    def plan(self, records: int, unit: Unit | None = None) -> Plan:
+    def plan(
+        self, records: int, unit: Unit | None = None, columns: Columns | None = None, *, table: bool = False
+    ) -> Plan:
         """These settings as a `Plan` of one step with noise of 1; `planned` finds both.
 
         Args:
             records: How many training records, or persons where these are sampled, there are.
             unit: Who is protected, where it is not a record.
+            columns: What was estimated of a table's columns.
+            table: Whether records are rows of numbers, which have larger batches by default.
 
         Raises:
             ConfigError: A part (clipping, an encoding, a method) is not accepted.
         """
-        chosen, sampling = self.chosen_method, samplers.parse(self.sampling)
+        sampling = samplers.parse(self.sampling)
+        usual = defaults.batch_size(records, whole=sampling.whole, table=table)
         return Plan(
             records=records,
-            batch_size=_default_batch(sampling, records) if self.batch_size is None else self.batch_size,
+            batch_size=usual if self.batch_size is None else self.batch_size,
             steps=1,
             noise_multiplier=1.0,
             delta=self.delta,
-            clip=clip_rules.parse(self.clip or str(chosen.clip)),
+            clip=self.clip,
             micro_batch=self.micro_batch,
             center=None if self.center is None else parse_center(self.center),
+            columns=columns,
             noise_schedule=schedules.parse(self.noise_schedule),
             sampling=sampling,
             adjacency=self.adjacency,
-            method=chosen,
+            method=self.chosen_method,
             encode=[encode_room.parse(text) for text in self.encode or ()],
             denoise=[denoise_room.parse(text) for text in self.denoise or ()],
             unit=unit,
@@ -257,6 +273,8 @@ class Prepared:
     budget: str | None = None
     """The budget that the run is under."""
     budget_key: Path | None = None
+    lease: Lease | None = None
+    """The run's part in it, if it was reserved already."""
 
     def contents(self) -> Iterator[bytes]:
         """What a budget recognises the training records by: the records themselves, not features made of them."""
@@ -278,7 +296,7 @@ class Prepared:
             ConfigError: The device is not there, or the ranks cannot do this together.
         """
         pick_device(self.training.device)
-        limits.check(self.plan, ranks, shard=self.training.shard)
+        check_ranks(self.plan, ranks, shard=self.training.shard)
         self.training.at_batch(self.plan.batch_size)
 
     def check_budget(self) -> None:
@@ -288,13 +306,20 @@ class Prepared:
             DataError: The budget is for other records.
             BudgetSpentError: The run does not fit. Says what would.
         """
-        if self.budget is not None:
+        if self.budget is not None and self.lease is None:
             lease_for(self.budget, self.plan, self.contents(), self.names, None, self.budget_key)
 
-    def fit(self, *, out: Path | None = None, force: bool = False, callbacks: Iterable[Callback] = ()) -> Result:
+    def fit(
+        self,
+        *,
+        out: Path | None = None,
+        force: bool = False,
+        callbacks: Iterable[Callback] = (),
+        progress: bool | None = False,
+    ) -> Result:
         """Train, with the log that the settings ask for; see `assay.fit`."""
         log = self.names["log"]
-        with logs.logging(None if out is None else log, out or Path(), scored(self.names)) as logged:
+        with loggers.logging(None if out is None else log, out or Path(), scored(self.names)) as logged:
             return fit(
                 self.network,
                 self.bundle.train,
@@ -304,16 +329,22 @@ class Prepared:
                 out=out,
                 force=force,
                 names=self.names,
-                callbacks=[*callbacks, logged],
+                callbacks=[*callbacks, *logged],
                 units=self.units,
-                budget=self.budget,
+                budget=self.lease or self.budget,
                 budget_key=self.budget_key,
                 contents=None if self.budget is None else self.contents(),
+                progress=progress,
             )
 
 
 def train(
-    settings: Settings, *, out: Path | str | None = None, force: bool = False, callbacks: Iterable[Callback] = ()
+    settings: Settings,
+    *,
+    out: Path | str | None = None,
+    force: bool = False,
+    callbacks: Iterable[Callback] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Train a model privately: `assay train` as a call.
 
@@ -324,6 +355,7 @@ def train(
         out: A new directory for the run; None writes nothing.
         force: Replace an earlier run in `out`; its ledger stays.
         callbacks: See the run as it goes on, and may end it.
+        progress: As for `assay.fit`.
 
     Returns:
         The model, its record and its statement.
@@ -332,7 +364,9 @@ def train(
         ConfigError: A setting is not accepted. Nothing was trained or written.
         AssayError: The data or the model cannot be used.
     """
-    return prepare(settings).fit(out=None if out is None else Path(out), force=force, callbacks=callbacks)
+    path = None if out is None else Path(out)
+    made = begin_run(settings, out=path, force=force)
+    return made.fit(out=path, force=force, callbacks=callbacks, progress=progress)
 
 
 def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable[Callback] = ()) -> Result:
@@ -358,24 +392,148 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
     names = spec["names"]
-    with logs.logging(names.get("log"), path, scored(names)) as logged:
+    with loggers.logging(names.get("log"), path, scored(names)) as logged:
         return resume_run(
             network,
             bundle.train,
             path,
             test=bundle.test,
-            callbacks=[*callbacks, logged],
+            callbacks=[*callbacks, *logged],
             units=bundle.train_units,
+            progress=False,
         )
 
 
-def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool = False) -> Prepared:
+def begin_run(settings: Settings, *, out: Path | None = None, force: bool = False) -> Prepared:
+    """Prepare a run that is to be trained now. With `schema="auto"`, columns are estimated first, which is charged.
+
+    Args:
+        settings: The run by names.
+        out: The run's directory; None writes nothing.
+        force: Replace an earlier run there.
+
+    Returns:
+        As `prepare`.
+
+    Raises:
+        ConfigError: A setting is not accepted. Nothing was charged.
+    """
+    if not is_draft(settings.schema):
+        return prepare(settings)
+    found = world().once(lambda: _estimate(settings, out, force))
+    if found.schema.predicts_number and settings.if_number is not None:
+        settings = settings.if_number
+    return prepare(replace(settings, schema=None), estimated=found)
+
+
+def plan_of(settings: Settings, *, ranks: int = 1) -> Plan:
+    """The plan of a run, which is checked and not trained: `assay train --dry-run`.
+
+    Raises:
+        ConfigError: A setting is not accepted.
+        BudgetSpentError: The run does not fit into its budget.
+    """
+    if is_draft(settings.schema):
+        private, _, plan, _ = _before_estimate(settings)
+        check_ranks(plan, ranks, shard=settings.shard)
+        if settings.budget is not None:
+            _lease_before(settings, plan, private, None)
+        return plan
+    made = prepare(settings, rehearsal=True)
+    made.check(ranks)
+    made.check_budget()
+    return made.plan
+
+
+def _estimate(o: Settings, out: Path | None, force: bool) -> Estimated:
+    """Charge and make the estimate of a table's columns; for ranks that were started again, the one of their run."""
+    if restarted() and out is not None and (run := RunDirectory(out)).spec.exists():
+        spec = run.read_spec()
+        columns = Plan.from_json(spec["plan"]).columns
+        if columns is not None:
+            return Estimated(schema=Schema.from_json(spec["names"]["schema"]), columns=columns, lease=spec.get(FIELD))
+    private, draft, plan, terms = _before_estimate(o)
+    assert plan.columns is not None
+    pick_device(o.device)
+
+    def reserve(digest: str) -> tuple[Mapping[str, Any], Callable[[Any], bool]]:
+        mine = _lease_before(o, plan, private, out)
+        return mine.to_json(), mine.begin(plan, None if out is None else RunDirectory(out), digest=digest).covers
+
+    return estimate(
+        private,
+        draft,
+        plan.columns,
+        terms,
+        o.training.randomness(),
+        out=out,
+        force=force,
+        reserve=None if o.budget is None else reserve,
+    )
+
+
+def _lease_before(o: Settings, plan: Plan, private: Private, out: Path | None) -> Lease:
+    assert o.budget is not None
+    contents = of_keys(private.keys, o.unit)
+    return lease_for(o.budget, plan, contents, {"data": o.data, "operator": o.operator}, out, o.budget_key)
+
+
+def _before_estimate(o: Settings) -> tuple[Private, Draft, Plan, Terms]:
+    """All that is known of a run before its columns are estimated, from public facts; and the rows.
+
+    Raises:
+        ConfigError: Something is asked for that an estimate does not go together with.
+    """
+    _check_early(o)
+    assert o.schema is not None
+    for name, value, accepted in (
+        ("records", o.records, "all records"),
+        ("validation", o.validation or None, "no records set aside"),
+        ("features", o.features, "no features"),
+        ("method", o.method if o.chosen_method.needs_layers else None, "a method that needs no layers"),
+    ):
+        if value is not None:
+            raise ConfigError(name, value, f"{accepted} with --schema auto")
+    if not is_table(o.data):
+        raise ConfigError("schema", str(o.schema), "a table (.csv, .tsv, .parquet), whose columns can be estimated")
+    path = Path(o.data).expanduser()
+    draft = read_draft(path, o.schema, o.target, o.unit)
+    if not draft.wanted:
+        raise ConfigError("schema", str(o.schema), "a column that is to be estimated; none is left")
+    private = training_rows(path, draft, o.unit)
+    if o.epsilon is None and o.noise_multiplier is not None:
+        raise ConfigError("epsilon", None, "a number with --schema auto: a share of it is for the estimate")
+    terms = Terms(epsilon=1.0 if o.epsilon is None else o.epsilon, delta=o.delta, adjacency=o.adjacency)
+    columns = cost_of(draft, private.units, terms)
+    unit, counted = None, private.units
+    if o.unit is not None:
+        sampled = Sampled(o.unit_sampling)
+        unit = Unit(name=o.unit, persons=private.units, rows=o.unit_rows, sampled=sampled)
+        if not unit.whole:
+            counted = rows_kept(torch.from_numpy(private.owner), unit.rows)
+    plan = planned(
+        o.plan(counted, unit, columns, table=True),
+        epsilon=terms.epsilon,
+        noise_multiplier=o.noise_multiplier,
+        epochs=o.epochs,
+    )
+    return private, draft, plan, terms
+
+
+def prepare(
+    settings: Settings,
+    *,
+    like: Prepared | None = None,
+    rehearsal: bool = False,
+    estimated: Estimated | None = None,
+) -> Prepared:
     """Load the data, build the model and find the noise.
 
     Args:
         settings: The run by names.
         like: Records that it has are not loaded again.
         rehearsal: Nothing will be trained: features are those of one record, repeated.
+        estimated: What was estimated of a table's columns; it takes the place of `settings.schema`.
 
     Returns:
         Everything that `assay.fit` takes.
@@ -384,7 +542,7 @@ def prepare(settings: Settings, *, like: Prepared | None = None, rehearsal: bool
         ConfigError: A setting is not accepted. For a value that a preset gave, the message says so.
     """
     try:
-        return _prepared(settings, like, rehearsal)
+        return _prepared(settings, like, rehearsal, estimated)
     except ConfigError as error:
         if settings.origin is None or error.field not in settings.preset.keys() - settings.given:
             raise
@@ -440,9 +598,8 @@ def read_option(known: Mapping[str, Any], name: str, value: Any, command: str) -
 _WORDS: Mapping[Any, str] = {int: "a whole number", float: "a number", str: "a text", Path: "a path"}
 
 
-def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
-    chosen = o.chosen_method
-    training = o.training
+def _check_early(o: Settings) -> None:
+    """Refuse what can be refused before data are loaded."""
     if o.exact_noise and o.seed is not None:
         raise ConfigError(
             "seed", o.seed, "no seed together with exact_noise: a seeded run is reproducible, not private"
@@ -455,16 +612,30 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
             "can count them; assay tune chooses at a cost that is counted",
         )
     if o.log is not None:
-        logs.check(o.log)
-    check_features(o.features, o.model, o.augment)
+        loggers.check(o.log)
+    check_features(o.features, o.model or _DEFAULT_MODEL, o.augment)
     samplers.parse(o.sampling)  # these are refused before data are loaded
-    clip_rules.parse(o.clip or str(chosen.clip))
+    if o.clip is not None:
+        clip_rules.rule_of(o.clip)
     for text in o.encode or ():
         encode_room.parse(text)
     for text in o.denoise or ():
         denoise_room.parse(text)
-    parse_sampled(o.unit_sampling)
-    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, o.schema, o.unit)
+    Sampled(o.unit_sampling)
+
+
+def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Estimated | None) -> Prepared:
+    chosen, training = o.chosen_method, o.training
+    _check_early(o)
+    if is_draft(o.schema):
+        raise ConfigError(
+            "schema",
+            str(o.schema),
+            "a schema without auto: an estimate is part of one run of `assay train`, which charges it. A grid, a choice"
+            " or a simulation of clients needs a schema that all of its runs share",
+        )
+    schema = o.schema if estimated is None else estimated.schema.to_json()
+    source = (o.data, o.data_dir, o.records, o.features, o.validation, rehearsal, o.target, schema, o.unit)
     if like is not None and like.source == source:
         bundle = like.bundle
     else:
@@ -473,24 +644,28 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
             validation=o.validation,
             rehearsal=rehearsal,
             target=o.target,
-            schema=o.schema,
+            schema=schema,
             unit=o.unit,
         )
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
-    network = build(o.model, o.circulant, bundle, o.seed)
+    model = o.model or chosen.model_for(bundle.input_shape) or _DEFAULT_MODEL
+    network = build(model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
     unit = o.unit_of(bundle)
     counted = _counted(bundle, unit)
+    is_rows = len(bundle.input_shape) == 1
+    columns = None if estimated is None else estimated.columns
     plan = planned(
-        replace(_sized(o, bundle, counted).plan(counted, unit), method=chosen.for_model(network)),
-        epsilon=1.0 if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
+        replace(o.plan(counted, unit, columns, table=is_rows), method=chosen.for_model(network)),
+        epsilon=defaults.EPSILON if o.epsilon is None and o.noise_multiplier is None else o.epsilon,
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
     )
     names = {
-        "model": o.model,
+        "model": model,
+        "model_by": "name" if o.model is not None else "default" if model == _DEFAULT_MODEL else "method",
         "circulant": o.circulant,
         **start,
         "data": o.data,
@@ -504,7 +679,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         "task": None if bundle.task is None else bundle.task.to_json(),
         "unit": bundle.unit,
         "unit_column": bundle.unit_column,
-        "notes": bundle.notes,
+        "notes": bundle.notes if estimated is None else _estimated_notes(bundle.notes),
         "log": o.log,
         "operator": o.operator,
         "tuning": o.described,
@@ -518,6 +693,13 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool) -> Prepared:
         source=source,
         budget=o.budget,
         budget_key=o.budget_key,
+        lease=None if estimated is None or o.budget is None else Lease.from_json(estimated.lease),
+    )
+
+
+def _estimated_notes(notes: str) -> str:
+    return (
+        f"{notes.replace(NOTES, ESTIMATED_NOTES)} The number of records whose target is usable is taken to be public."
     )
 
 
@@ -526,19 +708,3 @@ def _counted(bundle: DataBundle, unit: Unit | None) -> int:
     if unit is None or bundle.train_units is None:
         return len(bundle.train_x)
     return unit.persons if unit.whole else rows_kept(bundle.train_units, unit.rows)
-
-
-def _sized(o: Settings, bundle: DataBundle, counted: int) -> Settings:
-    """The settings with a batch size for a table, where linear models gain from large batches."""
-    if (
-        bundle.schema is None
-        or len(bundle.input_shape) > 1
-        or o.batch_size is not None
-        or samplers.parse(o.sampling).whole
-    ):
-        return o
-    return replace(o, batch_size=min(_TABLE_BATCH, max(1, counted // 8)))
-
-
-def _default_batch(sampling: type[Sampler], records: int) -> int:
-    return records if sampling.whole else min(_DEFAULT_BATCH, max(1, records // 8))

@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from assay import data as data_package
 from assay import features as features_package
 from assay import models as models_package
-from assay.data import DataBundle
+from assay.data import sources
+from assay.data.bundle import DataBundle
 from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
 from assay.data.task import Task
 from assay.errors import ConfigError
-from assay.methods.plan import Plan, steps_for
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
@@ -63,9 +62,7 @@ def load(
         DataError: The data cannot be used.
     """
     wanted = None if features is None else features_package.parse(features)
-    bundle = data_package.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(
-        records, rule
-    )
+    bundle = sources.load(data, data_dir, split=rule.by, target=target, schema=schema, unit=unit).limited(records, rule)
     # Before features are computed: their last bits may depend on what else is in a batch.
     aside = _aside(bundle, rule) if validation else None
     if wanted is not None and not rehearsal:
@@ -236,38 +233,3 @@ def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -
     init = None if names.get("init") is None else Path(names["init"])
     begin(network, init, names.get("train_layers", "all"), names.get("init_sha256"))
     return network
-
-
-def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | None, epochs: float | None) -> Plan:
-    """The plan for this many epochs.
-
-    Args:
-        start: Everything but steps and noise.
-        epsilon: The ε to calibrate the noise to; if the noise is given, a ceiling that may end the run early.
-        noise_multiplier: The noise, if it is given.
-        epochs: How many passes over the records.
-
-    Raises:
-        ConfigError: No noise reaches ε, or ε is given beside the noise for a published variant.
-    """
-    start = replace(start, steps=steps_for(epochs, start.sampler))
-    if noise_multiplier is None:
-        assert epsilon is not None
-        return start.within(epsilon)
-    check_ceiling(epsilon, start.method.variant)
-    return replace(start, noise_multiplier=noise_multiplier, epsilon_limit=epsilon)
-
-
-def check_ceiling(epsilon: float | None, variant: str) -> None:
-    """Refuse an ε beside a given noise if it could only be a claimed one.
-
-    Raises:
-        ConfigError: The variant is the published one.
-    """
-    if epsilon is not None and variant == "published":
-        raise ConfigError(
-            "epsilon",
-            epsilon,
-            "nothing beside --noise-multiplier with variant published: the noise decides what is claimed, and no "
-            "ceiling holds",
-        )

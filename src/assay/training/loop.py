@@ -33,26 +33,30 @@ from assay.data.task import Task
 from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
+from assay.gradients.clip_rules import ClipRule
 from assay.gradients.proof.isolation import separate
 from assay.gradients.proof.position import check_loss
+from assay.methods import Method
 from assay.methods.plan import Plan
-from assay.methods.stage import Loss, Stage
+from assay.methods.stage import Loss, Released, Stage
 from assay.models.inputs import adapt_as
 from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import budgeted, checkpoint
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
-from assay.runs.losses import cross_entropy, loss_of
+from assay.runs.metrics import cross_entropy, loss_of
+from assay.runs.progress import progress as show_progress
 from assay.runs.record import Facts
 from assay.runs.result import Result
 from assay.runs.run import Course, Run, Saved
 from assay.runs.schema import CENTRAL
+from assay.runs.statement import scored
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.batches import unit_records
 from assay.training.meter import MeanLoss
-from assay.training.preflight import check_run
-from assay.training.processor import check_precision
+from assay.training.planning import check_either, plan_for
+from assay.training.preflight import check_precision, check_run
 from assay.training.record import facts
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
 from assay.training.stages import release_stage
@@ -63,7 +67,14 @@ def fit(
     model: nn.Module,
     train: Dataset[Any],
     *,
-    plan: Plan,
+    plan: Plan | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    epochs: float | None = None,
+    batch_size: float | None = None,
+    noise_multiplier: float | None = None,
+    method: Method | str | None = None,
+    clip: ClipRule | float | str | None = None,
     test: Dataset[Any] | None = None,
     loss: Loss | None = None,
     task: Task | None = None,
@@ -73,38 +84,53 @@ def fit(
     names: Mapping[str, Any] | None = None,
     callbacks: Iterable[Callback] = (),
     units: Ids | None = None,
-    budget: Budget | str | Path | None = None,
+    budget: Budget | budgeted.Lease | str | Path | None = None,
     budget_key: str | Path | None = None,
     contents: Iterable[bytes] | None = None,
     loading: Loading = PLAIN,
+    progress: bool | None = None,
 ) -> Result:
-    """Train `model` in place on `train` under `plan`.
+    """Train `model` in place on `train`, within ε or under a plan.
 
-    An interrupted run is continued by `resume`; ranks that torchrun has started again continue by themselves.
+        assay.fit(model, train, epsilon=3, delta=1e-5, test=test)
+
+    Without a plan the run is the one that `assay train` would make: the defaults are the same
+    (`assay.training.defaults`). An interrupted run is continued by `resume`; ranks that torchrun has started again
+    continue by themselves.
 
     Args:
         model: The model; it is trained in place.
         train: Yields (input, target).
-        plan: Everything that decides ε.
+        plan: Everything that decides ε, where you say it all; then none of the next seven is given.
+        epsilon: The ε to stay within; 1 by default, unless `noise_multiplier` is given.
+        delta: δ, 1e-5 by default.
+        epochs: Passes over the records, 15 by default.
+        batch_size: The expected batch size; 1024 by default, 4096 for rows of numbers, or an eighth of the records if
+            that is less.
+        noise_multiplier: The noise; by default the least that stays within ε.
+        method: How a step works, or its name: `dpadam`.
+        clip: A clipping rule, its text such as `auto:0.5`, or the bound of flat clipping; the method's by default.
         test: Records to measure accuracy on after every epoch. They are not protected.
         loss: `loss(output, target)` gives one value for each record. None is the loss of the task, or cross-entropy.
         task: What is predicted (`assay.data.Task`), which decides the loss and what is measured on `test`. None takes
             classes for granted where targets are whole numbers.
-        training: How to train, apart from what decides ε.
+        training: How to train, apart from what decides ε; by default the method's optimizer.
         out: A new directory for checkpoints, ledger, record, statement and model. Without one nothing is written.
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
         units: Whose each row of `train` is, if the plan's unit is a person: an id for each row.
         budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
-            cost there first.
+            cost there first. A lease is one that was made before, for these records.
         budget_key: The file of the private key, for a budget that is signed.
         contents: What the budget recognises each record by, if `train` yields something else: features, random views.
         loading: How records are fetched and put together, for training and testing: `assay.data.Loading(collate_fn=...,
             num_workers=2)`. Batches may be dicts with `labels`; the model gets the rest by name.
+        progress: Whether to show the progress on standard error. By default a bar is shown on a terminal and in a
+            notebook; True prints a line for each epoch elsewhere.
 
     Returns:
-        The model with its record and its privacy statement.
+        The model with its record, its privacy statement and what was measured on `test`.
 
     Raises:
         ConfigError: Before anything is trained or written, for settings that do not go together.
@@ -112,13 +138,27 @@ def fit(
         DataError: The budget is for other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
 
-    >>> plan = Plan(records=8, batch_size=4, steps=2, noise_multiplier=4.0, delta=1e-3)
-    >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
-    >>> result = fit(torch.nn.Linear(3, 2), data, plan=plan)
-    >>> round(result.epsilon, 1)
-    0.4
+    >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(2, (80,)))
+    >>> result = fit(torch.nn.Linear(3, 2), data, epsilon=3, delta=1e-3, epochs=1, test=data)
+    >>> 2.99 < result.epsilon <= 3
+    True
+    >>> sorted(result.metrics)
+    ['accuracy', 'auc', 'balanced_accuracy', 'calibration_error', 'f1', 'loss']
     """
-    training, ranks = training or Training(), world()
+    ranks = world()
+    given: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "noise_multiplier": noise_multiplier,
+        "method": method,
+        "clip": clip,
+    }
+    check_either(plan, given)
+    if plan is None:
+        plan = plan_for(model, train, units=units, loading=loading, ranks=ranks.size, **given)
+    training = Training.of_method(plan.method) if training is None else training
     if task is not None:
         names = {**(names or {}), "task": task.to_json()}
     loss = loss_of(_task(names or {})) if loss is None else loss
@@ -126,8 +166,9 @@ def fit(
         Records(test, loading=loading).check_pairs("test")
     unit_records(Records(train), units, plan)
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
-    lease = None
-    if budget is not None:
+    lease = budget if isinstance(budget, budgeted.Lease) else None
+    if budget is not None and not isinstance(budget, budgeted.Lease):
+        _check_whole(train, plan, units, ranks)
         # a restarted rank has reserved already, and must not be refused by its own reservation
         lease = ranks.once(
             lambda: (
@@ -161,7 +202,21 @@ def fit(
         lease=lease,
         units=units,
         loading=loading,
+        progress=progress,
     )
+
+
+def _check_whole(train: Dataset[Any], plan: Plan, units: Ids | None, ranks: World) -> None:
+    """Refuse a share of the records on a rank: a budget recognises records, and the leader must see all of them."""
+    there = (
+        len(Records(train)) if units is None or plan.unit is None or not plan.unit.whole else len(set(map(str, units)))
+    )
+    if ranks.size > 1 and there < plan.records:
+        raise ConfigError(
+            "budget",
+            f"{there} of {plan.records} records on this rank",
+            "all records on every rank under a budget: it recognises each of them; ranks take shares by themselves",
+        )
 
 
 def lease_for(
@@ -230,6 +285,7 @@ def _run(
     lease: budgeted.Lease | None = None,
     units: Ids | None = None,
     loading: Loading = PLAIN,
+    progress: bool | None = False,
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
@@ -249,17 +305,19 @@ def _run(
             loading=loading,
         )
 
-    return Run(
-        begin,
-        plan=plan,
-        training=recorded(training, used),
-        names=names,
-        test=None if test is None else Records(test, pick_device(training.device), loading),
-        directory=directory,
-        callbacks=callbacks,
-        ranks=ranks,
-        lease=lease,
-    ).go()
+    showing = show_progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(names), lines=progress)
+    with showing as shown:
+        return Run(
+            begin,
+            plan=plan,
+            training=recorded(training, used),
+            names=names,
+            test=None if test is None else Records(test, pick_device(training.device), loading),
+            directory=directory,
+            callbacks=[*callbacks, shown],
+            ranks=ranks,
+            lease=lease,
+        ).go()
 
 
 def _begun(out: Path, spec: dict[str, Any], force: bool) -> RunDirectory:
@@ -294,6 +352,7 @@ def resume(
     callbacks: Iterable[Callback] = (),
     units: Ids | None = None,
     loading: Loading = PLAIN,
+    progress: bool | None = None,
 ) -> Result:
     """Continue the run in directory `out`, under the plan and settings it was started with.
 
@@ -306,6 +365,7 @@ def resume(
         callbacks: As for `fit`.
         units: As for `fit`.
         loading: As for `fit`.
+        progress: As for `fit`.
 
     Returns:
         What `fit` would have returned.
@@ -333,6 +393,7 @@ def resume(
         lease=lease,
         units=units,
         loading=loading,
+        progress=progress,
     )
 
 
@@ -407,7 +468,8 @@ def train_again(
     Raises:
         ConfigError: For settings that do not go together.
     """
-    training = replace(training or Training(), shard=False)  # the ranks that a run was split over are not here
+    training = Training.of_method(plan.method) if training is None else training
+    training = replace(training, shard=False)  # the ranks that a run was split over are not here
     plan = check_run(model, train, loss, plan, training, None, 1)
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
     used = training.at_batch(plan.batch_size)
@@ -484,7 +546,10 @@ class Loop(Course):
 
     def _run_stage(self, train: Dataset[Any], ledger: Ledger, randomness: Randomness) -> Records:
         """What the method does before training, if anything; sets the loss of training and returns its records."""
+        if (columns := self.plan.columns) is not None:
+            self.world.once(lambda: ledger.pay_once(columns.event()))
         first = self.insertion.stage(self.plan)
+        self._stage_answer: tuple[Stage, Released] | None = None
         if first is not None:
             if len(self.insertion.records(train, self.device)) != self.plan.records:
                 raise ConfigError(
@@ -505,10 +570,19 @@ class Loop(Course):
                 )
             )
             first.install(self.model, released)
+            self._stage_answer = first, released
             train, self.loss = first.records(train, released), first.loss(self.loss)
         self.loss = self.insertion.loss(self.loss)
         records = self.insertion.records(train, self.device)
         return Records(records.dataset, self.device, self.loading) if type(records) is Records else records
+
+    def tested(self, test: Records) -> Records:
+        """The test records as the stage has them."""
+        if self._stage_answer is None:
+            return test
+        stage, released = self._stage_answer
+        found = stage.tested(test.dataset, released)
+        return test if found is test.dataset else Records(found, self.device, self.loading)
 
     def _shard(self) -> None:
         records = Records(self.train.dataset, loading=self.loading)

@@ -1,4 +1,4 @@
-"""Checks before anything is written, charged or replaced: of the settings, and of the model on a few records.
+"""Checks before anything is written, charged or replaced: of the settings, the machine, and the model on a few records.
 
 The model is tried out as on its first batch. Nothing of the trial remains: only copies of the model and of the loss see
 the records. A model that would store something about them (data-dependent initialisation) is refused.
@@ -6,6 +6,11 @@ the records. A model that would store something about them (data-dependent initi
 
 from __future__ import annotations
 
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,14 +21,14 @@ from assay.data.loading import PLAIN, Loading
 from assay.data.records import Records, pair
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
-from assay.gradients.forwards import check_free
 from assay.gradients.proof.isolation import separate
 from assay.gradients.rules.layers import RULES
+from assay.gradients.units import check_free
+from assay.mechanisms.gaussian import Gaussian
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss
 from assay.models import compat, copies
-from assay.training import augment, limits
-from assay.training.processor import check_precision
+from assay.training import augment
 from assay.training.settings import Training, pick_device
 
 # A table that all records share may happen to have as many rows as the trial has records, and be taken for one row per
@@ -67,7 +72,7 @@ def check_run(
     if plan.stage is not None:
         plan.stage.check(model, Records(train), data)
     training.at_batch(plan.batch_size)
-    limits.check(plan, ranks, shard=training.shard)
+    check_ranks(plan, ranks, shard=training.shard)
     plan.chain()
     device = pick_device(training.device)
     if plan.exact and device.type != "cpu":
@@ -81,6 +86,23 @@ def check_run(
     if training.augment is not None:
         _check_augment(training.augment, train, plan, ranks)
     return plan
+
+
+def channels_last(shape: tuple[int, ...]) -> str:
+    """What to do about pictures whose channels come last, as a sentence after another; empty for other shapes.
+
+    >>> channels_last((3, 32, 32))
+    ''
+    >>> channels_last((32, 32, 3))
+    '. The last dimension looks like channels, and layers want them first: transpose it to (3, 32, 32)'
+    """
+    few = (1, 3, 4)
+    if len(shape) != 3 or shape[2] not in few or shape[0] in few:
+        return ""
+    return (
+        ". The last dimension looks like channels, and layers want them first: transpose it to "
+        f"{(shape[2], shape[0], shape[1])}"
+    )
 
 
 def _check_finite(model: nn.Module) -> None:
@@ -143,7 +165,99 @@ def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Trainin
             "model",
             type(model).__name__,
             f"a model and a loss that take these records (inputs {shape}); it failed with {type(error).__name__}: "
-            f"{error}",
+            f"{error}{channels_last(shape) if isinstance(shape, tuple) else ''}",
         ) from error
     finally:
         engine.detach()
+
+
+def check_ranks(plan: Plan, ranks: int, *, shard: bool = False) -> None:
+    """Refuse a plan whose meaning would change on several ranks, or that needs the whole model if it is split.
+
+    Args:
+        plan: The plan.
+        ranks: How many ranks there are.
+        shard: Whether the model is split over them.
+
+    Raises:
+        ConfigError: The ranks cannot do this.
+    """
+    if plan.micro_batch > 1 and ranks > 1:
+        raise ConfigError(
+            "micro_batch",
+            plan.micro_batch,
+            f"1 on {ranks} ranks: a micro-batch is averaged before it is clipped, and would have its records on "
+            "several of them",
+        )
+    if plan.exact and ranks > 1:
+        raise ConfigError("exact", True, f"one process, not {ranks} ranks: sums across ranks are floating-point sums")
+    sized = plan.for_layers(["layer"]) if plan.method.needs_layers else plan
+    if ranks > 1 and sized.chain().before:
+        raise ConfigError(
+            "method",
+            plan.method.name,
+            f"one that only adds up gradients, on {ranks} ranks: what this one does to a batch's sum would be done to "
+            "each rank's part of it, and the parts together exceed its bound",
+        )
+    if not shard:
+        return
+    if ranks == 1:
+        raise ConfigError("shard", True, "several ranks, as started by: torchrun --nproc-per-node N -m assay train ...")
+    if plan.stage is not None:
+        _, value = plan.stage_option
+        raise ConfigError("shard", True, f"a run without a stage: what {value} does first needs the whole model")
+    chain = plan.chain()
+    if (
+        chain.rules
+        or chain.each
+        or chain.before
+        or chain.decode
+        or chain.after
+        or not isinstance(chain.noise, Gaussian)
+    ):
+        raise ConfigError(
+            "shard",
+            True,
+            "method dpsgd or dpadam without --encode and --denoise and without noise in bands: anything else works on "
+            "whole gradients, and of a model that is split no rank has one",
+        )
+
+
+_PRODUCT = "import torch; torch.ones(64, 64).bfloat16() @ torch.ones(64, 64).bfloat16()"
+_SWITCH = "ONEDNN_MAX_CPU_ISA"
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def check_precision(
+    precision: str, device: torch.device, *, program: str = _PRODUCT, processor: Path = _CPUINFO
+) -> None:
+    """Refuse bf16 on a machine where it ends the process.
+
+    Some virtual machines announce AMX tiles and kill whoever uses them, as torch does for products in bf16. A run would
+    die in its first step. So a process of its own tries it first, on processors that announce tiles.
+
+    Args:
+        precision: The precision of the run's passes.
+        device: Where they are made.
+        program: What the process tries.
+        processor: The system's description of the processor.
+
+    Raises:
+        ConfigError: The process was killed. Says how to do without tiles.
+    """
+    if precision != "bf16" or device.type != "cpu" or _SWITCH in os.environ:
+        return
+    if processor.exists() and "amx_tile" in processor.read_text(errors="replace") and not _survives(program):
+        raise ConfigError(
+            "precision",
+            precision,
+            "float32 on this machine: its processor announces AMX tiles, and the system kills a process that uses "
+            f"them. With {_SWITCH}=AVX512_CORE_FP16 in the environment, torch does without them",
+        )
+
+
+@functools.cache
+def _survives(program: str) -> bool:
+    """Whether a process that runs this is not killed by a signal; errors do not count."""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    return done.returncode >= 0

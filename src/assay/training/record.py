@@ -12,8 +12,9 @@ from assay import methods
 from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.methods import denoise, encode
+from assay.methods.encode.mean import ClippedMean
 from assay.methods.plan import Plan
-from assay.methods.stage import rows
+from assay.methods.stage import WHOLE, Part, rows
 from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
 from assay.runs.schema import CENTRAL
@@ -57,18 +58,26 @@ def facts(
         persons=None if plan.unit is None else plan.unit.to_json(),
         planned=plan.steps,
         claimed=plan.claimed(plan.steps if stopped else min(steps, plan.steps)),
-        parts=[]
-        if plan.stage is None
-        else rows(plan.stage.parts(), lambda event: epsilon(event, plan.delta, plan.adjacency), number),
+        parts=rows(_parts(plan), lambda event: epsilon(event, plan.delta, plan.adjacency), number),
         noise_multiplier=plan.noise_multiplier,
         noise_schedule=described["noise_schedule"],
         clip=str(plan.clip),
         micro_batch=plan.micro_batch,
         center=described["center"],
+        columns=described.get("columns"),
         exact=plan.exact,
         sampling={"kind": plan.sampling.name, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
         sentences=_sentences(plan, names, augment, randomness),
     )
+
+
+def _parts(plan: Plan) -> list[Part]:
+    """What is released with separate noise, each a row of the statement."""
+    whole = WHOLE if plan.unit is None else str(plan.unit)
+    return [
+        *([] if plan.columns is None else [plan.columns.part(whole)]),
+        *([] if plan.stage is None else plan.stage.parts()),
+    ]
 
 
 def sentences(spec: Mapping[str, Any]) -> Sentences:
@@ -83,7 +92,10 @@ def sentences(spec: Mapping[str, Any]) -> Sentences:
 
 def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, randomness: Randomness) -> Sentences:
     unit = _unit(plan, names)
-    before = [] if plan.stage is None else plan.stage.describe()
+    before = [
+        *([] if plan.columns is None else [plan.columns.sentence()]),
+        *([] if plan.stage is None else plan.stage.describe()),
+    ]
     encoded = ", ".join(encode.describe(part) for part in plan.encode)
     denoised = ", ".join(denoise.describe(part) for part in plan.denoise)
     return Sentences(
@@ -108,7 +120,7 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         caveat="; batches drawn so cost no more than that, and how much exactly is not known"
         if not plan.sampler.tight
         else "",
-        covered=("what was released before training, " if plan.stage is not None else "")
+        covered=("what was released before training, " if plan.first_events else "")
         + "the parameters after every step. That includes the model, every checkpoint, "
         + (_EXACT if plan.exact else _LOSSES),
         public=f"the number of {_counted(plan)}, the batch size, the model's architecture and initial weights,"
@@ -183,6 +195,9 @@ def _views(augment: str) -> str:
 
 
 def _bound(plan: Plan) -> str:
+    for encoder in plan.chain().before:
+        if isinstance(encoder, ClippedMean):
+            return encoder.describe()
     if math.isinf(plan.clip.l2) and plan.stage is not None:
         return "Gradients are not clipped."
     if math.isinf(plan.clip.l2):

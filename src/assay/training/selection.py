@@ -145,7 +145,7 @@ def calibrated(plan: Plan, target: float, score_noise: float, mean: float) -> Pl
         raise ConfigError(
             "adjacency", plan.adjacency.value, "add-or-remove-one: selection is accounted for under that only"
         )
-    if plan.method.variant == "published":
+    if plan.method.published:
         raise ConfigError("method", plan.method.name, "a sound variant")
     plain = replace(plan, epsilon_limit=None)
 

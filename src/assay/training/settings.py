@@ -1,23 +1,129 @@
-"""How a run trains, apart from what decides ε: `Training`, as JSON and back."""
+"""How a run trains, apart from what decides ε: `Optimizer` and `Training`, as JSON and back.
+
+Optimizers and learning-rate schedules are post-processing of a private gradient, which costs no privacy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from assay._util import spec
+from assay._util.converted import Converted
 from assay.data.records import call
 from assay.errors import ConfigError, check_fields
+from assay.methods import Method
 from assay.randomness.streams import Randomness, Seeded, check_source, source
-from assay.training import augment
-from assay.training.optim import Optimizer
+from assay.training import augment, defaults, rates
 
 PRECISIONS = ("float32", "bf16")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+_FLOAT32 = torch.finfo(torch.float32)
+_LARGEST = _FLOAT32.max / 16  # torch's optimizers take these as float32, and Adam's first step ten times lr
+
+
+def _or(usual: Mapping[str, float]) -> Callable[[Optimizer, float | None], float]:
+    """A number that was given, or the usual one for the optimizer's name; unknown names are refused later."""
+    return lambda optimizer, given: usual.get(optimizer.name, 0.0) if given is None else given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """An optimizer, its learning rate and its schedule, which maps a step's number to a factor.
+
+    Numbers that a torch optimizer could not take as float32 are refused here, because the first step is charged before
+    the optimizer runs. The defaults are those of the command line (`assay.training.defaults`).
+
+    Args:
+        name: `sgd`, `adam` or `adamw`.
+        lr: The learning rate; None is 0.7 for sgd, 0.002 for adam and adamw.
+        momentum: Of sgd; None is 0.9.
+        weight_decay: Weight decay.
+        schedule: The learning rate over the run (`assay.training.rates`).
+        warmup: The part of the run in which the learning rate rises.
+
+    Raises:
+        ConfigError: A name is not known, or a number is out of its range.
+
+    >>> Optimizer(name="sgd", lr=0.5, momentum=0.9).scaled(2).momentum
+    0.81
+    """
+
+    name: str = defaults.OPTIMIZER
+    lr: Converted[float | None, float] = Converted(_or(defaults.LR), default=None)
+    momentum: Converted[float | None, float] = Converted(_or(defaults.MOMENTUM), default=None)
+    weight_decay: float = 0.0
+    schedule: str = defaults.SCHEDULE
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.name not in OPTIMIZERS:
+            raise ConfigError("optimizer", self.name, "one of " + ", ".join(OPTIMIZERS))
+        _rate(self.schedule)
+        if not _FLOAT32.tiny <= self.lr <= _LARGEST:
+            raise ConfigError(
+                "lr", self.lr, f"a number above 0, as float32 holds it: {_FLOAT32.tiny:.1g} to {_LARGEST:.1g}"
+            )
+        if not 0 <= self.momentum <= 1 - _FLOAT32.eps:
+            raise ConfigError("momentum", self.momentum, "a number from 0 to below 1, also as float32")
+        if self.momentum and self.name != "sgd":
+            raise ConfigError("momentum", self.momentum, "0 with Adam and AdamW, which have their own")
+        if not 0 <= self.weight_decay * max(1.0, self.lr) <= _LARGEST:  # AdamW takes their product
+            raise ConfigError(
+                "weight_decay", self.weight_decay, f"a number, 0 or above, itself and times lr at most {_LARGEST:.1g}"
+            )
+        if not 0 <= self.warmup < 1:
+            raise ConfigError("warmup", self.warmup, "the part of the run to warm up in, from 0 to below 1")
+
+    def scaled(self, times: float) -> Optimizer:
+        """The settings for a batch κ = `times` as large that take the same path through the same records, up to noise.
+
+        SGD: momentum β becomes β^κ, which forgets a record's gradient after as many records as before. The step
+        lr/(1 - β) that a constant gradient leads to is multiplied by κ; without momentum, lr is (Goyal et al. 2017,
+        "Accurate, large minibatch SGD: training ImageNet in 1 hour", arXiv:1706.02677). Adam and AdamW: lr is
+        multiplied by √κ, and their averages stay (Malladi et al. 2022, "On the SDEs and scaling rules for adaptive
+        gradient algorithms", arXiv:2205.10287).
+        """
+        if self.name != "sgd":
+            return replace(self, lr=self.lr * math.sqrt(times))
+        momentum = self.momentum**times
+        return replace(self, lr=self.lr * times * ((1 - momentum) / (1 - self.momentum)), momentum=momentum)
+
+    def build(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The torch optimizer over the model's trainable parameters."""
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        match self.name:
+            case "adam":
+                return torch.optim.Adam(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            case "adamw":
+                return torch.optim.AdamW(parameters, lr=self.lr, weight_decay=self.weight_decay)
+            case _:
+                return torch.optim.SGD(parameters, lr=self.lr, momentum=self.momentum, weight_decay=self.weight_decay)
+
+    def set_lr(self, optimizer: torch.optim.Optimizer, step: int, steps: int) -> None:
+        """Give `optimizer` the learning rate of this step."""
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr_at(step, steps)
+
+    def lr_at(self, step: int, steps: int) -> float:
+        """The learning rate of this step, counted from 0, in a run of `steps` steps.
+
+        It depends on the step's number only, so a resumed run continues it exactly.
+        """
+        rise = min(1.0, (step / steps + 1e-12) / self.warmup) if self.warmup else 1.0
+        return self.lr * rise * _rate(self.schedule).factor(step, steps)
+
+
+@lru_cache(maxsize=16)
+def _rate(text: str) -> rates.Rate:
+    """The schedule that the text names; asked for in every step."""
+    return spec.parse("schedule", text, rates.KINDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +147,7 @@ class Training:
     Raises:
         ConfigError: A setting is out of its range.
 
-    >>> Training(optimizer=Optimizer(lr=0.5), ema=0.99, scale_from=256).at_batch(512).optimizer.lr
+    >>> Training(optimizer=Optimizer(lr=0.5, momentum=0.0), ema=0.99, scale_from=256).at_batch(512).optimizer.lr
     1.0
     """
 
@@ -73,6 +179,11 @@ class Training:
             Seeded(self.seed)  # refuses anything but a seed
         if self.max_physical_batch is not None and self.max_physical_batch < 1:
             raise ConfigError("max_physical_batch", self.max_physical_batch, "a whole number, 1 or above")
+
+    @classmethod
+    def of_method(cls, method: Method) -> Training:
+        """How a run trains where nobody says anything: by the method's own optimizer."""
+        return cls(optimizer=Optimizer(name=method.optimizer))
 
     def randomness(self) -> Randomness:
         """Where random numbers come from."""

@@ -52,12 +52,13 @@ from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, SideQuery
 from assay.methods.chain import Chain, Form
 from assay.methods.plan import Plan
-from assay.models.layers import trainable_layers
+from assay.models.compat import trainable_layers
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
-from assay.training import limits
 from assay.training.augment import Augmentation
 from assay.training.batches import Batches, BatchPart, unit_records
+from assay.training.epochs import EpochLoader
 from assay.training.masks import Masks
+from assay.training.preflight import check_ranks
 
 _NO_BACKWARD = (
     "a batch was drawn but backward() of this PrivateStep was not called for it: every batch needs its step. Likely "
@@ -140,7 +141,7 @@ class PrivateStep(Unique):
         if max_physical_batch is not None and max_physical_batch < 1:
             raise ConfigError("max_physical_batch", max_physical_batch, "a whole number, 1 or above")
         self.world = world = current_world() if world is None else world
-        limits.check(plan, world.size)
+        check_ranks(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
         if plan.exact:
             _check_exact(model, side)
@@ -208,7 +209,7 @@ class PrivateStep(Unique):
         _check_ledger(ledger, plan)
         charges = world.once(functools.partial(_claimed_charges, ledger))
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
-        if plan.stage is not None and not ledger.paid(plan.stage_event):
+        if not all(ledger.paid(first) for first in plan.first_events):
             raise ConfigError(
                 "method",
                 plan.method.name,
@@ -254,7 +255,7 @@ class PrivateStep(Unique):
         """
         from assay.distributed.shards import Shards  # FSDP2 takes a second to import
 
-        limits.check(self.plan, self.world.size, shard=True)
+        check_ranks(self.plan, self.world.size, shard=True)
         assert isinstance(self.world, Ranks)
         if losses.dim() != 1 or len(losses) < 2:
             raise ConfigError("losses", f"shape {tuple(losses.shape)}", "those of two records or more, one value each")
@@ -311,6 +312,53 @@ class PrivateStep(Unique):
         )
         records = dataset if isinstance(dataset, Records) else Records(dataset, loading=loading)
         return self._drawn(unit_records(records, units, self.plan), steps, lambda _: True)
+
+    def loader(
+        self,
+        dataset: Dataset[Any] | Records,
+        *,
+        units: Ids | None = None,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int = 2,
+    ) -> EpochLoader:
+        """The batches as a loader with a length, one epoch per iteration, for tqdm, Lightning and Trainer.
+
+        Every batch still needs its `backward`, before the next one is fetched: something that fetches ahead around the
+        loader gets an error. With `max_physical_batch` batches come in parts, and the loader has no length.
+
+        Args:
+            dataset: The records, as for `batches`.
+            units: As for `batches`.
+            collate_fn: As for `batches`.
+            num_workers: As for `batches`. They fetch ahead, and nothing else may.
+            pin_memory: As for `batches`.
+            prefetch_factor: As for `batches`.
+
+        Returns:
+            An iterable with a length; each iteration goes on to the end of the epoch.
+
+        Raises:
+            ConfigError: As `batches`.
+
+        >>> plan = Plan(records=8, batch_size=4, steps=4, noise_multiplier=1.0, delta=1e-3)
+        >>> data = torch.utils.data.TensorDataset(torch.randn(8, 3), torch.randint(2, (8,)))
+        >>> len(PrivateStep(torch.nn.Linear(3, 2), plan).loader(data))
+        2
+        """
+        loading = Loading(
+            collate_fn=collate_fn, num_workers=num_workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor
+        )
+        plain = dataset if isinstance(dataset, Records) else Records(dataset, loading=loading)
+        records = unit_records(plain, units, self.plan)
+        return EpochLoader(
+            self,
+            plain.dataset,
+            plain.loading,
+            lambda steps: self._drawn(records, steps, lambda _: True),
+            in_parts=self._physical is not None,
+        )
 
     def batches_or_none(self, records: Records, steps: int | None = None) -> Iterator[Any]:
         """As `batches`, with None in place of a part without records; `backward_of_none` takes the step then.
@@ -426,6 +474,14 @@ class PrivateStep(Unique):
                 f"one for each of the {expected} {self._each} of the batch drawn last"
                 if expected is not None
                 else "the losses of a batch from `batches`: ε is true only for batches that the plan's sampler drew",
+            )
+        if losses.dim() == 0 and expected == 1:
+            raise ConfigError(
+                "losses",
+                "a tensor of shape ()",
+                "shape (1,): this batch has one record, and its dimension is gone. Likely .squeeze() without a number "
+                "dropped it, which drops every dimension of size 1: use .squeeze(-1) or .flatten(). A mean drops it, "
+                "too: use reduction='none'",
             )
         check_losses(losses)
         if self._masks is not None and not self._masks.secret:

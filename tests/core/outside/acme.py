@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from dp_accounting.dp_event import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
-from assay.accounting.accountants import PROBABILITY, Accountant
+from assay.accounting.events import PROBABILITY, Accountant
 from assay.attacks import Scores
 from assay.data.catalog import DatasetInfo
 from assay.data.sampling import Sampler
