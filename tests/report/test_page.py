@@ -243,7 +243,7 @@ def test_tables_are_tables(tmp_path, run, unfinished):
     read = Reader(page(tmp_path))
     kinds = [tag for tag, _ in read.tags]
     sortable = [a for t, a in read.tags if t == "table" and a.get("class") == "sortable"]
-    assert len(sortable) == 3, "the headline, the unfinished and the damaged"
+    assert len(sortable) == 4, "the headline, the unfinished, the damaged, and what attackers can find out"
     assert kinds.count("caption") >= len(sortable)
     assert all(a.get("scope") for t, a in read.tags if t == "th")
     assert {a["name"] for t, a in read.tags if t == "input"} == {"method", "data"}
@@ -332,3 +332,31 @@ def test_three_hundred_runs_are_quick(tmp_path, trained, resealed):
     assert time.process_time() - begun < 15
     assert len(made) < 12e6
     assert made.count("<details") >= 300
+
+
+def test_curves_of_two_epsilons_have_two_colours_and_names(tmp_path, run):
+    for target in (1.0, 8.0):
+        run(tmp_path / f"at{target:g}", target=target, claimed=target, verified=0.9 * target)
+    text = page(tmp_path)
+    assert "ε 1" in Reader(text).text
+    assert "ε 8" in Reader(text).text
+    course = text[text.index("Verified ε spent while training") - 20_000 :]
+    assert {"series s0 hollow", "series s1 hollow"} <= {a.get("class") for _, a in Reader(course).tags}
+
+
+def test_a_claim_of_infinity_has_its_reason(tmp_path, run):
+    run(tmp_path / "one", claimed="inf", verified=3.0)
+    assert "claimed is ∞ because the paper's accountant finds no finite ε" in Reader(page(tmp_path)).text
+
+
+def test_axes_end_beyond_the_data():
+    points = [Point(x=1.0, y=0.17, tip="t"), Point(x=14.15, y=0.89, tip="t")]
+    drawn = charts.plot(
+        "t",
+        [Series(label="a", style=0, method="m", points=points)],
+        Axis(label="x", log=True),
+        Axis(label="y", percent=True),
+    )
+    numbers = re.findall(r'text-anchor="(middle|end)">([\d.]+)', drawn)
+    assert max(float(n) for where, n in numbers if where == "end") >= 89
+    assert max(float(n) for where, n in numbers if where == "middle") >= 14.15

@@ -26,6 +26,7 @@ _POLYGONS = (
     ((-1, -0.5), (1, -0.5), (1, 0.5), (-1, 0.5)),
 )
 """The corners of marks, in units of their size; the first mark is a circle."""
+_TICKS = 6  # numbers on an axis, about
 SHAPES = 1 + len(_POLYGONS)
 
 
@@ -98,7 +99,7 @@ def plot(title: str, series: Sequence[Series], x: Axis, y: Axis) -> Html | None:
     heights = [v for s in shown for p in s.points for v in (p.y, p.low, p.high) if v is not None]
     up = _scale(heights, y, HEIGHT - _BOTTOM, _TOP, pad=True)
     # wide enough for the axis's name and the longest of its numbers
-    left = max(64.0, 34 + _LETTER * max((len(_said(value, y)) for value in _ticks(up, 6)), default=0))
+    left = max(64.0, 34 + _LETTER * max((len(_said(value, y)) for value in _ticks(up, _TICKS)), default=0))
     frame = _Frame(
         x=_scale([p.x for p in finite] or [1.0], x, left, right, pad=not x.from_zero),
         y=up,
@@ -124,19 +125,37 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad
         values = [value for value in values if value > 0] or [1.0]
     low, high = min(values), max(values)
     if axis.log:
-        low, high = max(low, 1e-9), max(high, 1e-9)
-        margin = 1.25 if high / low > 1.6 else 1.6
-        return _Scale(low / margin, high * margin, start, end, True)
+        return _Scale(_round_below(max(low, 1e-9)), _round_above(max(high, 1e-9)), start, end, True)
     if axis.from_zero:
         low = 0.0
     if high - low < (1e-3 if axis.percent else 1e-6 * max(abs(low), abs(high), 1e-6)):  # in effect one value
         around = 0.05 if axis.percent else 0.5 * max(abs(low), abs(high)) or 0.5
         low, high = low - around, high + around
-    margin = (0.08 if pad else 0.02) * (high - low)
+    margin = (0.08 if pad else 0.0) * (high - low)
     low, high = (low if axis.from_zero else low - margin), high + margin
     if axis.percent:
         low, high = max(0.0, low), min(1.0, high) if high - margin <= 1.0 else high
-    return _Scale(low, high, start, end, False)
+    step = _step(low, high, _TICKS)  # the axis ends at a number, beyond the data
+    return _Scale(step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9), start, end, False)
+
+
+def _round_below(value: float) -> float:
+    """The largest of 1, 2 and 5 times a power of ten that is not above the value."""
+    power = 10.0 ** math.floor(math.log10(value) + 1e-12)
+    return max(power * factor for factor in (1, 2, 5) if power * factor <= value * (1 + 1e-12))
+
+
+def _round_above(value: float) -> float:
+    """The next of 1, 2 and 5 times a power of ten above the value."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return min(power * factor for factor in (1, 2, 5, 10) if power * factor > value)
+
+
+def _step(low: float, high: float, wanted: int) -> float:
+    """The distance of numbers on an axis of about this many."""
+    raw = (high - low) / wanted
+    size = 10.0 ** math.floor(math.log10(raw))
+    return next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw * (1 - 1e-9))
 
 
 def _ticks(scale: _Scale, wanted: int) -> list[float]:
@@ -146,28 +165,23 @@ def _ticks(scale: _Scale, wanted: int) -> list[float]:
             every = (m * 10.0**e for e in range(first, last + 1) for m in factors)
             ticks = [value for value in every if scale.low <= value <= scale.high]
             if len(ticks) <= wanted:
-                return ticks or _between(scale)
-        return ticks[:: math.ceil(len(ticks) / wanted)]
-    raw = (scale.high - scale.low) / wanted
-    size = 10.0 ** math.floor(math.log10(raw))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= raw)
+                break
+        else:
+            ticks = ticks[:: math.ceil(len(ticks) / wanted)]
+        return sorted({*ticks, scale.low, scale.high})
+    step = _step(scale.low, scale.high, wanted)
     first_tick = math.ceil(scale.low / step - 1e-9)
     return [n * step for n in range(first_tick, math.floor(scale.high / step + 1e-9) + 1)]
 
 
-def _between(scale: _Scale) -> list[float]:
-    middle = math.sqrt(scale.low * scale.high)
-    return [float(f"{middle:.2g}")]
-
-
 def _axes(frame: _Frame, x: Axis, y: Axis, *, drawn: bool) -> Html:
     bottom, drawing = HEIGHT - _BOTTOM, []
-    for value in _ticks(frame.y, 6):
+    for value in _ticks(frame.y, _TICKS):
         at = round(frame.y.at(value), 1)
         drawing.append(tag("line", x1=frame.left, x2=WIDTH - _RIGHT, y1=at, y2=at, class_="gridline"))
         drawing.append(tag("text", _said(value, y), x=frame.left - 8, y=at + 5, text_anchor="end"))
     free, end = 0.0, WIDTH if frame.beyond is None else frame.beyond - _LETTER
-    for value in _ticks(frame.x, 6) if drawn else []:
+    for value in _ticks(frame.x, _TICKS) if drawn else []:
         at, half = round(frame.x.at(value), 1), _LETTER * len(_said(value, x)) / 2
         drawing.append(tag("line", x1=at, x2=at, y1=bottom, y2=bottom + 5, class_="axis"))
         if free <= at - half and at + half <= end:  # a number that would touch its neighbour is left out

@@ -34,7 +34,7 @@ def against_epsilon(groups: Sequence[Group], styles: Mapping[str, int]) -> list[
             label=label,
             style=styles[members[0].family],
             method=members[0].method,
-            hollow=members[0].variant == "published",
+            hollow=members[0].published,
             points=[_point(group) for group in sorted(members, key=lambda g: g.verified)],
         )
         for label, members in by_label.items()
@@ -59,22 +59,30 @@ def _point(group: Group) -> Point:
 def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> list[Series]:
     """The history of each setting, averaged over its seeds at the epochs that all of them reached.
 
-    `what` is `test_accuracy`, `test_loss` or `epsilon`.
+    `what` is `test_accuracy`, `test_loss` or `epsilon`. `styles` has a colour and shape for each family. Where a family
+    has several settings in this chart, each setting has its own: two curves of one colour could not be told apart.
     """
     drawn = [(group, _mean_history(group, what)) for group in groups]
     drawn = [(group, points) for group, points in drawn if points]
     most = max(8, _MOST_MARKS // max(1, len(drawn)))
+    apart = len({group.label for group, _ in drawn}) < len(drawn)
     return [
         Series(
-            label=group.label,
-            style=styles[group.family],
+            label=_setting_label(group) if apart else group.label,
+            style=at if apart else styles[group.family],
             method=group.method,
-            hollow=group.variant == "published",
+            hollow=group.published,
             marks=False,
             points=_thin(points, most),
         )
-        for group, points in drawn
+        for at, (group, points) in enumerate(drawn)
     ]
+
+
+def _setting_label(group: Group) -> str:
+    """What distinguishes a curve from others of its method."""
+    target = "" if group.target is None else f", ε {group.target:g}"
+    return f"{group.label}{target}" + (f", {group.setting}" if group.setting else "")
 
 
 def _mean_history(group: Group, what: str) -> list[Point]:

@@ -64,8 +64,13 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The method with its options, and whether it is the published variant."""
-        return f"{self.family}, published" if self.variant == "published" else self.family
+        """The method with its options, and its variant, if that is not the sound one."""
+        return f"{self.family}, {self.variant}" if self.published else self.family
+
+    @property
+    def published(self) -> bool:
+        """Whether it is the paper's algorithm, as its text or its authors' code has it."""
+        return self.variant in ("published", "authors")
 
     @property
     def name(self) -> str:
@@ -243,9 +248,11 @@ def verdict(group: Group) -> Verdict:
     shown = "" if group.audited is None else f"; an attack shows {_least(group.audited)}"
     allowed = group.target if group.target_is == "verified" else None
     unbounded = math.isinf(group.verified)
-    unsupported = group.variant == "published" and claimed is not None and group.verified > _SLACK * claimed
+    unsupported = group.published and claimed is not None and group.verified > _SLACK * claimed
     claims = f"claims {_most(claimed)}"
     within = f"spent {spent}" + ("" if allowed is None else f" of {allowed:g} allowed")
+    if claimed is not None and math.isinf(claimed) and not unbounded:
+        within += "; claimed is ∞ because the paper's accountant finds no finite ε for this run"
     suspicion = "an attack shows more than was spent if the trade-off function is Gaussian: no proof of a bug"
     troubles = [run.trouble for run in group.runs if run.trouble]
     tried = uncharged(group.runs[0].record.get("tuning"))

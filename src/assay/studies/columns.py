@@ -32,6 +32,7 @@ def columns(table: Table, runs: Sequence[Measured]) -> list[Column]:
     federated = table.grid.command == "federate"
     return [
         *_measured(table),
+        *([_lowest_recalls()] if table.recall and any(run.recalls for run in runs) else []),
         _epsilon("ε claimed", lambda cell: cell.claimed),
         _epsilon("ε verified", lambda cell: cell.verified),
         *([_epsilon("ε audited", lambda cell: cell.audited, lower_bound=True)] if audited else []),
@@ -67,6 +68,16 @@ def _side_by_side(
 
     both = [Column(f"{title} (%)", mean, lambda cell: summary.spread(ours(cell)))]
     return [*both, Column("paper (%)", lambda cell: number_in(reported(cell)), reported)] if table.theirs else both
+
+
+def _lowest_recalls() -> Column:
+    """The three classes with the lowest recall: an average does not show that whole classes are lost."""
+
+    def text(cell: Cell) -> str:
+        lowest = sorted(enumerate(cell.recalls), key=lambda pair: pair[1])[:3]
+        return ", ".join(f"{label}: {recall:.0f}" for label, recall in lowest) or "–"
+
+    return Column("lowest recalls (class: %)", lambda cell: min(cell.recalls, default=None), text)
 
 
 def _epsilon(title: str, value: Callable[[Cell], float | None], *, lower_bound: bool = False) -> Column:

@@ -214,7 +214,8 @@ def render(table: Table, results: Results, grid: Grid | None = None) -> str:
     lines += [
         rows(table, results, grid),
         "",
-        f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. Machine: {results.machine}. "
+        f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. {_commits(results)}. "
+        f"Machine: {results.machine}. {cost(results)}. "
         f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Accuracy is mean ± standard deviation over seeds; "
         "ε is rounded to the side that is true.",
         "",
@@ -226,6 +227,23 @@ def made_by(table: Table, results: Results) -> str:
     """The commands in words, for Markdown."""
     said = commands(table, results)
     return f"{'Command' if len(said) == 1 else 'Commands'}: {', '.join(f'`{command}`' for command in said)}"
+
+
+def _commits(results: Results) -> str:
+    """The commits of Assay that trained the runs, in words, for Markdown."""
+    kept = sorted({"not kept" if run.commit is None else f"`{short(run.commit)}`" for run in results.runs})
+    return f"{'Commits' if len(kept) > 1 else 'Commit'}: {', '.join(kept) or 'none yet'}"
+
+
+def cost(results: Results) -> str:
+    """How long all runs took, in words. A run is one process with one thread; others may have shared its core."""
+    return f"The runs took {sum(run.seconds or 0.0 for run in results.runs) / 3600:.2g} hours of one process in all"
+
+
+def short(commit: str) -> str:
+    """The first digits of a commit, and whether the sources differed from it."""
+    digits, dash, changed = commit.partition("-")
+    return digits[:10] + dash + changed
 
 
 def commands(table: Table, results: Results) -> list[str]:
@@ -275,5 +293,6 @@ def rows(table: Table, results: Results, grid: Grid | None = None) -> str:
     header = [*table.grid.axes, *(column.title for column in shown)]
     lines = [f"| {' | '.join(header)} |", "|" + "---|" * len(header)]
     for cell in summary.cells(results.runs, list((grid or table.grid).cells())):
-        lines.append(f"| {' | '.join([*cell.labels, *(column.text(cell) for column in shown)])} |")
+        labels = [label.replace("|", r"\|") for label in cell.labels]  # a bar would end the cell
+        lines.append(f"| {' | '.join([*labels, *(column.text(cell) for column in shown)])} |")
     return "\n".join(lines)

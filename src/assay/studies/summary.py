@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay._util.figures import shown
 from assay.attacks.storage import read_attacks
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
-from assay.runs.statement import shown
 from assay.studies.directory import Study
 from assay.studies.grid import Run, Settings
 
@@ -42,6 +42,11 @@ class Measured:
     """What the run was asked for, and what its preset stood for; None in old results."""
     tuning: Mapping[str, Any] | None = None
     """How its settings were found, as its record has it."""
+    commit: str | None = None
+    """The commit of Assay that trained it; None in old results, and for an installed package."""
+
+    recalls: Sequence[float | None] = ()
+    """The recall of each class on the test records; empty in old results."""
 
     @classmethod
     def of_run(cls, run: Run, directory: RunDirectory) -> Measured:
@@ -70,6 +75,8 @@ class Measured:
             bytes_up=(record.get("federated") or {}).get("bytes_up"),
             bytes_down=(record.get("federated") or {}).get("bytes_down"),
             tuning=record.get("tuning"),
+            commit=record["environment"].get("commit"),
+            recalls=record.get("recalls", ()),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +90,8 @@ class Measured:
         """Read what `to_json` gave; old results have neither audits nor statuses."""
         eps = {name: _float(data.get(name)) for name in ("claimed", "verified", "audited")}
         history = tuple((time, accuracy) for time, accuracy in data.get("history", ()))
-        return cls(**{**data, "labels": tuple(data["labels"]), "history": history, **eps})
+        recalls = tuple(data.get("recalls", ()))
+        return cls(**{**data, "labels": tuple(data["labels"]), "history": history, "recalls": recalls, **eps})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +115,14 @@ class Cell:
         """The accuracy of an attack, or the mean of several, in percent, by seed."""
         done = [run.attacks for run in self.runs if set(names) <= run.attacks.keys()]
         return [100 * statistics.mean(accuracies[name] for name in names) for accuracies in done]
+
+    @property
+    def recalls(self) -> list[float]:
+        """The recall of each class in percent, mean over seeds; empty where a run does not have it."""
+        if not self.runs or not all(run.recalls for run in self.runs):
+            return []
+        by_class = zip(*(run.recalls for run in self.runs), strict=True)
+        return [100 * statistics.mean(found) for one in by_class if (found := [r for r in one if r is not None])]
 
     @property
     def claimed(self) -> float | None:

@@ -12,6 +12,7 @@
 - `[pictures]`: PNG files beside the TOML, with captions.
 - `[attack]`: options of `assay attack`, `attack` (a list of names) among them. Finished runs are attacked, and the
   table shows how often the attacks are right. In `[theirs]` the attack is the last label, or `average`.
+- `recall = true`: the table shows the classes with the lowest recall.
 - `runs = "paper/table"`: a figure or a table of attacks about the runs of another table, which are measured once.
 
 For federated runs, `federate` replaces `train` everywhere, with the options of `assay federate`, and `rounds` replaces
@@ -30,7 +31,7 @@ from assay.errors import AssayError, ConfigError
 from assay.studies.grid import COMMANDS, Grid
 
 SCALES = ("full", "small")
-_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures", "attack"}
+_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures", "attack", "recall"}
 _FIGURE_KEYS = {"x", "series", "log"}
 _BORROWING_KEYS = {"title", "note", "runs", "figure", "attack", "theirs"}
 _TIMES = {"train": "epochs", "federate": "rounds"}
@@ -69,6 +70,8 @@ class Table:
     pictures: Mapping[str, str] = field(default_factory=dict)
     attack: Mapping[str, Any] = field(default_factory=dict)
     """Options of `assay attack`, if it is a table of attacks."""
+    recall: bool = False
+    """Whether it shows the classes with the lowest recall."""
 
     @property
     def stem(self) -> Path:
@@ -185,6 +188,7 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
         figure=_figure(path, data.get("figure"), full),
         pictures=data.get("pictures", {}),
         attack=_attack(path, data["attack"]) if "attack" in data else {},
+        recall=bool(data.get("recall", False)),
     )
 
 

@@ -49,10 +49,14 @@ def _panel(data: str, model: str, scored: str, groups: Sequence[Group], styles: 
             + (f" {unbounded} setting{'s' if unbounded > 1 else ''} with ε = ∞ cannot be drawn." if unbounded else ""),
         ),
     ]
-    shown: list[Series] = [*final, *history]
-    return tag(
-        "div", tag("h3", name), legend(shown), tag("div", figures, class_="figures"), class_="panel", data_data=data
-    )
+    first, others = figures[:1], figures[1:]
+    courses: list[Series] = [*history, *spent]
+    if {one.label for one in courses} <= {one.label for one in final}:
+        drawn = [legend([*final, *history]), tag("div", figures, class_="figures")]
+    else:  # a setting has a colour of its own where its course is drawn
+        drawn = [legend(final), tag("div", first, class_="figures"), legend(courses)]
+        drawn.append(tag("div", others, class_="figures"))
+    return tag("div", tag("h3", name), drawn, class_="panel", data_data=data)
 
 
 SECTION = Section(name="charts", order=50, render=_charts)
