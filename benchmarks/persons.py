@@ -12,8 +12,8 @@ from typing import Any
 from dp_accounting.dp_event import SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 
+from assay.accounting.accountants.mixture import sampled_together
 from assay.accounting.epsilon import Adjacency, epsilon
-from assay.accounting.mixtures import sampled_together
 
 # rows of a person, rate, noise multiplier, steps, δ
 SETTINGS = (

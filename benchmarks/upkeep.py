@@ -25,7 +25,7 @@ import torch.nn.functional as F
 import assay
 from assay.data.sampling import FullBatch
 from assay.gradients.clipping import Flat
-from assay.integrations.tensorboard import logging
+from assay.loggers import logging
 from assay.runs.result import Progress
 from assay.training.meter import MeanLoss
 from benchmarks import report

@@ -337,7 +337,7 @@ def unseeded() -> Outcome:
     """Parameters begin apart; masks of the ranks must never be the same; the noise is there once."""
     torch.manual_seed(100 + int(os.environ["RANK"]))
     network = nn.Sequential(nn.Linear(64, 200), nn.Tanh(), nn.Linear(200, 10)).double()
-    plan = Plan(records=300, batch_size=150, steps=2, noise_multiplier=1e6, delta=1e-3)
+    plan = Plan(records=300, batch_size=150, steps=2, noise_multiplier=1e6, delta=1e-3, clip=1.0)
     step = PrivateStep(network, plan)
     batches = []
     labels = TensorDataset(torch.randn(300, 64).double(), torch.arange(300) % 10, torch.arange(300))

@@ -15,7 +15,7 @@ import pytest
 
 import assay
 from assay import methods
-from assay._util.method_registry import MethodRegistry
+from assay._util.registry import MethodRegistry
 from docs.pages import DOCS, PAGES, blocks, read
 
 ROOT = DOCS.parent

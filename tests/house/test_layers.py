@@ -22,7 +22,7 @@ LEVELS = (
     "distributed",
     "methods",
     "runs",
-    "integrations",
+    "loggers",
     "training",
     "presets",
     "federated",
@@ -31,6 +31,7 @@ LEVELS = (
     "attacks",
     "studies",
     "report",
+    "integrations",
     "cli",
 )
 MODULES = sorted(path for path in ROOT.rglob("*.py") if "__pycache__" not in path.parts)
