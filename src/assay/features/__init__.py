@@ -17,7 +17,7 @@ from assay._util import spec
 from assay.data.bundle import DataBundle
 from assay.features import cache
 from assay.features.deskew import Deskew
-from assay.features.efficientnet import EfficientNetLite0
+from assay.features.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
 from assay.features.progress import Tell, silent
@@ -70,9 +70,11 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite0] | type[Standardise]] = {
+KINDS: dict[str, type[Scatter] | type[EfficientNetLite] | type[Standardise]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
+    "efficientnet-lite1": EfficientNetLite1,
+    "efficientnet-lite2": EfficientNetLite2,
     "standardise": Standardise,
 }
 PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
