@@ -408,3 +408,11 @@ def test_the_rest_of_a_bundle_stays():
     assert torch.equal(made.train_y, plain.train_y)
     assert (made.name, made.unit, made.classes) == (plain.name, plain.unit, plain.classes)
     assert made.notes.startswith(plain.notes)
+
+
+def test_choosing_settings_needs_no_features_of_test_records(own_cache):
+    from assay.training.inputs import load
+
+    bundle = load("digits", None, None, "scatter:J=1", validation=True)
+    sizes = sorted(len(np.load(path)) for path in own_cache.glob("*.npy"))
+    assert sizes == [1, len(bundle.train_x) + len(bundle.test_x)]
