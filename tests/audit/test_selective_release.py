@@ -1,4 +1,4 @@
-"""The lower bound on DPSUR's accepted updates (experiments/dpsur): DP-SGD's without selection, above the claim with it."""
+"""The lower bound on DPSUR's accepted updates (experiments/dpsur): DP-SGD's without selection, above the claim with."""
 
 from __future__ import annotations
 
