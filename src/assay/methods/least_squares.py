@@ -152,7 +152,10 @@ class Solved:
         train_privately: PrivateTraining,
     ) -> Released:
         """Release the mean, and then the moments of the inputs without it."""
-        mean = self._mean(model, records, randomness, device, train_privately)
+        if self.noise == 0:  # a run without noise, which is not private
+            mean: Tensor = records.all()[0].double().mean(0).float()
+        else:
+            mean = self._centered().release(model, records, randomness, device, train_privately)["mean"]
         second, cross, counts = self._moments(records, mean, _only_layer(model).out_features)
         a, b, c = self._shares
         rows, columns = torch.triu_indices(len(second), len(second))
@@ -178,19 +181,8 @@ class Solved:
         return self.how.share, 1 - self.how.share - _COUNTS, _COUNTS
 
     def _centered(self) -> Centered:
+        """The release of the mean. Without noise it only subtracts, and its multiplier is not used."""
         return Centered(Mean(noise=_MEAN * self.noise or 1.0), self.count)
-
-    def _mean(
-        self,
-        model: nn.Module,
-        records: Records,
-        randomness: Randomness,
-        device: torch.device,
-        train_privately: PrivateTraining,
-    ) -> Tensor:
-        if self.noise == 0:  # a run without noise, which is not private
-            return records.all()[0].double().mean(0).float()
-        return self._centered().release(model, records, randomness, device, train_privately)["mean"]
 
     def _moments(self, records: Records, mean: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         """The sums of x xᵀ, x tᵀ and t. An input that is not finite counts as zeros."""
