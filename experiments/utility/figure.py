@@ -55,8 +55,8 @@ def main() -> None:
     rows = measured()
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     for axes, (panel, ours) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
-        for name in ours:
-            points = rows.get(name, [])
+        for name in (name for name in ours if name in rows):
+            points = rows[name]
             axes.plot([p[0] for p in points], [p[1] for p in points], "o-", label=f"ours: {name}")
         for name, theirs in PUBLISHED[panel].items():
             axes.plot(list(theirs), list(theirs.values()), "x--", label=name)
