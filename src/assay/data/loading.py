@@ -75,7 +75,7 @@ class Fetched(Dataset[Any]):
         index, seed = key
         if seed is None:
             return self._batch(index)
-        with _seeded(seed):
+        with seeded(seed):
             return self._batch(index)
 
     def _batch(self, index: list[int]) -> Any:
@@ -85,7 +85,7 @@ class Fetched(Dataset[Any]):
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """What data sets draw from (torch, random, numpy) begins at `seed`, and is afterwards as it was before."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
