@@ -29,7 +29,8 @@ ESTIMATED_NOTES = (
     "Rows were prepared by the schema that stands in the record. Part of it was estimated from the training rows with "
     "noise, which is part of ε; the names of the columns are taken as public. Numbers are scaled by these bounds and "
     "clamped to them, values beside the levels count as one other level, a missing or unreadable value has a feature "
-    "of its own, and a row without a usable target is left out. No other statistic of the rows is used."
+    "of its own. A row without a usable target is left out, and counts in all rates as if it were there. No other "
+    "statistic of the rows is used."
 )
 
 
