@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
@@ -49,6 +50,8 @@ def test_an_estimate_is_charged_first_and_the_whole_stays_within_epsilon(stays: 
     assert 0.7 < share <= 0.75
     assert any("levels of 3 columns" in part["name"] for part in result.record["parts"])
     assert "estimated" in result.statement
+    lines = [line for line in result.statement.splitlines() if line and not line.startswith("|---")]
+    assert sum(math.ceil(len(line) / 130) for line in lines) <= 72  # a page in small print
     assert not (run / "estimate.jsonl").exists()
 
 

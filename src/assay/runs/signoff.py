@@ -36,18 +36,14 @@ def sign_off(record: Mapping[str, Any], units: int) -> list[str]:
         f"What ε = {shown(eps['verified'])} means: {meaning(eps['verified'], eps['delta'], _otherwise(record))}.",
         "",
         *_groups(record),
-        "| | question | what is known |",
+        f"| | question ({YES}: the record shows it, {NO}: it speaks against signing, {OPEN}: for you) | known |",
         "|---|---|---|",
         *(f"| {mark} | {question} | {known} |" for mark, question, known in checklist(record, units)),
         "",
-        f"A {YES} is shown by the record, a {NO} speaks against signing, and a {OPEN} is for you to check.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in _digests(record)),
-        f"| Date | {record.get('date') or _BLANK} |",
-        f"| Operator | {record.get('operator') or _BLANK} |",
-        f"| Signature | {_BLANK} |",
+        *across({name: [value] for name, value in _digests(record)}),
+        f"| Date | {record.get('date') or _BLANK} | Operator | {record.get('operator') or _BLANK} |"
+        f" Signature | {_BLANK} |",
+        "|---|---|---|---|---|---|",
         "",
     ]
 
@@ -102,24 +98,24 @@ def checklist(record: Mapping[str, Any], units: int) -> list[tuple[str, str, str
         (OPEN, "Is the unit what you promised people?", f"ε protects {record['unit']}"),
         (
             YES if finite and small else NO,
-            "Is ε the verified one, finite and as agreed? Is δ well below one over their number?",
+            "Is ε the verified one, finite and as agreed? Is δ below 1/number?",
             f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.4g}" if units else ""),
         ),
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
         else (NO, "Is there no seed?", "the seed is fixed: reproducible, not private"),
         _once(record),
-        (OPEN, "How were the features made?", "see the line Data above" if record["notes"] else "nothing is known"),
+        (OPEN, "How were the features made?", "the line Data" if record["notes"] else "nothing is known"),
         {
             "consistent": (YES, "Is it audited, and consistent?", "an audit agrees"),
             "None": (OPEN, "Is it audited, and consistent?", "not audited"),
         }.get(verdict, (NO, "Is it audited, and consistent?", f"the audit says: {verdict}")),
-        (OPEN, "Do only the listed files leave?", "model, record and statement may; nothing else is covered"),
+        (OPEN, "Do only the listed files leave?", "ε covers model, record and statement"),
     ]
 
 
 def _once(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    question = "Do all runs on these records count, and all settings that were tried?"
+    question = "Do all runs on these records and all settings tried count?"
     if free := uncharged(record.get("tuning")):
         return NO, question, f"{free}: ε does not count that"
     if budget := record.get("budget"):
@@ -129,7 +125,7 @@ def _once(record: Mapping[str, Any]) -> tuple[str, str, str]:
             f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g};"
             " runs that did not name it are not known",
         )
-    return OPEN, question, "this run alone; `assay total` adds up several"
+    return OPEN, question, "this run alone (several: `assay total`)"
 
 
 def uncharged(tuning: Mapping[str, Any] | None) -> str | None:

@@ -84,8 +84,7 @@ def statement(record: Mapping[str, Any]) -> str:
                 f"Taken as public: {said['public']}.",
                 *([f"Initial weights: {began}."] if (began := initial_weights(record)) else []),
                 *said["uncovered"],
-                f"Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are"
-                " computed from them without noise.",
+                f"Not protected: the {scored(record)} records. Accuracy and loss are computed from them without noise.",
                 *([f"Data: {record['notes']}"] if record["notes"] else []),
             ]
         ),
@@ -94,14 +93,13 @@ def statement(record: Mapping[str, Any]) -> str:
         "",
         *_items(
             [
+                f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
+                f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
                 coverage(record),
                 *(f"Settings: {words}." for words in choices(record.get("tuning"))),
                 *said["assumed"],
             ]
         ),
-        "",
-        f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
-        f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
         "",
         *sign_off(record, _units(record)),
     ]
@@ -130,7 +128,8 @@ def _head(record: Mapping[str, Any]) -> list[str]:
         "| ε | value | meaning |",
         "|---|---|---|",
         f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
-        f"| verified | {shown(eps['verified'])} | what follows from the noise, clipping and sampling really done |",
+        f"| verified | {shown(eps['verified'])} |"
+        " what follows from the noise, the clipping and the sampling really done |",
         f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",
         "",
     ]
@@ -245,7 +244,7 @@ def large_delta(delta: float, units: int) -> str | None:
 
 _BOUNDS: Mapping[str | None, str] = {
     Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
-    Bound.PLD: "privacy loss distributions (dp_accounting), an upper bound within 1 % of the exact ε of what is"
+    Bound.PLD: "privacy loss distributions (dp_accounting), an upper bound within 1 % of the exact one of what is"
     " charged",
     Bound.LOOSE_PLD: "privacy loss distributions (dp_accounting), an upper bound; how close it is to the exact one is"
     " not known",
@@ -263,8 +262,8 @@ def _accountant(record: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     how = said["accountant"] or _BOUNDS[kind] + (said["caveat"] if kind in (Bound.EXACT, Bound.PLD) else "")
     lines = [f"Accountant: {how}."]
     if kind != Bound.RENYI and eps["rdp"] != "inf":  # inf: no Rényi bound is at hand
-        lines.append(f"Rényi divergences give ε ≤ {shown(eps['rdp'])}.")
-    lines.append(f"Gaussian DP with the same ε at this δ has μ = {shown(eps['gdp_mu'])}.")
+        lines.append(f"Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.")
+    lines.append(f"Equivalent Gaussian DP at this δ: μ = {shown(eps['gdp_mu'])}.")
     return " ".join(lines)
 
 

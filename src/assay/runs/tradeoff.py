@@ -31,7 +31,7 @@ def attackers(facts: Mapping[str, Any]) -> list[str]:
                 "of those in the data found out at most": [percent(row["true_positives"]) for row in rows],
             }
         ),
-        f"{sentence(found)} {curve_in_words(found)}",
+        curve_in_words(found),
         "",
     ]
 

@@ -114,13 +114,13 @@ def _sentences(plan: Plan, augment: str | None, randomness: Randomness) -> Sente
         if not plan.sampler.tight
         else "",
         covered=("what was released before training, " if plan.first_events else "")
-        + "the parameters after every step. That includes the model, every checkpoint, "
+        + "the parameters after every step. So are the model, every checkpoint, "
         + (_EXACT if plan.exact else _LOSSES),
         public=f"the number of {_counted(plan)}, the batch size, the model's architecture and initial weights,"
         " every setting in the record",
         assumed=[
-            "Only the model and the files of this run leave, without attacks.json and audits.json: no ε covers those."
-            " Batches, gradients before noise and the memory of the process do not leave.",
+            "Only the files of this run leave, without attacks.json and audits.json, which no ε covers. Batches,"
+            " gradients before noise and the memory of the process do not.",
             _arithmetic(plan),
             *(
                 []
@@ -163,7 +163,7 @@ def _counted(plan: Plan) -> str:
     return "persons" if plan.unit.whole else "persons and of their rows"
 
 
-_LOSSES = "the optimizer's state, and the training losses in the record (they have separate noise, which is part of ε)"
+_LOSSES = "the optimizer's state, and the training losses in the record, which have noise of their own"
 _EXACT = (
     "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered"
     " as well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact;"

@@ -21,15 +21,13 @@ from assay.errors import ConfigError, DataError
 
 _LEAST = 5  # rows, or persons, of which a fifth can be set aside
 NOTES = (
-    "Rows were prepared by the schema in the record, which is taken as public. Each row by itself: numbers within "
-    "declared bounds, declared levels and one for all others, a mark of missing values, words by a hash. No statistic "
-    "of the rows is used."
+    "Rows were prepared one by one by the schema in the record, which is taken as public: declared bounds and levels, "
+    "a mark of missing values, words by a hash. No statistic of the rows is used."
 )
 ESTIMATED_NOTES = (
-    "Rows were prepared by the schema in the record. Part of it was estimated from the training rows with noise, which "
-    "is part of ε; names of columns are taken as public. Each row by itself: numbers within these bounds, these levels "
-    "and one for all others, a mark of missing or unreadable values. A row without a usable target is left out, and "
-    "counts in all rates as if it were there."
+    "Rows were prepared one by one by the schema in the record. What was not declared was estimated from the training "
+    "rows with noise, which is part of ε; names of columns are taken as public. A row without a usable target is left "
+    "out, and counts in all rates as if it were there."
 )
 
 
