@@ -533,8 +533,8 @@ def _before_estimate(o: Settings) -> tuple[Private, Draft, Plan, Terms]:
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
     )
-    if plan.stage is not None:
-        raise ConfigError("center" if o.center else "method", o.center or o.method, "no stage with --schema auto")
+    if plan.stage is not None and not plan.stage.takes_fewer:
+        raise ConfigError("method", o.method, "one that releases nothing before training, with --schema auto")
     return private, draft, plan, terms
 
 
