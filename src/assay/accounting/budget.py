@@ -400,7 +400,7 @@ class Budget:
 
     def mark(self, token: str) -> Mark:
         """The notes about the ledger of a run (`assay.accounting.marks`)."""
-        return Mark(self.path / _RUNS / f"{token}.jsonl", self._key)
+        return Mark(self.path / _RUNS / f"{token}.jsonl", self._key, self.public_key)
 
     def check_mark(self, token: str, heads: Sequence[str]) -> None:
         """Refuse a ledger that lacks the line which was noted last of a run.

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay._util import journal
-from assay._util.signatures import PrivateKey
+from assay._util.signatures import PrivateKey, PublicKey
 from assay.accounting.ledger import Ledger, LedgerError
 
 _HEAD = "head"
@@ -32,10 +32,11 @@ class Mark:
     Args:
         path: Their file.
         key: Signs them, for a budget that is signed.
+        public: With which they must be signed; None for a budget that is not.
     """
 
-    def __init__(self, path: Path, key: PrivateKey | None = None) -> None:
-        self._path, self._key = path, key
+    def __init__(self, path: Path, key: PrivateKey | None = None, public: PublicKey | None = None) -> None:
+        self._path, self._key, self._public = path, key, public
         self._known = ""
 
     @property
@@ -57,8 +58,12 @@ class Mark:
 
         Raises:
             LedgerError: It is a copy that another one has overtaken, or lines of it are missing.
+            JournalError: The notes are damaged, or not signed with the budget's key.
         """
-        if (last := self._last()) and last not in heads:
+        file = journal.read(self._path)
+        if self._public is not None and journal.unsigned(file, self._public):
+            raise journal.JournalError(f"{self._path} is damaged: it is not signed with the budget's key")
+        if (last := _last_of(file)) and last not in heads:
             raise LedgerError(
                 "this run was continued elsewhere, or a part of its ledger is missing: the budget noted a charge that "
                 "the ledger here does not have. A copy of a run's folder cannot be resumed beside the original; resume "
@@ -94,9 +99,6 @@ class Mark:
             yield
             file.append({_HEAD: head}, self._key)
             self._known = head
-
-    def _last(self) -> str:
-        return _last_of(journal.read(self._path))
 
 
 def _last_of(file: journal.Journal) -> str:
