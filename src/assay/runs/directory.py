@@ -192,9 +192,8 @@ class RunDirectory:
                 run._clear()
             path.mkdir(parents=True, exist_ok=True)
             remove_abandoned(path)
-            if (spec.get("plan") or {}).get(
-                "columns"
-            ) is None:  # a run that does not pay for the estimate that was made here
+            columns = (spec.get("plan") or {}).get("columns")
+            if columns is None:  # the run does not pay for an estimate that was made here
                 run.set_estimate_aside()
             wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec, "made_by": "names" if is_by_name(spec) else "python"})
             create_json(run.spec, wanted)

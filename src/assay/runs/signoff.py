@@ -81,7 +81,8 @@ def _groups(record: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     of = "records of one person or family" if record.get("persons") is None else "persons of one family"
-    return across({of: [str(row["size"]) for row in rows], "ε for all of them": [_bound(row) for row in rows]})
+    together = f"ε for all of them at δ = {record['epsilon']['delta']:g}"
+    return across({of: [str(row["size"]) for row in rows], together: [_bound(row) for row in rows]})
 
 
 def _bound(row: Mapping[str, Any]) -> str:
