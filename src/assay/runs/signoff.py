@@ -72,7 +72,7 @@ def meaning(epsilon: float | str | None, delta: float, otherwise: str) -> str:
 def _otherwise(record: Mapping[str, Any]) -> str:
     """The neighbouring data, in words."""
     replaced = record["epsilon"].get("adjacency", record.get("adjacency")) == Adjacency.REPLACE_ONE.value
-    return f"with another in the place of {record['unit']}" if replaced else f"without {record['unit']}"
+    return f"with another in place of {record['unit']}" if replaced else f"without {record['unit']}"
 
 
 def _groups(record: Mapping[str, Any]) -> list[str]:
