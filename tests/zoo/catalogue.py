@@ -287,6 +287,21 @@ ZOO: tuple[Mutant, ...] = (
         ("columns estimated and not charged", "charged before the first step", "NeverPays"),
     ),
     *_each(
+        "ledger",
+        "test_columns.py::test_a_run_that_takes_the_place_of_an_estimate",
+        ("a run deletes the charge of an estimate", "the charge is set aside, and counts", "ForgetsEstimates"),
+    ),
+    *_each(
+        "notes of the budget",
+        "test_budgets.py::test_a_copied_run_spends_its_reservation_once",
+        ("two copies of a run share one reservation", "the copy that is behind is refused", "TellsNobody"),
+    ),
+    *_each(
+        "plan",
+        "test_columns.py::test_how_many_targets_are_usable_does_not_show",
+        ("rates that count usable targets exactly", "rates that count every record", ""),
+    ),
+    *_each(
         "audit of one step",
         "test_persons.py::test_rows_clipped_one_by_one_and_charged_as_persons_are_caught",
         ("a person's rows clipped one by one", "clipped as one", "clip_row_by_row"),

@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from assay.errors import ConfigError
 
 Collate = Callable[[list[Any]], Any]
+PREFETCH = 4
+"""Twice torch's own: workers must not stand still while the first batch is proven, which takes as long as a few."""
 Key = tuple[list[int], int | None]
 """Which records, in order, and the seed for what the data set draws while it fetches them."""
 
@@ -42,7 +44,7 @@ class Loading:
     collate_fn: Collate | None = None
     num_workers: int = 0
     pin_memory: bool = False
-    prefetch_factor: int = 2
+    prefetch_factor: int = PREFETCH
 
     def __post_init__(self) -> None:
         for name, least in (("num_workers", 0), ("prefetch_factor", 1)):

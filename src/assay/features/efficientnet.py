@@ -38,6 +38,7 @@ class EfficientNetLite0:
     """
 
     name: ClassVar[str] = "efficientnet-lite0"
+    signed_pixels: ClassVar[bool] = True
 
     size: int = 128
 

@@ -35,7 +35,7 @@ from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.apart import check_apart
-from assay.data.loading import Collate, Loading
+from assay.data.loading import PREFETCH, Collate, Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
@@ -279,7 +279,7 @@ class PrivateStep(Unique):
         collate_fn: Collate | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
-        prefetch_factor: int = 2,
+        prefetch_factor: int = PREFETCH,
     ) -> Iterator[Any]:
         """The batches that the plan's sampler draws, collated as a DataLoader would.
 
@@ -327,7 +327,7 @@ class PrivateStep(Unique):
         collate_fn: Collate | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
-        prefetch_factor: int = 2,
+        prefetch_factor: int = PREFETCH,
     ) -> EpochLoader:
         """The batches as a loader with a length, one epoch per iteration, for tqdm, Lightning and Trainer.
 
