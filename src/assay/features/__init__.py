@@ -23,6 +23,7 @@ from assay.features.opponent import Opponent
 from assay.features.progress import Tell, silent
 from assay.features.scatter import Scatter
 from assay.features.standardise import Standardise
+from assay.features.words import Words
 
 
 class Features(Protocol):
@@ -70,10 +71,11 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite0] | type[Standardise]] = {
+KINDS: dict[str, type[Scatter] | type[EfficientNetLite0] | type[Standardise] | type[Words]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
     "standardise": Standardise,
+    "words": Words,
 }
 PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
     "deskew": Deskew,
