@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 RUN ?= runs/demo
 
-.PHONY: demo test lint bench docs picture clean
+.PHONY: demo test lint bench docs notebooks picture clean
 
 $(VENV)/.base: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +35,9 @@ bench: $(VENV)/.peers ## speed and memory against plain training and Opacus
 
 docs: $(VENV)/.dev ## the documentation as pages that open from disk, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+notebooks: $(VENV)/.dev ## run the notebooks and store what they print and draw
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
 
 picture: $(VENV)/.dev ## the README's picture of a report; needs Chromium and its driver
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.picture
