@@ -47,8 +47,9 @@ docs: $(VENV)/.dev ## the documentation as pages that open from disk, in site/
 notebooks: $(VENV)/.dev ## run the notebooks and store what they print and draw
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.notebooks
 
-picture: $(VENV)/.dev ## the README's picture of a report; needs Chromium and its driver
+picture: $(VENV)/.dev ## the pictures of a report and of TensorBoard; needs Chromium and its driver
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.picture
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.tensorboard_view
 
 clean:
 	rm -rf $(VENV)
