@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import assay
 from assay import features
 from assay._util.registry import register
 from assay.data.catalog import VECTORS, FileSet, Fingerprint, KnownFile
@@ -78,3 +79,24 @@ def test_what_is_no_text_or_no_vectors_is_refused(vectors, tmp_path):
     (tmp_path / "five" / "words.txt").unlink()
     with pytest.raises(DataError, match="assay data get five"):
         features.parse("words:vectors=five").check((8,))
+
+
+def test_texts_are_learned_and_new_ones_are_predicted(vectors, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    draw = np.random.default_rng(0)
+    texts = [f"the film {'good' if i % 2 else 'bad'} number {draw.integers(10**6)}" for i in range(800)]
+    np.savez(tmp_path / "texts.npz", x=encode(texts, length=8), y=np.arange(800) % 2)
+    asked = assay.Settings(
+        data=str(tmp_path / "texts.npz"),
+        features="words:buckets=32,vectors=five",
+        model="linear-head",
+        epsilon=3.0,
+        epochs=10,
+        lr=4.0,
+        seed=0,
+    )
+    result = assay.train(asked, out=tmp_path / "run")
+    assert result.accuracy > 0.95
+    assert "different words hashed into 32 sums" in result.statement
+    new = encode(["good good film", "the bad film"], length=8)
+    assert assay.load(tmp_path / "run").predict(new).values == ["1", "0"]
