@@ -100,3 +100,7 @@ def test_texts_are_learned_and_new_ones_are_predicted(vectors, tmp_path, monkeyp
     assert "different words hashed into 32 sums" in result.statement
     new = encode(["good good film", "the bad film"], length=8)
     assert assay.load(tmp_path / "run").predict(new).values == ["1", "0"]
+    path = tmp_path / "program.pt2"
+    assay.export(tmp_path / "run", path)
+    program = torch.export.load(path).module()
+    assert program(torch.from_numpy(new)).argmax(1).tolist() == [1, 0]

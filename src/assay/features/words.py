@@ -66,7 +66,11 @@ class Words:
         lexicon = _lexicon(self.vectors)
         numbers = x.long()
         if not torch.compiler.is_exporting() and not _are_numbers(numbers, x):
-            raise ConfigError("records", "other values", f"numbers of words, from 0 to {NUMBERS - 1}")
+            raise ConfigError(
+                "records",
+                "other values",
+                f"numbers of words from 0 to {NUMBERS - 1}, as assay.data.formats.text.encode gives",
+            )
         places = lexicon.place[numbers].long()
         weights = lexicon.mean_weight[places]
         mean = F.embedding_bag(places, lexicon.vectors, per_sample_weights=weights, mode="sum")
@@ -75,12 +79,15 @@ class Words:
             blocks.append(F.normalize(self._hashed(numbers, lexicon)))
         return torch.cat(blocks, 1)
 
+    def sample(self, drawn: Tensor) -> Tensor:
+        return ((drawn + 1) / 2 * (NUMBERS - 1)).floor()
+
     def _hashed(self, numbers: Tensor, lexicon: _Lexicon) -> Tensor:
         ordered = numbers.sort(1).values
         first = F.pad(ordered[:, 1:] != ordered[:, :-1], (1, 0), value=True) & (ordered > 0)
         weights = lexicon.hash_weight[lexicon.place[ordered].long()] * first
         sign = 1.0 - 2.0 * (ordered % 2)
-        sums = weights.new_zeros(len(ordered), self.buckets)
+        sums = weights.new_zeros(ordered.shape[0], self.buckets)
         return sums.scatter_add_(1, ordered // 2 % self.buckets, weights * sign)
 
     def describe(self) -> str:
