@@ -1,8 +1,8 @@
 """IMDb: is a film review positive? 25,000 reviews that people wrote.
 
 A. L. Maas, R. E. Daly, P. T. Pham, D. Huang, A. Y. Ng, C. Potts: *Learning Word Vectors for Sentiment Analysis*. ACL
-2011 (the training half of the Large Movie Review Dataset). Its authors publish it without a licence and ask to be
-cited; the package that carries it is under the MIT licence, which its maker gave.
+2011 (the training half of the Large Movie Review Dataset). We know of no licence that its authors gave, and they ask to
+be cited; the package that carries it is under the MIT licence, which its maker gave.
 """
 
 from __future__ import annotations
