@@ -40,6 +40,7 @@ class EfficientNetLite(ABC):
 
     number: ClassVar[int]
     name: ClassVar[str]
+    signed_pixels: ClassVar[bool] = True
 
     size: int = 128
 
