@@ -316,15 +316,15 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
         EpsilonAt(deltas, ROUNDING),
     )
     composed = np.broadcast_to(composed, (len(times), len(deltas)))
-    fall_back = not settled or bool(np.isinf(composed).any())
     tight = settled and all(term.tight for term, _ in terms)
+    second_opinion = not settled or bool(np.isinf(composed).any()) or any(term.less_by_renyi for term, _ in terms)
 
     def found(total: Terms, delta: float, eps: float) -> _Found:
         precise = tight and ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
         return _least(
             {
                 Bound.PLD if precise else Bound.LOOSE_PLD: eps,
-                Bound.RENYI: _rdp_epsilon(total, delta) if fall_back else math.inf,
+                Bound.RENYI: _rdp_epsilon(total, delta) if second_opinion else math.inf,
                 Bound.SUM: sum(term.pure * count for term, count in total),
             }
         )
