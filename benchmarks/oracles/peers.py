@@ -38,17 +38,6 @@ def _relation(run: Setting) -> Any:
     return NeighboringRelation.ADD_OR_REMOVE_ONE if run.adjacency == ADDED else NeighboringRelation.REPLACE_ONE
 
 
-def optimistic(rate: float, noise: float, steps: int, delta: float) -> float:
-    """A lower bound on ε of Poisson sampling where a record is added or removed, by dp_accounting."""
-    from dp_accounting.pld import privacy_loss_distribution as pld
-
-    interval = min(1e-4, 0.02 * rate / noise)
-    single = pld.from_gaussian_mechanism(
-        noise, pessimistic_estimate=False, value_discretization_interval=interval, sampling_prob=rate
-    )
-    return float(single.self_compose(steps).get_epsilon_for_delta(delta))
-
-
 def _dp_accounting_pld(run: Setting) -> Answer | None:
     from dp_accounting import pld
 

@@ -21,7 +21,6 @@ from benchmarks.oracles.settings import ADDED, SETTINGS, Setting
 
 RESULTS = Path(__file__).with_name("results.json")
 MARGIN = 0.01  # how far above the best peer Assay may be without a reason
-NO_BOUND = "jax_privacy"  # for fixed-size batches
 REASONS: dict[str, str] = {
     "without-replacement": (
         "jax_privacy composes one pair, in which the same data set has the outlier in every step. Gradients that are "
@@ -68,6 +67,7 @@ def _optimistic(rate: float, noise: float, steps: int, delta: float, *, replaced
     single = pld.from_gaussian_mechanism(
         noise,
         pessimistic_estimate=False,
+        use_connect_dots=False,
         value_discretization_interval=1e-5 if rate < 0.02 else 1e-4,
         sampling_prob=rate,
         neighboring_relation=Relation.REPLACE_ONE if replaced else Relation.ADD_OR_REMOVE_ONE,
