@@ -31,7 +31,7 @@ def main() -> None:
     found = table.rows(peers)
     written = {"reasons": table.REASONS, "rows": found, "peers": peers}
     table.RESULTS.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n")
-    print(table.rendered(found))
+    print(table.rendered(found), table.summary(found), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--noise-multiplier", type=float, default=1.5)
     parser.add_argument("--steps", type=int, default=50)
     parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--grid", type=float, default=4e-4)
+    parser.add_argument("--grid", type=float, default=2e-4)
     given = parser.parse_args()
     for adaptive, words in ((False, "one pair in all steps"), (True, "chosen step by step")):
         found = epsilon(given.rate, given.noise_multiplier, given.steps, given.delta, h=given.grid, adaptive=adaptive)

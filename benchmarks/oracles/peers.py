@@ -6,6 +6,7 @@ a lower one where the package has it. `null` means that the package does not cov
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import sys
@@ -183,7 +184,8 @@ def answers(wanted: set[str] | None = None) -> dict[str, Any]:
 
 def _asked(ask: Callable[[Setting], Answer | None], run: Setting) -> dict[str, Any] | None:
     start = time.perf_counter()
-    with warnings.catch_warnings():
+    # some packages print what they think, and the answers are printed as JSON
+    with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
         try:
             answer = ask(run)

@@ -123,6 +123,27 @@ def rows(peers: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
+def summary(found: Iterable[Mapping[str, Any]]) -> str:
+    """A line for each sampler and adjacency, in Markdown."""
+    kinds: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in found:
+        kinds.setdefault((row["sampling"], row["adjacency"]), []).append(row)
+    lines = [
+        "| sampling | adjacency | runs | over the best peer | best peer | over a lower bound |",
+        "|---|---|---|---|---|---|",
+    ]
+    for (sampling, adjacency), some in kinds.items():
+        over = [100 * row["over_best"] for row in some if row["best"]]
+        above = [100 * (row["assay"] / max(row["lower"].values()) - 1) for row in some if row["lower"]]
+        best = ", ".join(sorted({row["best"] for row in some if row["best"]})) or "none"
+        lines.append(f"| {sampling} | {adjacency} | {len(some)} | {_range(over)} | {best} | {_range(above)} |")
+    return "\n".join(lines)
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):+.1f} to {max(values):+.1f} %".replace("-0.0", "+0.0") if values else "none"
+
+
 def rendered(found: Iterable[Mapping[str, Any]]) -> str:
     """A table in Markdown."""
     lines = [
