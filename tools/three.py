@@ -1,7 +1,7 @@
 """Draw claimed, verified and audited ε of all methods: `python -m tools.three`
 
-It reads what `assay audit --all --seed 0 --json` printed (`experiments/audits/all-methods.json`) and writes
-`docs/assets/three.svg`, without anything to install.
+It reads what `assay audit --all --releases 4000 --seed 0 --json` printed (`experiments/audits/all-methods.json`) and
+writes `docs/assets/three.svg`, without anything to install.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from assay.report.html import Html, tag
 READ, WRITTEN = Path("experiments/audits/all-methods.json"), Path("docs/assets/three.svg")
 _LEFT, _RIGHT, _ROW, _TOP, _WIDTH = 330, 70, 24, 66, 960
 _KINDS = {"claimed": (0, "#b45309"), "verified": (1, "#1d4ed8"), "audited": (2, "#047857")}
-_TICKS = (0.1, 0.3, 1, 3, 10, 30, 100)
+_TICKS = (0.1, 1, 10, 100, 1e3, 1e4, 1e5, 1e6)
 
 
 def figure(rows: Sequence[Mapping[str, Any]]) -> Html:
-    """A row for each form of a method; ε on a logarithmic axis, with a place for ∞ at its end."""
+    """A row for each form of a method; ε on a logarithmic axis, 0 at its beginning, with a place for ∞ at its end."""
     found = [value for row in rows for kind in _KINDS if (value := _number(row[kind])) and math.isfinite(value)]
     low, high = min(found) / 1.2, max(found) * 1.2
     end = _WIDTH - _RIGHT
@@ -39,7 +39,13 @@ def figure(rows: Sequence[Mapping[str, Any]]) -> Html:
     lines = [
         (
             tag("line", x1=across(tick), x2=across(tick), y1=_TOP - 10, y2=height - 30, stroke="#d4d4d4"),
-            tag("text", f"{tick:g}", x=across(tick), y=height - 12, text_anchor="middle"),
+            tag(
+                "text",
+                f"{tick:,.0f}" if tick >= 1 else f"{tick:g}",
+                x=across(tick),
+                y=height - 12,
+                text_anchor="middle",
+            ),
         )
         for tick in _TICKS
         if low <= tick <= high
