@@ -62,7 +62,7 @@ class Term(ABC):
     tight: ClassVar[bool] = False
     """Whether its profile is exact, and not only an upper bound."""
     less_by_renyi: ClassVar[bool] = False
-    """Whether composing its divergences may give less than composing its profile."""
+    """Whether composing its `sharper` divergences may give less than composing its profile."""
     replaces: ClassVar[bool] = False
     """Whether dp_accounting knows the event of `renyi` under replace-one adjacency only."""
 
@@ -85,6 +85,10 @@ class Term(ABC):
 
     def divergences(self, orders: Sequence[float]) -> Array | None:  # noqa: ARG002
         """Bounds on its Rényi divergences, where it has its own; None where `renyi` gives them."""
+        return None
+
+    def sharper(self, orders: Sequence[float]) -> Array | None:  # noqa: ARG002
+        """Tighter ones than published accountants have, for the verified ε; what papers claim does not know them."""
         return None
 
 
@@ -306,7 +310,7 @@ class WithoutReplacement(Term):
 
     backward = forward
 
-    def divergences(self, orders: Sequence[float]) -> Array:
+    def sharper(self, orders: Sequence[float]) -> Array:
         """The claim of `assay.accounting.subsets`."""
         return subsets.divergences(self.size / self.source, self.base.multiplier, orders)
 
