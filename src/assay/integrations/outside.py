@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -242,6 +243,7 @@ class OutsideRun:
         settings = {**training_json(Training(seed=privacy.seed)), "max_physical_batch": max_physical_batch, **training}
         spec = {
             "kind": CENTRAL, "plan": plan.to_json(), "training": settings, "names": names, "resume_with": resume_with,
+            "token": secrets.token_hex(8),  # checkpoints of another run with the same settings are not this run's
         }  # fmt: skip
         directory = None
         if kept is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -12,6 +14,7 @@ from assay.errors import ConfigError
 IGNORED = -100
 """The label of positions that do not count."""
 _OWN_LOSS = "a compute_loss_func that gives one loss per record"
+_CLOSE = 1e-3  # relative; a loss of another kind is off by far more
 
 
 def decoder_inputs(model: Any, batch: dict[str, Any]) -> tuple[dict[str, Any], Tensor | None]:
@@ -58,12 +61,52 @@ def record_losses(outputs: Any, labels: Tensor | None, config: Any, *, shifts: b
     if not isinstance(logits, Tensor) or labels is None:
         missing = "labels" if labels is None else "logits"
         raise ConfigError("compute_loss_func", f"a batch without {missing}", _OWN_LOSS)
-    logits = logits.float()
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if logits.dim() == 3 and labels.dim() == 2:
         return _of_positions(logits, labels, shifts=shifts, smoothing=smoothing)
     if logits.dim() == 2 and labels.dim() in (1, 2) and not shifts:
         return _of_class(logits, labels, getattr(config, "problem_type", None), smoothing)
     raise ConfigError("compute_loss_func", f"logits {tuple(logits.shape)} and labels {tuple(labels.shape)}", _OWN_LOSS)
+
+
+def predicts_next(model: Any, batches: Iterable[dict[str, Any]], guess: bool) -> bool:
+    """Whether position i of this model predicts label i + 1, by the model's own loss of one record at a time.
+
+    So `record_losses` computes what the model would have been trained on without privacy, or is not used.
+
+    Args:
+        model: A copy of the model, in eval mode: what it does with the records stays in it.
+        batches: Batches of one record. The first that has a loss decides.
+        guess: The answer for a model that states no loss.
+
+    Raises:
+        ConfigError: The model's own loss is another one.
+    """
+    for batch in batches:
+        with torch.no_grad():
+            own = getattr(model(**batch), "loss", None) if "labels" in batch else None
+            if own is None:
+                return guess
+            if own.dim() or not bool(torch.isfinite(own)):  # no label of this record counts
+                continue
+            inputs, labels = decoder_inputs(model, batch)
+            outputs = model(**inputs)
+            for shifts in (guess, not guess):
+                if _agrees(own, outputs, labels, model.config, shifts):
+                    return shifts
+        raise ConfigError(
+            "compute_loss_func", None, f"a function with one loss per record: the loss of {type(model).__name__} is "
+            "not the mean over a record's labels",
+        )  # fmt: skip
+    return guess
+
+
+def _agrees(own: Tensor, outputs: Any, labels: Tensor | None, config: Any, shifts: bool) -> bool:
+    try:
+        mine = record_losses(outputs, labels, config, shifts=shifts, smoothing=0.0)
+    except ConfigError:
+        return False
+    return bool((mine.mean() - own).abs() <= _CLOSE * own.abs() + 1e-6)
 
 
 def _of_positions(logits: Tensor, labels: Tensor, *, shifts: bool, smoothing: float) -> Tensor:

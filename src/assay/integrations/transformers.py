@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import get_last_checkpoint
 
 from assay._util import seals
@@ -35,10 +36,11 @@ from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
 from assay.gradients.clip_rules import ClipRule
 from assay.integrations.outside import OutsideRun, Privacy
-from assay.integrations.record_losses import decoder_inputs, record_losses
+from assay.integrations.record_losses import decoder_inputs, predicts_next, record_losses
 from assay.integrations.trainer_arguments import check_arguments, check_distribution
 from assay.methods import Method
 from assay.methods.plan import Plan
+from assay.models import copies
 from assay.runs import schema
 from assay.runs.result import Result
 from assay.training.preflight import check_precision
@@ -256,10 +258,23 @@ class PrivateTrainer(transformers.Trainer):
                 outputs,
                 labels,
                 inner.config,
-                shifts=self._loss_shifts_labels,
+                shifts=self._shifts,
                 smoothing=self.args.label_smoothing_factor,
             )
         return (losses, outputs) if return_outputs else losses
+
+    @functools.cached_property
+    def _shifts(self) -> bool:
+        """Whether the model predicts the next word, as its own loss shows."""
+        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        words = type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+        guess = self._loss_shifts_labels or (words and not getattr(base.config, "is_encoder_decoder", False))
+        copied = copies.of_model(self.model)
+        if copied is None or self.train_dataset is None:
+            return bool(guess)
+        records = self._records()
+        some = (self._prepare_inputs(records.gather(torch.tensor([i]))) for i in range(min(8, len(records))))
+        return predicts_next(copied.eval(), some, bool(guess))
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: Any) -> tuple[list[Any], None]:  # noqa: ARG002
         """One step, without a count of what is in its batch."""
@@ -348,7 +363,7 @@ class PrivateTrainer(transformers.Trainer):
             return found.float() if found.dtype == torch.bfloat16 else found
 
         privacy = self.privacy
-        if privacy.loss_bound is None:
+        if privacy.loss_bound is None and self.compute_loss_func is None:
             privacy = replace(privacy, loss_bound=_loss_bound(self))
         return OutsideRun(
             model,
@@ -464,7 +479,7 @@ def _kept(folder: Path) -> Mapping[str, Any]:
 def _loss_bound(trainer: PrivateTrainer) -> float:
     """Up to where a record's loss counts in the released one: that of guessing at random, where words are predicted."""
     config = trainer.model.config
-    if trainer._loss_shifts_labels or getattr(config, "is_encoder_decoder", False):
+    if trainer._shifts or getattr(config, "is_encoder_decoder", False):
         return max(3.0, math.log(getattr(config, "vocab_size", 1) or 1))
     return 3.0
 

@@ -92,6 +92,7 @@ SPEC: Mapping[str, Shape] = {
     "training": _TRAINING,
     "names": _NAMES,
     "resume_with?": str,
+    "token?": str,
     "budget?": (dict, NoneType),
 }
 """`run.json` of `assay train`. Runs in somebody else's loop say in `resume_with` what continues them."""
