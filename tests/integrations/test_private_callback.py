@@ -15,6 +15,7 @@ from assay import ConfigError, Optimizer, Plan, Training, UnsupportedModelError,
 from assay.runs import verify
 
 pl = pytest.importorskip("lightning.pytorch")
+torchmetrics = pytest.importorskip("torchmetrics")
 
 from assay.integrations.lightning import PrivateCallback  # noqa: E402
 
@@ -169,6 +170,34 @@ def _logs(self: Any, batch: Any, batch_idx: int) -> Tensor:
     return losses
 
 
+def _collects(self: Any, batch: Any, batch_idx: int) -> Tensor:
+    losses = Classifier.training_step(self, batch, batch_idx)
+    self.collected.append(losses.detach().mean())
+    return losses
+
+
+def _adds_up(self: Any, batch: Any, batch_idx: int) -> Tensor:
+    losses = Classifier.training_step(self, batch, batch_idx)
+    self.total = getattr(self, "total", 0.0) + float(losses.mean())
+    return losses
+
+
+class Counts(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.hits = torchmetrics.classification.MulticlassAccuracy(3)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.hits(self.net(batch[0]), batch[1])
+        return super().training_step(batch, batch_idx)
+
+
+def with_list() -> Any:
+    module = module_with(training_step=_collects)
+    module.collected = []
+    return module
+
+
 def _mean(self: Any, batch: Any, batch_idx: int) -> Tensor:
     return Classifier.training_step(self, batch, batch_idx).mean()
 
@@ -196,6 +225,9 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
         {"module": lambda: module_with(on_after_batch_transfer=lambda self, batch, i: batch)}, ConfigError,
     ),
     "log": ({"module": lambda: module_with(training_step=_logs)}, ConfigError),
+    "losses kept in a list": ({"module": with_list}, ConfigError),
+    "losses added up": ({"module": lambda: module_with(training_step=_adds_up)}, ConfigError),
+    "hits counted in a metric": ({"module": Counts}, ConfigError),
     "a mean over the batch": ({"module": lambda: module_with(training_step=_mean)}, ConfigError),
     "a loss that depends on other records": (
         {"module": lambda: module_with(training_step=_mixes)}, UnsupportedModelError,

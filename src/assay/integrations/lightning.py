@@ -36,6 +36,7 @@ from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients.clip_rules import ClipRule
+from assay.integrations.lightning_kept import check_nothing_kept, traces
 from assay.integrations.lightning_settings import check_loader, check_module, check_trainer
 from assay.integrations.outside import OutsideRun, Privacy
 from assay.methods import Method
@@ -165,7 +166,7 @@ class PrivateCallback(pl.Callback):
         plan = self.privacy.plan_for(module, records, batch_size=batch, epochs=epochs)
         precision = "bf16" if trainer.precision == "bf16-mixed" else "float32"
         check_precision(precision, module.device)
-        self._replace(module)
+        self._take_over(module)
         try:
             self._private = OutsideRun(
                 module,
@@ -185,7 +186,7 @@ class PrivateCallback(pl.Callback):
                 kept=kept,
             )
         except BaseException:
-            self._restore(module)
+            self._hand_back(module)
             raise
 
     def _losses(self, trainer: Any, user: Any) -> Any:
@@ -194,12 +195,13 @@ class PrivateCallback(pl.Callback):
         def losses(module: Any, batch: Any) -> Tensor:
             batch = move_data_to_device(batch, module.device)
             index = (max(0, trainer.fit_loop.batch_idx),) if indexed else ()
-            self._stepping = True
+            before, self._stepping = traces(module), True
             try:
                 with trainer.precision_plugin.train_step_context():
                     found = user(module, batch, *index)
             finally:
                 self._stepping = False
+            check_nothing_kept(module, before)
             found = found.get("loss") if isinstance(found, Mapping) else found
             if not isinstance(found, Tensor):
                 raise ConfigError(
@@ -209,7 +211,7 @@ class PrivateCallback(pl.Callback):
 
         return losses
 
-    def _replace(self, module: pl.LightningModule) -> None:
+    def _take_over(self, module: pl.LightningModule) -> None:
         """Let the loop ask for steps: its closure calls `training_step`, clears `.grad` and calls `backward`."""
         callback, log, log_dict = self, module.log, module.log_dict
 
@@ -239,7 +241,7 @@ class PrivateCallback(pl.Callback):
         for name, made in zip(_REPLACED, (training_step, backward, checked_log, checked_log_dict), strict=True):
             object.__setattr__(module, name, made)
 
-    def _restore(self, module: pl.LightningModule) -> None:
+    def _hand_back(self, module: pl.LightningModule) -> None:
         for name in _REPLACED:
             module.__dict__.pop(name, None)
 
@@ -292,7 +294,7 @@ class PrivateCallback(pl.Callback):
             self._leave(pl_module)
 
     def _leave(self, module: pl.LightningModule, *error: Any) -> None:
-        self._restore(module)
+        self._hand_back(module)
         private, self._private = self._private, None
         if private is not None:
             private.close(*error)

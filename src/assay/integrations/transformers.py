@@ -28,8 +28,6 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import get_last_checkpoint
 
-from assay._util import seals
-from assay._util.files import replace_json
 from assay.data.loading import Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
@@ -38,17 +36,13 @@ from assay.gradients.clip_rules import ClipRule
 from assay.integrations.outside import OutsideRun, Privacy
 from assay.integrations.record_losses import decoder_inputs, predicts_next, record_losses
 from assay.integrations.trainer_arguments import check_arguments, check_distribution
+from assay.integrations.trainer_parts import STATE, Epochs, Follow, keep_in, kept_in, settings, usual_loss_bound
 from assay.methods import Method
 from assay.methods.plan import Plan
 from assay.models import copies
-from assay.runs import schema
 from assay.runs.result import Result
 from assay.training.preflight import check_precision
 
-STATE = "assay.json"
-"""The file in every checkpoint that says which run it belongs to, and where that run was."""
-_SCHEMA = "assay.outside/1"
-_SHAPE: schema.Shape = {"run": str, "state": {"step": int, "meter": dict, "history": [dict], "seconds": (int, float)}}
 _RELIED_ON = (
     "_inner_training_loop",
     "_init_training_state",
@@ -131,6 +125,7 @@ class PrivateTrainer(transformers.Trainer):
         )  # fmt: skip
         self.result: Result | None = None
         self._private: OutsideRun | None = None
+        self._stepping = False
         self._check_methods()
         arguments = inspect.signature(transformers.Trainer.__init__).bind_partial(self, *given, **others).arguments
         del arguments["self"]
@@ -143,7 +138,7 @@ class PrivateTrainer(transformers.Trainer):
         inner.gradient_accumulation_steps = 1
         super().__init__(**arguments)
         check_distribution(self)
-        self.callback_handler.callbacks.insert(0, _Follow(self))
+        self.callback_handler.callbacks.insert(0, Follow(lambda: self._running))
 
     def _check_methods(self) -> None:
         """Refuse a version of transformers whose loop we do not know, and subclasses that draw batches themselves."""
@@ -181,7 +176,7 @@ class PrivateTrainer(transformers.Trainer):
                 "get_train_dataloader", "called outside train()", "train(): a batch that nobody charged for is no "
                 "batch of this run. For evaluation use get_eval_dataloader",
             )  # fmt: skip
-        return _Epochs(self._private, self.train_dataset)
+        return Epochs(self._private, self.train_dataset)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """As `Trainer`; the training records are refused, because no ε covers what is measured on them.
@@ -225,7 +220,11 @@ class PrivateTrainer(transformers.Trainer):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        return torch.tensor(private.take() or 0.0, device=self.args.device)
+        self._stepping = True
+        try:
+            return torch.tensor(private.take() or 0.0, device=self.args.device)
+        finally:
+            self._stepping = False
 
     def compute_loss(
         self,
@@ -318,7 +317,7 @@ class PrivateTrainer(transformers.Trainer):
             if folder is None:
                 raise ConfigError("resume_from_checkpoint", True, f"a checkpoint in {self.args.output_dir}")
         if folder is not None:
-            _kept(Path(str(folder)))  # refuses a checkpoint of another trainer before it is loaded
+            kept_in(Path(str(folder)))  # refuses a checkpoint of another trainer before it is loaded
         return super().train(resume_from_checkpoint=folder, ignore_keys_for_eval=ignore_keys_for_eval)
 
     def hyperparameter_search(self, *given: Any, **others: Any) -> Any:
@@ -333,7 +332,7 @@ class PrivateTrainer(transformers.Trainer):
         self, batch_size: Any = None, args: Any = None, resume_from_checkpoint: Any = None, trial: Any = None,
         ignore_keys_for_eval: Any = None,
     ) -> Any:  # fmt: skip
-        kept = None if resume_from_checkpoint is None else _kept(Path(resume_from_checkpoint))
+        kept = None if resume_from_checkpoint is None else kept_in(Path(resume_from_checkpoint))
         with self._begin(kept) as self._private:
             try:
                 return super()._inner_training_loop(
@@ -364,7 +363,8 @@ class PrivateTrainer(transformers.Trainer):
 
         privacy = self.privacy
         if privacy.loss_bound is None and self.compute_loss_func is None:
-            privacy = replace(privacy, loss_bound=_loss_bound(self))
+            words = self._shifts or getattr(model.config, "is_encoder_decoder", False)
+            privacy = replace(privacy, loss_bound=usual_loss_bound(model.config, words=words))
         return OutsideRun(
             model,
             losses,
@@ -372,7 +372,7 @@ class PrivateTrainer(transformers.Trainer):
             plan,
             privacy,
             out=self._out,
-            training=_settings(self),
+            training=settings(self),
             resume_with="PrivateTrainer(...).train(resume_from_checkpoint=True) from Python",
             max_physical_batch=physical,
             kept=kept,
@@ -407,11 +407,18 @@ class PrivateTrainer(transformers.Trainer):
         if private.measured:
             return output
         metrics = {name: value for name, value in output.metrics.items() if name != "train_loss"}
-        return output._replace(training_loss=math.nan, metrics=metrics)
+        return type(output)(output.global_step, math.nan, metrics)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log with ε. The loss in `logs` is the released one; where none is released, there is none."""
+        """Log with ε. The loss in `logs` is the released one; where none is released, there is none.
+
+        Raises:
+            ConfigError: `compute_loss` logs: what it computes from the records is not covered by ε.
+        """
         private = self._private
+        if self._stepping:
+            raise ConfigError("log", ", ".join(logs), "nothing in compute_loss: ε does not cover it. The released loss "
+                              "is logged")  # fmt: skip
         if private is not None and not any(name.startswith("eval") for name in logs):
             if not private.measured:
                 logs = {name: value for name, value in logs.items() if name not in ("loss", "train_loss")}
@@ -424,80 +431,7 @@ class PrivateTrainer(transformers.Trainer):
         """Write where the run is. Generators are not stored: whoever had their states would know the run's dropout."""
         state = self._running.state()
         if self.args.should_save:
-            Path(output_dir).mkdir(parents=True, exist_ok=True)
-            replace_json(Path(output_dir) / STATE, seals.sealed({"schema": _SCHEMA, **state}))
+            keep_in(Path(output_dir), state)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         """Nothing: a resumed run has fresh randomness."""
-
-
-class _Follow(transformers.TrainerCallback):
-    """Notes every step in the history of the run, before other callbacks look."""
-
-    def __init__(self, trainer: PrivateTrainer) -> None:
-        self._trainer = trainer
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        private = self._trainer._running
-        state.epoch = private.step.taken / private.steps_per_epoch  # the loop counts from where it resumed
-        private.follow()
-
-
-class _Epochs:
-    """What the loop takes for a loader: the steps that are left in an epoch, by their number."""
-
-    def __init__(self, private: OutsideRun, dataset: Any) -> None:
-        self._private, self.dataset = private, dataset
-
-    def __len__(self) -> int:
-        return self._private.steps_per_epoch
-
-    def __iter__(self) -> Iterator[int]:
-        private = self._private
-        each = private.steps_per_epoch
-        end = min(private.step.limit, (private.step.taken // each + 1) * each)
-        return iter(range(private.step.taken, end))
-
-
-def _kept(folder: Path) -> Mapping[str, Any]:
-    """What a checkpoint says about its run.
-
-    Raises:
-        ConfigError: It is not a checkpoint of a private run.
-    """
-    path = folder / STATE
-    if not path.is_file():
-        raise ConfigError(
-            "resume_from_checkpoint", str(folder), f"a checkpoint that PrivateTrainer wrote, with its {STATE}. To "
-            "start from public weights, load them into the model",
-        )  # fmt: skip
-    kept = schema.read(path, {_SCHEMA: True})
-    schema.check(path, kept, _SHAPE)
-    return kept
-
-
-def _loss_bound(trainer: PrivateTrainer) -> float:
-    """Up to where a record's loss counts in the released one: that of guessing at random, where words are predicted."""
-    config = trainer.model.config
-    if trainer._shifts or getattr(config, "is_encoder_decoder", False):
-        return max(3.0, math.log(getattr(config, "vocab_size", 1) or 1))
-    return 3.0
-
-
-def _settings(trainer: PrivateTrainer) -> dict[str, Any]:
-    """How the loop trains, for the record."""
-    args = trainer.args
-    made = trainer.optimizer
-    optimizer = {
-        "name": str(getattr(args.optim, "value", args.optim)) if made is None else type(made).__name__,
-        "lr": args.learning_rate if made is None else made.param_groups[0]["lr"],
-        "weight_decay": args.weight_decay,
-        "schedule": str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)),
-        "max_grad_norm": args.max_grad_norm,
-    }
-    return {
-        "optimizer": optimizer,
-        "device": str(args.device),
-        "precision": "bf16" if args.bf16 else "float32",
-        "loop": f"transformers {transformers.__version__}, Trainer",
-    }
