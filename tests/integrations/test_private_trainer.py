@@ -226,6 +226,7 @@ def test_a_run_that_a_callback_ends_early_is_charged_for_its_whole_plan(tmp_path
     assert early.result.record["steps"] == 2
     assert early.result.record["status"] == "stopped"
     assert early.result.epsilon == pytest.approx(LONG.epsilon(), rel=1e-9)
+    assert early.state.log_history[-1]["epsilon"] == early.result.epsilon
 
 
 def test_no_loss_of_the_records_is_logged_and_no_count_of_what_was_drawn(tmp_path):

@@ -278,11 +278,13 @@ class PrivateCallback(pl.Callback):
         self._released = []
         pl_module.log_dict(values)
 
-    def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+    def on_train_end(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Write record and statement."""
         self._last = self._running.state()
         self.result = self._running.finish()
         self._leave(pl_module)
+        for logger in trainer.loggers:  # a run that ended early has spent the ε of its whole plan
+            logger.log_metrics({"epsilon": self.result.epsilon}, step=trainer.global_step)
 
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
         """Leave the run unfinished; its ledger holds what was spent."""
@@ -318,6 +320,13 @@ class _Steps:
 
     def __len__(self) -> int:
         return self._private.steps_per_epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing: the run itself knows where it is. Lightning warns about loaders without this."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Nothing to load."""
 
     def __iter__(self) -> Iterator[int]:
         if self._private.is_spent:

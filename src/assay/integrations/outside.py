@@ -279,6 +279,7 @@ class OutsideRun:
         self._seeded = privacy.seed is not None
         self._parts = self.step.batches_or_none(by_unit)
         self.result: Result | None = None
+        self._stopped = False
         if self.is_spent:
             self.close()
             raise BudgetSpentError(
@@ -310,6 +311,8 @@ class OutsideRun:
             BudgetSpentError: The plan or the budget allows no further step.
         """
         step, seeded_for = self.step, -1
+        if self._stopped:
+            raise AssayError("this run was stopped, and takes no further step")
         for part in self._parts:
             if self._seeded and seeded_for != step.taken:  # as `fit` does: dropout is part of what a seed fixes
                 seeded_for = step.taken
@@ -324,21 +327,26 @@ class OutsideRun:
         self._run.follow()
 
     def epsilon(self) -> float:
-        """The verified ε of the steps taken, without those charged ahead."""
-        return self.step.epsilon_taken()
+        """The verified ε of the steps taken, without those charged ahead; after `stop`, that of all steps."""
+        return self.step.epsilon() if self._stopped else self.step.epsilon_taken()
+
+    def stop(self) -> None:
+        """End the run here. If steps are left, it is charged for all of them.
+
+        When to end may depend on what was released, so the ε of the steps taken would be too small
+        (`assay.runs.callbacks`).
+        """
+        if not self.is_spent and not self._stopped:
+            self._run.end_early()
+        self._stopped = True
 
     def state(self) -> dict[str, Any]:
         """What belongs into a checkpoint of the other loop. All ranks call it together; it holds released values."""
         return {"run": self._digest, "state": self._run.state()[1]}
 
     def finish(self) -> Result:
-        """Write record and statement. A run that ends before its last step is charged for all of them.
-
-        When to end may depend on what was released, so the ε of the steps taken would be too small
-        (`assay.runs.callbacks`).
-        """
-        if not self.is_spent:
-            self._run.end_early()
+        """Write record and statement. A run that ends before its last step is charged for all of them (`stop`)."""
+        self.stop()
         self.result = self._run.finish()
         return self.result
 

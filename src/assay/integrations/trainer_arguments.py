@@ -80,3 +80,5 @@ def check_distribution(trainer: Any) -> None:
     kind = str(getattr(trainer.accelerator.distributed_type, "value", trainer.accelerator.distributed_type))
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU", "MPS"):
         raise ConfigError("accelerate", kind, "one whole model for each process, as torchrun starts them")
+    if trainer.accelerator.scaler is not None:  # accelerate takes its precision from the environment, too
+        raise ConfigError("mixed_precision", trainer.accelerator.mixed_precision, _REFUSED["fp16"][1])

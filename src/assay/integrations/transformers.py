@@ -256,18 +256,23 @@ class PrivateTrainer(transformers.Trainer):
             losses = record_losses(
                 outputs,
                 labels,
-                inner.config,
+                getattr(inner, "config", None),
                 shifts=self._shifts,
                 smoothing=self.args.label_smoothing_factor,
             )
         return (losses, outputs) if return_outputs else losses
+
+    @property
+    def _has_decoder(self) -> bool:
+        """Whether the model is an encoder with a decoder."""
+        return bool(getattr(getattr(self.model, "config", None), "is_encoder_decoder", False))
 
     @functools.cached_property
     def _shifts(self) -> bool:
         """Whether the model predicts the next word, as its own loss shows."""
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         words = type(base).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-        guess = self._loss_shifts_labels or (words and not getattr(base.config, "is_encoder_decoder", False))
+        guess = self._loss_shifts_labels or (words and not self._has_decoder)
         copied = copies.of_model(self.model)
         if copied is None or self.train_dataset is None:
             return bool(guess)
@@ -363,8 +368,9 @@ class PrivateTrainer(transformers.Trainer):
 
         privacy = self.privacy
         if privacy.loss_bound is None and self.compute_loss_func is None:
-            words = self._shifts or getattr(model.config, "is_encoder_decoder", False)
-            privacy = replace(privacy, loss_bound=usual_loss_bound(model.config, words=words))
+            words = self._shifts or self._has_decoder
+            bound = usual_loss_bound(getattr(model, "config", None), words=words)
+            privacy = replace(privacy, loss_bound=bound)
         return OutsideRun(
             model,
             losses,
@@ -402,6 +408,7 @@ class PrivateTrainer(transformers.Trainer):
 
     def _finalize_training(self, *given: Any, **others: Any) -> Any:
         private = self._running
+        private.stop()  # before the last log, which shows ε
         output = super()._finalize_training(*given, **others)  # type: ignore[no-untyped-call,unused-ignore]
         self.result = private.finish()
         if private.measured:
