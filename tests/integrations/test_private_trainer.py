@@ -21,17 +21,7 @@ peft = pytest.importorskip("peft")
 
 from assay.integrations.transformers import PrivateTrainer  # noqa: E402
 
-from .tiny import KINDS, bert, gpt2, llama, packed, padded, records, sentence, text, words  # noqa: E402
-
-PLAN = Plan(records=24, batch_size=8, steps=3, noise_multiplier=1.0, delta=1e-3)
-
-
-def arguments(folder: Path, **settings: Any) -> Any:
-    given = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "optim": "sgd"}
-    given |= {"learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "logging_steps": 1}
-    return transformers.TrainingArguments(
-        output_dir=str(folder), **{**given, "per_device_train_batch_size": 64, **settings}
-    )
+from .tiny import KINDS, PLAN, arguments, bert, gpt2, llama, packed, padded, records, sentence, text, words  # noqa: E402
 
 
 def trainer(folder: Path, model: Any = None, of: Any = sentence, args: Any = None, **settings: Any) -> PrivateTrainer:

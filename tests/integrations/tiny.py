@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
+from assay import Plan
+
 WORDS, CLASSES = 40, 3
 Record = dict[str, Any]
+PLAN = Plan(records=24, batch_size=8, steps=3, noise_multiplier=1.0, delta=1e-3)
+
+
+def arguments(folder: Path, **settings: Any) -> Any:
+    given = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "optim": "sgd"}
+    given |= {"learning_rate": 0.5, "lr_scheduler_type": "constant", "max_grad_norm": 0.0, "logging_steps": 1}
+    return transformers.TrainingArguments(
+        output_dir=str(folder), **{**given, "per_device_train_batch_size": 64, **settings}
+    )
 
 
 def _drawn(seed: int) -> torch.Generator:

@@ -22,10 +22,9 @@ from assay import PrivateStep, Result
 from assay.integrations.lightning import PrivateCallback
 from assay.integrations.transformers import PrivateTrainer
 from assay.randomness.streams import Seeded
-from integrations.test_private_callback import PLAN as ROWS
-from integrations.test_private_callback import Classifier, data
-from integrations.test_private_trainer import PLAN, arguments
-from integrations.tiny import bert, padded, records, sentence
+from integrations.rows import PLAN as ROWS
+from integrations.rows import Classifier, data
+from integrations.tiny import PLAN, arguments, bert, padded, records, sentence
 
 Outcome = tuple[nn.Module, float]
 
