@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,21 @@ def test_a_resumed_run_never_shows_less_and_a_seeded_one_has_the_bits_of_a_whole
         with pytest.raises(ConfigError) as found:
             run(tmp_path, ckpt=second, given=given)
         assert found.value.field == field
+
+
+def test_a_run_with_nothing_left_to_spend_is_finished_with_the_model_of_its_checkpoint(tmp_path):
+    class Fails(Seen):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == PLAN.steps:
+                raise RuntimeError("power cut")
+
+    plan = replace(PLAN, epsilon_limit=PLAN.epsilon())
+    with pytest.raises(RuntimeError, match="power cut"):
+        run(tmp_path, seen=Fails(), saves=True, given={"plan": plan})
+    (last,) = tmp_path.glob("*step=5.ckpt")
+    private, _, _ = run(tmp_path, saves=True, ckpt=last, given={"plan": plan})
+    assert private.result.budget_spent
+    assert (private.result.record["steps"], private.result.record["steps_charged"]) == (5, 6)
 
 
 def test_a_run_that_ends_early_is_charged_for_its_whole_plan(tmp_path):

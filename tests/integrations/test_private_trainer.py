@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,24 @@ def test_an_unseeded_run_that_resumes_pays_for_what_it_takes_again(tmp_path):
         trainer(tmp_path, args=SAVES, plan=LONG).train(resume_from_checkpoint=True)
     with pytest.raises(ConfigError, match="a run is there already"):
         trainer(tmp_path, plan=LONG).train()
+
+
+class Fails(transformers.TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == LONG.steps:
+            raise KeyboardInterrupt
+
+
+def test_a_run_with_nothing_left_to_spend_is_finished_with_the_model_of_its_checkpoint(tmp_path):
+    plan = replace(LONG, epsilon_limit=LONG.epsilon())
+    with pytest.raises(KeyboardInterrupt):
+        trainer(tmp_path, args=SAVES, plan=plan, callbacks=[Fails()]).train()
+    again = trainer(tmp_path, args=SAVES, plan=plan)
+    again.train(resume_from_checkpoint=True)
+    assert again.result is not None
+    assert again.result.budget_spent
+    assert (again.result.record["steps"], again.result.record["steps_charged"]) == (4, 5)
+    assert again.result.epsilon == pytest.approx(LONG.epsilon(), rel=1e-9)
 
 
 def test_a_checkpoint_without_its_ledger_or_of_another_run_is_refused(tmp_path):

@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader
 from assay.data.loading import Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
-from assay.errors import AssayError, BudgetSpentError, ConfigError
+from assay.errors import AssayError, ConfigError
 from assay.gradients.clip_rules import ClipRule
 from assay.integrations.lightning_kept import check_nothing_kept, traces
 from assay.integrations.lightning_settings import check_loader, check_module, check_trainer
@@ -253,6 +253,10 @@ class PrivateCallback(pl.Callback):
 
     # Steps and epochs
 
+    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """End at once where a resumed run has nothing left to spend."""
+        trainer.should_stop = trainer.should_stop or self._running.is_spent
+
     def on_train_batch_end(
         self,
         trainer: Any,
@@ -329,13 +333,6 @@ class _Steps:
         """Nothing to load."""
 
     def __iter__(self) -> Iterator[int]:
-        if self._private.is_spent:
-            raise BudgetSpentError(
-                f"the budget is spent after {self._private.step.taken} steps; there is no other epoch"
-            )
-        return self._numbers()
-
-    def _numbers(self) -> Iterator[int]:
         for number in range(len(self)):
             if self._private.is_spent:
                 return

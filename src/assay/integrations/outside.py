@@ -215,7 +215,7 @@ class OutsideRun:
         ConfigError: The settings do not go together, or the checkpoint is not one of the run in `out`.
         UnsupportedModelError: The model or the loss mixes records.
         LedgerError: The ledger is damaged, or does not cover the checkpoint.
-        BudgetSpentError: No step is left.
+        BudgetSpentError: The budget does not allow a single step.
     """
 
     def __init__(
@@ -237,6 +237,9 @@ class OutsideRun:
         by_unit = unit_records(records, privacy.units, plan)
         randomness = source(privacy.seed, False)
         check_ranks(plan, ranks.size)
+        if plan.stage is not None:
+            name, value = plan.stage_option
+            raise ConfigError(name, value, "nothing that is released before the first step: `assay.fit` does that")
         whole.train()
         rehearse(whole, records, plan, lambda trial, batch, _: trial(batch), randomness)
         names = {"model": type(model).__name__, **privacy.names}
@@ -280,7 +283,7 @@ class OutsideRun:
         self._parts = self.step.batches_or_none(by_unit)
         self.result: Result | None = None
         self._stopped = False
-        if self.is_spent:
+        if self.is_spent and self.step.taken == 0:  # a run that has taken steps is finished with the model it has
             self.close()
             raise BudgetSpentError(
                 f"the budget is spent after {self.step.taken} steps: ε = {at_most(self.step.epsilon())}"
