@@ -245,14 +245,13 @@ def test_no_loss_of_the_records_is_logged_and_no_count_of_what_was_drawn(tmp_pat
 
     private = trainer(tmp_path, args=SAVES, compute_loss_func=raw, eval_dataset=records(sentence, 4, first=90))
     output = private.train()
-    told = [{**entry} for entry in private.state.log_history] + [output.metrics, {"loss": output.training_loss}]
+    written = json.loads((tmp_path / "checkpoint-3" / "trainer_state.json").read_text())["log_history"]
+    told = [*private.state.log_history, *written, output.metrics, {"loss": output.training_loss}]
     assert all(abs(v) < 1000 for entry in told for k, v in entry.items() if "loss" in k)
     assert all(entry.get("total_flos", 0) == 0 for entry in told)
-    assert [entry["epsilon"] for entry in told if "loss" in entry and "epsilon" in entry] == sorted(
-        entry["epsilon"] for entry in told if "loss" in entry and "epsilon" in entry
-    )
-    for state in tmp_path.rglob("trainer_state.json"):
-        assert "432" not in state.read_text()
+    epsilons = [entry["epsilon"] for entry in private.state.log_history]
+    assert len(epsilons) == 4  # three steps, and the end
+    assert epsilons == sorted(epsilons)
     assert (tmp_path / "checkpoint-3" / "assay.json").exists()
     assert not [path for path in tmp_path.rglob("*") if "rng" in path.name]  # the states of generators stay secret
 
@@ -321,6 +320,29 @@ def test_what_would_go_around_the_plans_sampler_is_refused(tmp_path):
         trainer(tmp_path, args={"max_steps": 7}).train()
     with pytest.raises(ConfigError, match="hyperparameter_search"):
         private.hyperparameter_search()
+
+
+def test_a_subclass_may_compute_another_loss_but_not_log_it(tmp_path):
+    class Own(PrivateTrainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **others: Any) -> Any:
+            losses = model(inputs["input_ids"]).logits.square().sum(1)
+            if self.args.run_name == "logs":
+                self.log({"raw": float(losses.detach().mean())})
+            return losses
+
+    def own(folder: str, **args: Any) -> Own:
+        given = {"train_dataset": records(sentence), "data_collator": padded, "plan": PLAN}
+        return Own(model=bert(), args=arguments(tmp_path / folder, **args), **given)
+
+    private = own("a")
+    private.train()
+    assert private.result is not None
+    assert private.result.epsilon == pytest.approx(PLAN.epsilon(), rel=1e-9)
+    logs = own("b", run_name="logs")
+    with pytest.raises(ConfigError, match="nothing in compute_loss"):
+        logs.train()
+    assert logs.state.log_history == []
+    assert not (tmp_path / "b" / "privacy").exists()
 
 
 def test_half_precision_and_checkpointed_activations_train(tmp_path):

@@ -220,11 +220,7 @@ class PrivateTrainer(transformers.Trainer):
         model.train()
         if callable(getattr(self.optimizer, "train", None)):
             self.optimizer.train()
-        self._stepping = True
-        try:
-            return torch.tensor(private.take() or 0.0, device=self.args.device)
-        finally:
-            self._stepping = False
+        return torch.tensor(private.take() or 0.0, device=self.args.device)
 
     def compute_loss(
         self,
@@ -360,14 +356,19 @@ class PrivateTrainer(transformers.Trainer):
         check_precision("bf16" if args.bf16 else "float32", args.device)
 
         def losses(model: nn.Module, batch: Any) -> Tensor:
-            with trainer.compute_loss_context_manager():
-                found = trainer.compute_loss(model, trainer._prepare_inputs(batch))
+            trainer._stepping = True
+            try:
+                with trainer.compute_loss_context_manager():
+                    found = trainer.compute_loss(model, trainer._prepare_inputs(batch))
+            finally:
+                trainer._stepping = False
             if not isinstance(found, Tensor):
                 raise ConfigError("compute_loss", type(found).__name__, "a tensor with one loss per record")
             return found.float() if found.dtype == torch.bfloat16 else found
 
         privacy = self.privacy
-        if privacy.loss_bound is None and self.compute_loss_func is None:
+        own = self.compute_loss_func is not None or type(self).compute_loss is not PrivateTrainer.compute_loss
+        if privacy.loss_bound is None and not own:
             words = self._shifts or self._has_decoder
             bound = usual_loss_bound(getattr(model, "config", None), words=words)
             privacy = replace(privacy, loss_bound=bound)
