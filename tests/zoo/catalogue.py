@@ -347,4 +347,20 @@ ZOO: tuple[Mutant, ...] = (
         "test_spending.py::test_a_report_of_figures_that_nothing_covers",
         ("a report with figures that no ε covers", "left out unless asked for", "shows_everything"),
     ),
+    *_each(
+        "refused on the first batch",
+        "test_trainers.py::test_losses_divided_by_the_words_of_the_batch_are_refused",
+        ("another trainer's losses over the words of the batch", "over a record's own words", ""),
+    ),
+    *_each(
+        "ledger",
+        "test_trainers.py::test_a_checkpoint_is_continued_on_its_own_ledger_alone",
+        ("another trainer's checkpoint continued on an empty ledger", "on its own", ""),
+        ("another trainer's checkpoint continued on the ledger of a twin", "on its own", ""),
+    ),
+    *_each(
+        "ledger",
+        "test_trainers.py::test_a_loop_that_leaves_a_step_out_or_ends_early_is_charged_all_the_same",
+        ("a step that another trainer leaves out is not charged", "charged before it is taken", ""),
+    ),
 )

@@ -162,6 +162,8 @@ class RunDirectory:
         """What continues the run: a shell command, or a call in Python for a run that was made there."""
         with contextlib.suppress(AssayError, OSError):  # a damaged run.json is reported by whoever resumes
             spec = self.read_spec()
+            if "resume_with" in spec:
+                return str(spec["resume_with"])
             if not is_by_name(spec):
                 if spec.get("kind") == schema.FEDERATED:
                     return f"assay.federated.server.resume(model, carrier, {str(self.path)!r}) from Python"

@@ -41,11 +41,13 @@ class Course(ABC):
     Attributes:
         word: What one advance is called: "step" or "round".
         saves_always: Whether a checkpoint follows every advance, and not only the end of an epoch.
+        saves_itself: Whether whoever owns the loop keeps the checkpoints, so that the run writes none.
         loss: The loss that the test records are measured with.
     """
 
     word: ClassVar[str] = "step"
     saves_always: ClassVar[bool] = False
+    saves_itself: ClassVar[bool] = False
     loss: Loss
 
     @property
@@ -142,7 +144,11 @@ def steps_covered(state: Mapping[str, Any]) -> int:
 
 
 class Run:
-    """One run. `go` takes it to its end."""
+    """One run. `go` takes it to its end.
+
+    Where the loop is somebody else's (`assay.integrations`), that loop calls `follow` after every advance and `finish`
+    at the end, inside `with run:`.
+    """
 
     def __init__(
         self,
@@ -156,6 +162,7 @@ class Run:
         callbacks: Iterable[Callback] = (),
         ranks: World = ALONE,
         lease: Lease | None = None,
+        saved: Saved | None = None,
     ) -> None:
         """Open the ledger and begin, or continue from the checkpoint in `directory`.
 
@@ -169,6 +176,7 @@ class Run:
             callbacks: Told about the released progress; they may end the run.
             ranks: The processes that train together.
             lease: Its part in a budget, if it has one. It is reserved here.
+            saved: A checkpoint that the owner of the loop kept, in place of one in `directory`.
         """
         if not ranks.leader:  # only the leader writes and shows
             directory, callbacks = None, ()
@@ -183,7 +191,8 @@ class Run:
         self._ledger = opened[0] if opened else _ledger(plan, None)
         with ExitStack() as undo:  # an error here leaves model and ledger to others
             undo.callback(self._ledger.close)
-            saved = ranks.once(self._lock)
+            kept = ranks.once(self._lock)
+            saved = kept if saved is None else saved
             if lease is not None:
                 self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory, self._ledger)).covers
             if (columns := getattr(plan, "columns", None)) is not None:
@@ -198,6 +207,7 @@ class Run:
             self.course = begin(self._ledger, directory, saved)
             undo.callback(self.course.close)
             self._test = None if test is None else self.course.tested(test)
+            self._begun = time.monotonic() - self._seconds
             self._undo = undo.pop_all()
 
     def _give_back(self, failed: object, *_: object) -> None:
@@ -235,28 +245,60 @@ class Run:
         Raises:
             InterruptedRunError: The process was asked to stop; a checkpoint is written.
         """
-        with self._undo:
+        with self:
             with stop_requests() as stop:
-                self._advance(stop)
+                for _ in self.course.advance():
+                    if self.follow(stop):
+                        break
+            return self.finish()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
+
+    def follow(self, stop: Callable[[], bool] = lambda: False) -> bool:
+        """Do what follows an advance: history, checkpoint and callbacks.
+
+        Args:
+            stop: Whether the process was asked to stop.
+
+        Returns:
+            Whether the run ends here because a callback asked for it.
+
+        Raises:
+            InterruptedRunError: The process was asked to stop; a checkpoint is written.
+        """
+        course = self.course
+        self._seconds = time.monotonic() - self._begun
+        at_end = course.ends_epoch or course.taken == course.limit
+        saved = at_end or course.saves_always
+        if at_end:
+            self._note()
+        if saved:
+            self._save()
+        self._tell(at_end)
+        if self._world.any(stop() or self._callbacks.pause) and self._ends(saved):
+            self.end_early()
+            return True
+        return False
+
+    def finish(self) -> Result:
+        """Write record, statement and model, close the run, and tell the callbacks.
+
+        Returns:
+            The model with its record and its statement.
+        """
+        with self._undo:
             result = self._finish()
         self._callbacks.end(result)
         return result
 
-    def _advance(self, stop: Callable[[], bool]) -> None:
-        course = self.course
-        begun = time.monotonic() - self._seconds
-        for _ in course.advance():
-            self._seconds = time.monotonic() - begun
-            at_end = course.ends_epoch or course.taken == course.limit
-            saved = at_end or course.saves_always
-            if at_end:
-                self._note()
-            if saved:
-                self._save()
-            self._tell(at_end)
-            if self._world.any(stop() or self._callbacks.pause) and self._ends(saved):
-                self._end_early(at_end)
-                return
+    def state(self) -> Saved:
+        """What a later run takes as `saved`: the course's state and the run's own."""
+        tensors, state = self.course.state()
+        return tensors, {**state, "history": self._history, "seconds": self._seconds}
 
     def _ends(self, saved: bool) -> bool:
         """Whether a callback ends the run before its last step.
@@ -278,11 +320,11 @@ class Run:
         kept = f", checkpoint written; resume with: {self._directory.resume_command}" if self._directory else ""
         raise InterruptedRunError(f"stopped after {course.word} {course.taken} of {course.limit} as asked{kept}")
 
-    def _end_early(self, at_end: bool) -> None:
+    def end_early(self) -> None:
         """End the run here, as a callback asks, with the ε of all steps (`assay.runs.callbacks` says why)."""
         self.course.charge_rest()
         self._stopped = True
-        if not at_end:
+        if not self._history or self._history[-1]["step"] != self.course.taken:
             self._note()
             self._save()
         self._history[-1]["epsilon"] = number(self._world.once(self.course.epsilon))
@@ -325,10 +367,11 @@ class Run:
                 self._callbacks.tell_epoch(now, model)
 
     def _save(self) -> None:
-        tensors, state = self.course.state()
+        if self.course.saves_itself:
+            return
+        tensors, state = self.state()
         if self._directory is not None:
-            more = {"history": self._history, "seconds": self._seconds}
-            checkpoint.save(self._directory.checkpoint, tensors, {**state, **more}, self._digest)
+            checkpoint.save(self._directory.checkpoint, tensors, state, self._digest)
 
     def _evaluate(self) -> tuple[float | None, float | None]:
         if self._test is None:

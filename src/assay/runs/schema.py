@@ -91,9 +91,11 @@ SPEC: Mapping[str, Shape] = {
     "plan": _PLAN,
     "training": _TRAINING,
     "names": _NAMES,
+    "resume_with?": str,
+    "token?": str,
     "budget?": (dict, NoneType),
 }
-"""`run.json` of `assay train`."""
+"""`run.json` of `assay train`. Runs in somebody else's loop say in `resume_with` what continues them."""
 FEDERATED_SPEC: Mapping[str, Shape] = {
     "made_by?": str,
     "plan": _FEDERATED_PLAN,

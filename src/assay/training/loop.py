@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dp_accounting.dp_event import DpEvent, NoOpDpEvent
+from dp_accounting.dp_event import DpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -48,12 +48,13 @@ from assay.runs.metrics import cross_entropy, loss_of
 from assay.runs.progress import progress as show_progress
 from assay.runs.record import Facts
 from assay.runs.result import Result
-from assay.runs.run import Course, Run, Saved
+from assay.runs.run import Run, Saved
 from assay.runs.schema import CENTRAL
 from assay.runs.statement import scored
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.batches import unit_records
+from assay.training.course import StepCourse
 from assay.training.meter import MeanLoss
 from assay.training.planning import check_either, plan_for
 from assay.training.preflight import check_precision, check_run
@@ -407,7 +408,10 @@ def _unfinished(out: Path) -> tuple[RunDirectory, dict[str, Any]]:
     directory = RunDirectory.open(out)
     if directory.finished:
         raise AssayError(f"{out} is finished: there is nothing to resume")
-    return directory, directory.read_spec()
+    spec = directory.read_spec()
+    if "resume_with" in spec:
+        raise AssayError(f"{out} was trained in another loop, which keeps its checkpoints: {spec['resume_with']}")
+    return directory, spec
 
 
 class Insertion:
@@ -480,7 +484,7 @@ def train_again(
     return model.eval()
 
 
-class Loop(Course):
+class Loop(StepCourse):
     """The steps of one run: the one place where a central run trains.
 
     It writes nothing except what a stage keeps in the directory. `ledger` is charged first.
@@ -520,15 +524,13 @@ class Loop(Course):
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
-            # with exact noise the training loss is not released, because its sum is rounded
-            measured = plan.noise_multiplier > 0 and not plan.exact and not isinstance(plan.step_event, NoOpDpEvent)
             self.step = PrivateStep(
                 self.model,
                 plan,
                 ledger=ledger,
                 randomness=randomness,
                 max_physical_batch=training.max_physical_batch,
-                side=[self.meter] if measured else [],
+                side=self.side(plan),
                 augment=None if training.augment is None else augment.parse(training.augment),
                 taken=0 if saved is None else saved[1]["step"],
                 world=ranks,
@@ -644,12 +646,7 @@ class Loop(Course):
         if self.average is not None:
             tensors |= {f"average.{n}": t for n, t in self.average.values.items()}
         optimizer_tensors, optimizer_plain = checkpoint.optimizer_state(self.optimizer)
-        state = {
-            "step": self.step.taken,
-            "optimizer": optimizer_plain,
-            "meter": self.meter.state(),
-            "chain": self.step.chain.state(),
-        }
+        state = {**self.step_state(), "optimizer": optimizer_plain}
         return self.step.placement.whole(tensors | optimizer_tensors), state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -657,8 +654,7 @@ class Loop(Course):
             kept = _below("average.", tensors)
             self.average.load({n: self.step.placement.local(p, kept[n]) for n, p in self.model.named_parameters()})
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.local)
-        self.meter.restore(state["meter"])
-        self.step.chain.restore(state["chain"])
+        self.restore_step(state)
 
     @contextmanager
     def released_model(self) -> Iterator[nn.Module]:
@@ -669,52 +665,6 @@ class Loop(Course):
             undo.callback(self.model.train)
             yield self.model.eval()
 
-    @property
-    def taken(self) -> int:
-        """The steps taken so far."""
-        return self.step.taken
-
-    @property
-    def limit(self) -> int:
-        """The number of steps that the plan and the budget allow."""
-        return self.step.limit
-
-    @property
-    def epoch(self) -> float:
-        """Passes over the records so far."""
-        return self.plan.epochs_after(self.step.taken)
-
-    @property
-    def ends_epoch(self) -> bool:
-        """Whether the last step ended an epoch."""
-        return self.plan.ends_epoch(self.step.taken)
-
-    @property
-    def train_loss(self) -> float | None:
-        """The mean loss since the epoch began, as released."""
-        return self.meter.value
-
-    def settle(self) -> None:
-        """Return what was charged ahead and not used."""
-        self.step.settle()
-
-    def charge_rest(self) -> None:
-        """Charge all steps up to `limit`."""
-        self.step.charge_rest()
-
-    def epsilon(self) -> float:
-        """The verified ε of all that is charged."""
-        return self.step.epsilon()
-
-    def epsilon_taken(self) -> float:
-        """The verified ε of the steps taken."""
-        return self.step.epsilon_taken()
-
-    def note(self) -> dict[str, Any]:
-        """Nothing beside the common facts. The average loss starts again."""
-        self.meter.reset()
-        return {}
-
     def facts(self, names: Mapping[str, Any], *, stopped: bool) -> Facts:
         """What the record says of a central run."""
         return facts(self.plan, names, self.training.augment, self.step.randomness, self.step.taken, stopped=stopped)
@@ -722,18 +672,12 @@ class Loop(Course):
     def finish(self) -> tuple[nn.Module, Mapping[str, Tensor] | None, int]:
         """The model with its averaged weights, its whole tensors, and the number of gradients that were not finite."""
         self.apply_average()
-        nonfinite = torch.tensor(self.step.nonfinite)
-        self.world.sum([nonfinite])
-        return self.model, self.step.placement.whole(self.model.state_dict()), int(nonfinite)
+        return self.model, self.step.placement.whole(self.model.state_dict()), self.left_out()
 
     def apply_average(self) -> None:
         """End with the averaged weights, if there are any."""
         if self.average is not None:
             self.average.apply()
-
-    def close(self) -> None:
-        """Settle the ledger and detach from the model."""
-        self.step.close()
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,10 +12,14 @@ class MeanLoss:
 
     Printing the loss itself would be a release without noise. This takes one percent of a step's privacy, and the
     gradient's noise grows by half a percent. Over an epoch of MNIST the average is still accurate to a hundredth.
+
+    Attributes:
+        last: What the last step released, which noise may take below 0.
     """
 
     def __init__(self, bound: float = 3.0, share: float = 0.01) -> None:
         self.bound, self.share = bound, share
+        self.last = 0.0
         self._sum, self._steps = 0.0, 0
 
     @property
@@ -29,7 +33,8 @@ class MeanLoss:
 
     def receive(self, noisy: float, expected_size: float) -> None:
         """Add one step's average."""
-        self._sum += noisy / expected_size
+        self.last = noisy / expected_size
+        self._sum += self.last
         self._steps += 1
 
     @property

@@ -10,11 +10,12 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.data.apart import check_apart
@@ -29,6 +30,7 @@ from assay.mechanisms.gaussian import Gaussian
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss
 from assay.models import compat, copies
+from assay.randomness.streams import Randomness
 from assay.training import augment
 from assay.training.settings import Training, pick_device
 
@@ -132,8 +134,40 @@ def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> No
 def _rehearse(
     model: nn.Module, records: Records, loss: Loss, plan: Plan, training: Training, device: torch.device
 ) -> None:
-    """Refuse a model or a loss that fails on a few records. If it cannot be copied, the first batch shows it."""
+    """Refuse a model or a loss that fails on a few records."""
     model.to(device).train()
+
+    def losses(trial: nn.Module, batch: Any, engine: Engine) -> Tensor:
+        inputs, targets = pair(batch)
+        mine = copies.of_loss(loss)
+        outputs = training.outputs(trial, inputs, device)
+        separate(mine, outputs, targets, engine.coins)
+        found: Tensor = mine(outputs, targets)
+        return found
+
+    rehearse(model, records, plan, losses, training.randomness())
+
+
+def rehearse(
+    model: nn.Module,
+    records: Records,
+    plan: Plan,
+    losses: Callable[[nn.Module, Any, Engine], Tensor],
+    randomness: Randomness,
+) -> None:
+    """Refuse a model that fails on a few records. If it cannot be copied, the first batch shows it.
+
+    Args:
+        model: The model, where it will be trained; only copies of it see the records.
+        records: The records.
+        plan: Everything that decides ε.
+        losses: `losses(model, batch, engine)` gives one loss for each record, by way of the engine's model.
+        randomness: Chooses how the engine checks itself.
+
+    Raises:
+        ConfigError: The model or the loss fails on the records.
+        UnsupportedModelError: The model or the loss mixes records.
+    """
     compat.check(model)
     check_free(model)
     if len(records) < 2:
@@ -144,25 +178,29 @@ def _rehearse(
             return
         batch = records.gather(torch.arange(min(size, len(records))))
         try:
-            _try(trial, batch, copies.of_loss(loss), plan, training, device)
+            _try(trial, batch, plan, losses, randomness)
             return
         except UnsupportedModelError:
             if size == _SIZES[-1]:
                 raise
 
 
-def _try(model: nn.Module, batch: Any, loss: Loss, plan: Plan, training: Training, device: torch.device) -> None:
-    inputs, targets = pair(batch)
-    engine = Engine(model, {**RULES, **plan.chain().rules}, coins=training.randomness().stream("rehearsal", 0))
+def _try(
+    model: nn.Module,
+    batch: Any,
+    plan: Plan,
+    losses: Callable[[nn.Module, Any, Engine], Tensor],
+    randomness: Randomness,
+) -> None:
+    engine = Engine(model, {**RULES, **plan.chain().rules}, coins=randomness.stream("rehearsal", 0))
     try:
         with torch.random.fork_rng(devices=[]):
-            outputs = training.outputs(model, inputs, device)
-            separate(loss, outputs, targets, engine.coins)
-            engine.collect(loss(outputs, targets))
+            engine.collect(losses(model, batch, engine))
     except AssayError:
         raise
     except Exception as error:  # the user's own model and loss, which may fail in any way
-        shape = tuple(inputs.shape[1:]) if isinstance(inputs, torch.Tensor) else type(inputs).__name__
+        inputs = batch[0] if isinstance(batch, tuple | list) else batch
+        shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise ConfigError(
             "model",
             type(model).__name__,
