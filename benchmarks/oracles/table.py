@@ -25,7 +25,7 @@ REASONS: dict[str, str] = {
     "without-replacement": (
         "jax_privacy composes one pair, in which the same data set has the outlier in every step. Gradients that are "
         "chosen step by step exceed its number: ε is at least 9.281 where it says 9.236 (σ 1.5, 500 of 5,000, 50 "
-        "steps; `python -m benchmarks.oracles.adaptive`). So it is no upper bound. Assay is below every proven one."
+        "steps; `python -m benchmarks.oracles.adaptive`). So it is no upper bound for these."
     ),
 }
 
