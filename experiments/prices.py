@@ -5,7 +5,8 @@ times the processor time of one. A few steps of each kind of run are timed, with
 Runs of one kind have the same data, model and method. Evaluation on test records, and what a method does before its
 first step, are not in the price.
 
-Writes prices.json beside this file and the table of `experiments/README.md`; `--print` times nothing.
+Writes prices.json beside this file and the table of `experiments/README.md`. Kinds of runs that prices.json has are not
+timed again: delete the file to time all of them. `--print` times nothing.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ PRICES, ITEMS, PAGE = HERE / "prices.json", HERE / "papers.toml", HERE / "README
 BEGIN, END = "<!-- what there is: python experiments/prices.py -->", "<!-- end -->"
 STEPS = 5
 FIRST = 2  # the first steps also check the model and warm up
-BATCH = 128
-_KIND = ("data", "model", "method", "variant", "circulant", "micro_batch", "train_layers")
+BATCH, SMALL_BATCH = 128, 32
+_SLOW = {"densenet40", "afrrs"}  # models and methods that are timed on small batches
+_KIND = ("data", "model", "method", "variant", "circulant")
 # Not here: CIFAR-100, whose records are as large as CIFAR-10's, and public weights, without which a step takes as long.
 _INSTEAD = {"data": {"cifar100": "cifar10"}, "init": {"resnet18-f37072fd.pth": ""}}
 
@@ -106,7 +108,14 @@ def _seconds(table: Table, run: Run, timed: dict[str, float]) -> float:
     if name not in timed:
         print(f"timing {name}", file=sys.stderr)
         timed[name] = _time(table.grid.command, run.settings)
+        _keep(timed)
     return timed[name]
+
+
+def _keep(timed: Mapping[str, float]) -> None:
+    """Write what is timed, so that the script can be stopped at any time."""
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    replace_json(PRICES, {"commit": commit(), "date": today, "seconds": dict(sorted(timed.items())), "left": {}})
 
 
 def _time(command: str, settings: Settings) -> float:
@@ -118,8 +127,8 @@ def _time(command: str, settings: Settings) -> float:
                 asked = federated.FederatedSettings.read(given)
                 federated.federate(asked, out=Path(out) / "run", callbacks=[clock])
         else:
-            size = min(given["batch_size"], BATCH)
-            given |= {"batch_size": size, "noise_multiplier": 1.0, "epsilon": "", "epochs": 1}
+            size = min(given["batch_size"], SMALL_BATCH if {given.get("model"), given["method"]} & _SLOW else BATCH)
+            given |= {"batch_size": size, "noise_multiplier": 1.0, "epsilon": "", "epochs": 1, "records": 2000}
             given = {key: value for key, value in given.items() if value != ""}
             from_names.train(presets.of_options(given), callbacks=[clock], progress=False)
     except _EnoughSeenError:
@@ -147,10 +156,6 @@ def main() -> None:
             price(table, runs, timed)
         except AssayError as error:
             print(f"{table.name} cannot be timed here: {error}", file=sys.stderr)
-    if not asked.print:
-        today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        made = {"commit": commit(), "date": today}
-        replace_json(PRICES, {**made, "seconds": dict(sorted(timed.items())), "left": {}})
     whole = json.loads(PRICES.read_text(encoding="utf-8"))
     replace_json(PRICES, {**whole, "left": left(timed)})
     text = PAGE.read_text(encoding="utf-8")
@@ -198,7 +203,7 @@ def _row(item: Mapping[str, Any], table: Table, timed: dict[str, float]) -> str:
     seeds = len({run.seed for run in done})
     commits = sorted({"not kept" if run.commit is None else f"`{short(run.commit)}`" for run in done})
     total = len(list(table.grid.runs()))
-    link = f"[`{table.name}`]({table.name}.{'md' if done else 'toml'})"
+    link = f"[`{table.name}`]({table.name}.md)" if done else f"`{table.name}`"
     note = f": {item['note']}" if "note" in item else ""
     measured = f"{len(done)} of {total} runs, {seeds} seed{'s' if seeds != 1 else ''}" if done else "–"
     return f"| {item['item']} | {link}{note} | {measured} | {', '.join(commits) or '–'} | {_left(table, timed)} |"
