@@ -57,10 +57,11 @@ def test_every_run_has_the_labels_and_settings_that_its_table_has_today(table):
 @pytest.mark.parametrize("table", central(), ids=lambda table: table.name)
 def test_a_cell_for_each_method_of_a_table_has_the_epsilon_that_the_code_gives_today(table):
     found = {run.labels[-1]: run for run in results.read(table).runs}
+    about = 1e-2 if table.grid.shared.get("validation") else 2e-3  # a hash decides how many records are set aside
     for run in found.values():
         plan = plan_today(table.grid.settings(run.labels), run)
-        assert run.claimed == pytest.approx(plan.claimed(), rel=2e-3), run.labels
-        assert run.verified == pytest.approx(plan.epsilon(), rel=2e-3), run.labels
+        assert run.claimed == pytest.approx(plan.claimed(), rel=about), run.labels
+        assert run.verified == pytest.approx(plan.epsilon(), rel=about), run.labels
 
 
 @pytest.mark.parametrize(
