@@ -23,13 +23,15 @@ def committed():
 
 
 def central():
-    """Those of central runs whose ε follows from noise alone: no stage, no preset, no table of attacks."""
+    """Those of central runs whose ε follows from noise alone (no stage, no preset), on data of known size."""
     return [table for table in committed() if table.grid.command == "train" and _plain(table)]
 
 
 def _plain(table):
     settings = [table.grid.settings(labels) for labels in table.grid.cells()]
-    return all({"preset", "center"}.isdisjoint(s) and s.get("method") != "afrrs" for s in settings)
+    return all(
+        {"preset", "center"}.isdisjoint(s) and s.get("method") != "afrrs" and s.get("data") in RECORDS for s in settings
+    )
 
 
 def plan_today(settings, run):
