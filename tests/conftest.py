@@ -3,9 +3,12 @@
 The command, run in this process; the noise that was added.
 """
 
+import atexit
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -24,6 +27,15 @@ def _use_no_broken_tiles():
         os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE_FP16"
 
 
+def _use_a_cache_of_its_own():
+    """What a user, or another version of Assay, has in the cache must not decide a test. Fonts stay where they are."""
+    usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    os.environ.setdefault("MPLCONFIGDIR", str(usual / "matplotlib"))
+    os.environ["XDG_CACHE_HOME"] = folder = tempfile.mkdtemp(prefix="assay-tests-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+_use_a_cache_of_its_own()
 _use_no_broken_tiles()  # oneDNN reads the setting once, when torch is first used
 
 from assay.cli import main  # noqa: E402

@@ -13,6 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from selenium import webdriver
@@ -44,30 +46,48 @@ def write_report(folder: Path) -> Path:
     return folder / "report.html"
 
 
-def photograph(page: Path, picture: Path) -> None:
-    """Save the page, from its top to the end of its first table, as a PNG file."""
-    browser, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
-    if browser is None or driver is None:
+@contextmanager
+def browser() -> Iterator[webdriver.Chrome]:
+    """A headless Chromium, which ends with the block."""
+    program, driver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
+    if program is None or driver is None:
         raise SystemExit("no Chromium with its driver: on Debian, apt-get install chromium chromium-driver")
     options = webdriver.ChromeOptions()
-    options.binary_location = browser
+    options.binary_location = program
     # --no-sandbox: as root, in a container, Chromium does not start otherwise; the page is our own
     for argument in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"):
         options.add_argument(argument)
     chrome = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
     try:
-        chrome.get(page.as_uri())
-        # the size of the page itself, not of a window with its bars
-        size = {"width": WIDTH, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
-        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        size["height"] = chrome.execute_script(
-            "return Math.ceil(document.querySelector('table').getBoundingClientRect().bottom) + 24"
-        )
-        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        chrome.save_screenshot(str(picture))
+        yield chrome
     finally:
         chrome.quit()
+
+
+def resize(chrome: webdriver.Chrome, height: int, width: int = WIDTH) -> None:
+    """Give the page itself this size, and not a window with its bars."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+
+def save(chrome: webdriver.Chrome, picture: Path) -> None:
+    """Save what the page shows as a PNG file; one that is too large for a repository is an error."""
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    chrome.save_screenshot(str(picture))
+    size = picture.stat().st_size
+    if size > MOST_BYTES:
+        raise SystemExit(f"{picture} has {size} bytes, more than {MOST_BYTES}")
+    print(f"{picture} ({size} bytes)")
+
+
+def photograph(page: Path, picture: Path) -> None:
+    """Save the page, from its top to the end of its first table, as a PNG file."""
+    with browser() as chrome:
+        chrome.get(page.as_uri())
+        resize(chrome, 1000)
+        end = "return Math.ceil(document.querySelector('table').getBoundingClientRect().bottom) + 24"
+        resize(chrome, chrome.execute_script(end))
+        save(chrome, picture)
 
 
 def main() -> None:
@@ -77,10 +97,6 @@ def main() -> None:
     picture = parser.parse_args().picture
     with tempfile.TemporaryDirectory() as folder:
         photograph(write_report(Path(folder) / "study"), picture)
-    size = picture.stat().st_size
-    if size > MOST_BYTES:
-        raise SystemExit(f"{picture} has {size} bytes, more than {MOST_BYTES}")
-    print(f"{picture} ({size} bytes)")
 
 
 if __name__ == "__main__":

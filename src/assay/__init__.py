@@ -15,7 +15,21 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from assay import attacks, audit, federated, inference, integrations, loggers, presets, report, runs, studies
+    from assay import (
+        attacks,
+        audit,
+        data,
+        federated,
+        inference,
+        integrations,
+        loggers,
+        methods,
+        models,
+        presets,
+        report,
+        runs,
+        studies,
+    )
     from assay._util.figures import at_least, at_most
     from assay.accounting.budget import Budget
     from assay.accounting.epsilon import Adjacency
@@ -57,6 +71,7 @@ __all__ = [
     "attacks",
     "audit",
     "choose",
+    "data",
     "export",
     "federated",
     "fit",
@@ -64,6 +79,8 @@ __all__ = [
     "integrations",
     "load",
     "loggers",
+    "methods",
+    "models",
     "presets",
     "report",
     "resume",

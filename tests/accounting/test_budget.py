@@ -18,6 +18,7 @@ from assay._util.files import NoRoomError
 from assay.accounting.budget import check_lines
 from assay.accounting.budget_entries import BudgetError
 from assay.accounting.epsilon import epsilon
+from assay.accounting.ledger import LedgerError
 
 ADD = Adjacency.ADD_OR_REMOVE_ONE
 ROWS = [b"record %d" % i for i in range(50)]
@@ -327,6 +328,24 @@ def test_with_a_key_nobody_without_it_can_write(signed, tmp_path):
     (signed.path / "budget.jsonl").write_bytes(rechained(lines))
     with pytest.raises(BudgetError, match="entry 2 is not signed"):
         Budget(signed.path)
+
+
+def test_notes_about_a_ledger_are_signed_and_are_not_missing(signed, tmp_path):
+    held = signed.reserve(run(count=9), path=str(tmp_path / "run"))
+    mark, notes = signed.mark(held.token), signed.path / "runs" / f"{held.token}.jsonl"
+    mark.check([])
+    with mark.noting("a"):
+        pass
+    signed.check_mark(held.token, ["a", "b"])
+    with pytest.raises(LedgerError, match="continued elsewhere"):
+        signed.check_mark(held.token, ["b"])
+    line = json.loads(notes.read_bytes())
+    notes.write_bytes(rechained([{**line, "head": "b"}]))
+    with pytest.raises(journal.JournalError, match="not signed"):
+        signed.check_mark(held.token, ["b"])
+    notes.unlink()
+    with pytest.raises(BudgetError, match="lacks the notes"):
+        signed.check_mark(held.token, ["a"])
 
 
 def test_without_a_key_costs_that_are_less_than_their_event_are_seen(budget):

@@ -166,7 +166,7 @@ def test_a_preset_by_epsilon_and_refusals(assay, tmp_path):
     np.savez(tmp_path / "own.npz", x=np.zeros((20, 4), np.float32), y=np.arange(20) % 2)
     code, _, err = assay("train", "--data", tmp_path / "own.npz", "--preset", "best", "--out", tmp_path / "run")
     assert code == 2
-    assert "a data set that has presets (adult, cifar10, cifar100, digits, fashion-mnist, mnist)" in err
+    assert "a data set that has presets (adult, cifar10, cifar100, digits, fashion-mnist, imdb, mnist)" in err
 
 
 def test_every_built_in_data_set_has_presets_that_name_options_which_exist():

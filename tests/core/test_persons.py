@@ -241,7 +241,7 @@ def test_a_resumed_run_ends_with_the_same_bits(unit: Unit, tmp_path: Any) -> Non
     assert record["persons"] == unit.to_json()
     assert [row["size"] for row in record["epsilon"]["groups"]] == [1, 2, 4, 8]
     assert f"one of {PERSONS} persons" in second.statement
-    assert "| persons together | ε |" in second.statement
+    assert "| persons of one family | 1 | 2 | 4 | 8 |" in second.statement
 
 
 def test_a_statement_of_records_has_the_groups() -> None:
@@ -249,7 +249,7 @@ def test_a_statement_of_records_has_the_groups() -> None:
     result = fit(network(torch.float32), data(torch.float32), plan=made, training=Training(seed=1))
     groups = {row["size"]: row["epsilon"] for row in result.record["epsilon"]["groups"]}
     assert groups == {size: pytest.approx(eps) for size, eps in made.groups(made.event()).items()}
-    assert "| records together | ε |" in result.statement
+    assert "| records of one person or family | 1 | 2 | 4 | 8 |" in result.statement
     assert result.record["persons"] is None
 
 

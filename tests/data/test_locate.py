@@ -100,7 +100,7 @@ def test_a_wrong_file_of_a_known_data_set_is_refused(name: str, tmp_path: Path, 
 
 
 def test_an_unknown_name_lists_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="digits, adult, cifar10, cifar100, fashion-mnist, mnist") as caught:
+    with pytest.raises(ConfigError, match="digits, imdb, adult, cifar10, cifar100, fashion-mnist, mnist") as caught:
         load("imagenet")
     assert (caught.value.field, caught.value.value) == ("data", "imagenet")
 

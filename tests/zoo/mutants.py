@@ -554,3 +554,22 @@ class NeverPays(Ledger):
 
     def pay_once(self, event: DpEvent) -> None:
         pass
+
+
+class ForgetsEstimates(RunDirectory):
+    """A run that deletes the charge of an estimate which was made in its directory, and for which it does not pay."""
+
+    def set_estimate_aside(self) -> None:
+        self.estimate_ledger.unlink(missing_ok=True)
+
+
+class TellsNobody(Ledger):
+    """Charges a reservation without a note of it in the budget, so that a copy of it may be charged, too."""
+
+    @property
+    def witness(self):
+        return None
+
+    @witness.setter
+    def witness(self, _):
+        pass

@@ -1,6 +1,7 @@
 """Bugs by which several runs spend more than their budget: each does, and its correct twin does not."""
 
 import contextlib
+import shutil
 
 import pytest
 from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
@@ -8,7 +9,9 @@ from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from assay import Budget, BudgetSpentError, Plan
 from assay.accounting.budget import check_lines
 from assay.accounting.epsilon import epsilon
-from assay.accounting.ledger import Ledger
+from assay.accounting.ledger import Ledger, LedgerError
+from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
+from assay.runs.directory import RunDirectory
 
 from . import mutants
 
@@ -83,3 +86,37 @@ def test_a_ledger_that_does_not_ask_charges_more_than_was_reserved(where):
 
 def test_the_twin_charges_what_was_reserved(where):
     assert charged(Ledger, where) == 400
+
+
+def resumed(kind, folder):
+    """The steps that a run charges beyond what its ledger holds, if it is resumed in this folder."""
+    directory = RunDirectory(folder)
+    ledger = kind(directory.ledger, delta=PLAN.delta, adjacency=PLAN.adjacency, ceiling=None, run=directory.digest())
+    with contextlib.closing(ledger):
+        ledger.lock()
+        held = Lease.from_json(directory.read_spec()[FIELD])
+        ledger.covers = held.begin(PLAN, directory, ledger).covers
+        before = ledger.total_steps
+        segment = ledger.begin(PLAN.steps_event, PLAN.steps)
+        segment.charge(min(300, segment.allowed))
+        return ledger.total_steps - before
+
+
+@pytest.mark.parametrize("kind", [mutants.TellsNobody, Ledger])
+def test_a_copied_run_spends_its_reservation_once(kind, where, tmp_path):
+    mine = lease(Budget(where), PLAN, [b"1"], name="run", what="a run")
+    spec = {"plan": PLAN.to_json(), "training": {}, "names": {}, FIELD: mine.to_json()}
+    run = RunDirectory.create(tmp_path / "run", spec)
+    copies = [run.path, tmp_path / "copy", tmp_path / "another"]
+    for copy in copies[1:]:  # before the first charge, and after it
+        shutil.copytree(run.path, copy)
+        if copy == copies[1]:
+            steps = resumed(kind, run.path)
+    for copy in copies:
+        with contextlib.suppress(LedgerError):
+            steps += resumed(kind, copy)
+    assert steps == (800 if kind is mutants.TellsNobody else 400)
+    if kind is Ledger:
+        shutil.rmtree(run.path)
+        ((_, refused),) = settle_by_ledgers(Budget(where), copies[1:])  # what a copy lacks is not given back
+        assert "continued elsewhere" in str(refused)

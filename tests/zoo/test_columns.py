@@ -1,19 +1,26 @@
 """Bugs in the estimate of a table's columns: an attack on one record shows each, and does not show its correct twin."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from assay import ConfigError, Plan
+from assay.accounting.ledger import Ledger, read_ledger
 from assay.audit.bounds import Errors, epsilon_lower
 from assay.data.tables import cells, estimates
 from assay.methods.columns import Columns
+from assay.presets import of_options
+from assay.runs.directory import RunDirectory
+from assay.training.from_names import begin_run
 from assay.training.step import PrivateStep
 
 from . import mutants
 
 NOISE, TRIALS = 4.0, 400  # ε = 1.1 at δ = 1e-5
 HOW = cells.Reading(missing=("",))
+PLAN = Plan(records=100, batch_size=20, steps=50, noise_multiplier=1.0, delta=1e-3, columns=Columns(noise=4.0, count=2))
 
 
 def counts_of(values, draw):
@@ -59,3 +66,44 @@ def test_an_estimate_that_is_not_charged():
         else:
             with pytest.raises(ConfigError, match="charged for what this method releases before"):
                 PrivateStep(torch.nn.Linear(2, 2), plan, ledger=ledger)
+
+
+@pytest.mark.parametrize("kind", [mutants.ForgetsEstimates, RunDirectory])
+def test_a_run_that_takes_the_place_of_an_estimate(kind, tmp_path):
+    """Somebody reads off an estimate, declares what it showed, and trains in the same directory."""
+    run = kind(tmp_path / "run")
+    run.path.mkdir()
+    made = Ledger(run.estimate_ledger, delta=1e-3, adjacency=PLAN.adjacency, ceiling=None, run="request")
+    made.pay(PLAN.columns.event())
+    made.close()
+    kind.create(run.path, {"plan": replace(PLAN, columns=None).to_json(), "training": {}, "names": {}})
+    run.finish()
+    counted = [read_ledger(file) for file in run.earlier.glob("*.jsonl")]
+    assert [one.epsilon() for one in counted] == ([] if kind is mutants.ForgetsEstimates else [made.epsilon()])
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """Runs on two tables of the same persons: in the second, some have a target that nobody else has."""
+    folder, found = tmp_path_factory.mktemp("targets"), []
+    for strange in (0, 40):
+        path = folder / f"{strange}.csv"
+        rows = [f"{i},{i % 7},{'rare' + str(i) if i < strange else 'yes' if i % 7 > 3 else 'no'}" for i in range(900)]
+        path.write_text("who,age,back\n" + "\n".join(rows) + "\n")
+        asked = {"data": str(path), "target": "back", "schema": "auto", "unit": "who", "epsilon": 8, "delta": 1e-3}
+        found.append(begin_run(of_options(asked)))
+    return found
+
+
+@pytest.mark.parametrize("mutant", [True, False])
+def test_how_many_targets_are_usable_does_not_show(begun, mutant):
+    counts = [made.bundle.persons if mutant else made.plan.records for made in begun]
+    assert (counts[0] != counts[1]) == mutant
+    assert len(begun[1].bundle.train_x) < begun[1].plan.records
+
+
+def test_a_plan_without_an_estimate_takes_no_fewer_records(begun):
+    model, data, units = torch.nn.Linear(begun[1].bundle.input_shape[0], 2), begun[1].bundle.train, begun[1].units
+    plan = replace(begun[1].plan, columns=None, epsilon_limit=None)
+    with pytest.raises(ConfigError, match="persons that the plan was made for"):
+        next(iter(PrivateStep(model, plan).batches(data, units=units)))

@@ -42,6 +42,7 @@ HOMES: Mapping[str, tuple[str, str]] = {
     "noise_schedule": ("assay.accounting.schedules", "KINDS"),
     "report_section": ("assay.report.sections", "SECTIONS"),
     "sampler": ("assay.data.samplers", "SAMPLERS"),
+    "vectors": ("assay.data.catalog", "VECTORS"),
 }
 """Each kind, with the module and the name of its registry."""
 

@@ -12,14 +12,16 @@ after seeing others. When a run ends, its reservation becomes what its ledger sa
 whole reservation until it is resumed and ends, or until it is settled by its ledger, which was written before anything
 was released: from then on it may not charge more than that, unless it reserves again.
 
-**The folder** `NAME.budget` holds two files. `budget.jsonl` is append-only, and each line carries the digest of the one
-before and, with a key, a signature (`assay._util.journal`). `records.bin` says which records are meant, and is as
-private as they are (`assay.accounting.recognition`). A process has `budget.jsonl` to itself from reading it to writing
-its entry, so that of several that reserve at once each sees the others. A full disk or a kill leaves the entries as
-they were.
+A folder of a run that was copied cannot spend its reservation twice (`assay.accounting.marks`).
+
+**The folder** `NAME.budget` holds two files, and a folder `runs` with notes about ledgers. `budget.jsonl` is
+append-only, and each line carries the digest of the one before and, with a key, a signature (`assay._util.journal`).
+`records.bin` says which records are meant, and is as private as they are (`assay.accounting.recognition`). A process
+has `budget.jsonl` to itself from reading it to writing its entry, so that of several that reserve at once each sees the
+others. A full disk or a kill leaves the entries as they were.
 
 **What cannot be seen here**: an earlier copy of the whole folder in place of the present one, if no run's record that
-names a later entry can be found; runs that never named the budget; an earlier copy of a *run's* folder, resumed again.
+names a later entry can be found; runs that never named the budget.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from assay.accounting.budget_entries import SCHEMA, BudgetError, State, public_k
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.ledger import Ledger
+from assay.accounting.marks import Mark
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
@@ -377,6 +380,8 @@ class Budget:
                     return self._reservation(token, known.costs)
             elif not state.fits(costs):
                 raise BudgetSpentError(self._refusal(state, costs, None))
+            if path is not None and known is None:  # before the entry that says so
+                self.mark(token).create()
             line = {
                 "kind": "reserve",
                 "run": token,
@@ -384,6 +389,7 @@ class Budget:
                 "what": what,
                 "path": path,
                 "digest": digest,
+                "marked": (path is not None) if known is None else known.marked,
                 "epsilon": "inf" if math.isinf(epsilon) else float(epsilon),
                 "delta": float(self.delta if delta is None else delta),
                 "costs": _json(costs),
@@ -391,6 +397,29 @@ class Budget:
             }
             file.append({**line, **_now(by)}, self._key)
         return self._reservation(token, tuple(costs.tolist()))
+
+    def mark(self, token: str) -> Mark:
+        """The notes about the ledger of a run (`assay.accounting.marks`)."""
+        return Mark(self.path / _RUNS / f"{token}.jsonl", self._key, self.public_key)
+
+    def check_mark(self, token: str, heads: Sequence[str]) -> None:
+        """Refuse a ledger that lacks the line which was noted last of a run.
+
+        Args:
+            token: The run. One that has reserved nothing, or without notes, is not checked.
+            heads: The digests of the ledger's lines.
+
+        Raises:
+            LedgerError: It lacks the line.
+            BudgetError: The notes are missing.
+        """
+        known = next((one for one in self.state().accounts if one.token == token), None)
+        if known is None or not known.marked:
+            return
+        mark = self.mark(token)
+        if not mark.exists:
+            raise BudgetError(f"{self.path / _RUNS} lacks the notes about {known.name}: what it released is not known")
+        mark.check(heads)
 
     def _reservation(self, token: str, costs: tuple[float, ...]) -> Reservation:
         return Reservation(token=token, filter=self.filter, adjacency=self.adjacency, costs=costs)
@@ -478,7 +507,7 @@ class Budget:
             )
 
 
-_JOURNAL, _RECORDS = "budget.jsonl", "records.bin"
+_JOURNAL, _RECORDS, _RUNS = "budget.jsonl", "records.bin", "runs"
 
 
 def folder_of(name: str | Path) -> Path:

@@ -50,6 +50,7 @@ class Account:
         began: When it reserved.
         changed: When its last entry was written.
         by: Who wrote that.
+        marked: Whether the budget keeps notes about its ledger; not of runs of earlier versions, or without a folder.
     """
 
     token: str
@@ -68,6 +69,7 @@ class Account:
     began: str
     changed: str
     by: str
+    marked: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +241,7 @@ def _account(file: Journal, number: int, line: Mapping[str, Any], before: Accoun
         began=line["time"] if before is None else before.began,
         changed=line["time"],
         by=line["by"],
+        marked=bool(first.get("marked")),
     )
 
 

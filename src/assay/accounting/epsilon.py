@@ -316,15 +316,15 @@ def _epsilons(terms: Terms | None, deltas: tuple[float, ...], times: tuple[int, 
         EpsilonAt(deltas, ROUNDING),
     )
     composed = np.broadcast_to(composed, (len(times), len(deltas)))
-    fall_back = not settled or bool(np.isinf(composed).any())
     tight = settled and all(term.tight for term, _ in terms)
+    second_opinion = not settled or bool(np.isinf(composed).any()) or any(term.less_by_renyi for term, _ in terms)
 
     def found(total: Terms, delta: float, eps: float) -> _Found:
         precise = tight and ROUNDING * _steps(total) <= _ROUNDING_SHARE * delta
         return _least(
             {
                 Bound.PLD if precise else Bound.LOOSE_PLD: eps,
-                Bound.RENYI: _rdp_epsilon(total, delta) if fall_back else math.inf,
+                Bound.RENYI: _rdp_epsilon(total, delta, sharper=True) if second_opinion else math.inf,
                 Bound.SUM: sum(term.pure * count for term, count in total),
             }
         )
@@ -345,20 +345,21 @@ def _steps(terms: Terms) -> int:
     return sum(count for _, count in terms)
 
 
-def _rdp_epsilon(terms: Terms, delta: float) -> float:
-    return float(rdp.compute_epsilon(*_divergences(terms), delta)[0]) if delta > 0 else math.inf
+def _rdp_epsilon(terms: Terms, delta: float, *, sharper: bool = False) -> float:
+    return float(rdp.compute_epsilon(*_divergences(terms, sharper), delta)[0]) if delta > 0 else math.inf
 
 
 @functools.lru_cache(maxsize=256)
-def _divergences(terms: Terms) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rényi orders and the divergences at them; ∞ where there is no bound."""
+def _divergences(terms: Terms, sharper: bool = False) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rényi orders and the divergences at them, `Term.sharper` ones if wanted; ∞ where there is no bound."""
     # One accountant for each relation, because dp_accounting allows some events under one only. Multipliers of terms
     # are already relative to the actual shift, which its Rényi accountant assumes under either.
     added = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
     replaced = rdp.RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
     own = np.zeros_like(added.orders)
     for term, count in terms:
-        found = term.divergences(tuple(added.orders))
+        found = term.sharper(tuple(added.orders)) if sharper else None
+        found = term.divergences(tuple(added.orders)) if found is None else found
         if found is not None:
             own += count * found
             continue

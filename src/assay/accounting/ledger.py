@@ -34,9 +34,10 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
@@ -74,6 +75,14 @@ class _Entry:
 Fits = Callable[[int, int | None, DpEvent, bool], bool]
 """Whether an entry fits the plan: its steps, their origin (None if unknown), its event, whether it is `once`."""
 _NOTHING = ComposedDpEvent([])
+
+
+class Witness(Protocol):
+    """Is told the digest of every line that a ledger is given."""
+
+    def noting(self, head: str) -> AbstractContextManager[None]:
+        """Inside, the line is written; it must be noted when this ends. Raises where it may not be written."""
+        ...
 
 
 class Segment(Unique):
@@ -198,6 +207,9 @@ class Ledger(Unique):
         """The digest of the run that the ledger belongs to, if any."""
         self.covers: Callable[[DpEvent], bool] | None = None
         """Whether the run's budget allows this event in total; None without a budget."""
+        self.witness: Witness | None = None
+        """Is told every line before anything is released on it; None without a budget (`assay.accounting.marks`)."""
+        self._heads: list[str] = []  # the digest of each line
         self._entries: list[_Entry] = []
         self._written = 0  # entries that have a line; a segment has none before its first charge
         self._last: Segment | None = None
@@ -206,6 +218,11 @@ class Ledger(Unique):
         self._chain: str | None = ""  # the digest of the last line; None for a file of schema 1
         if path is not None and path.exists():
             self._read(path.read_bytes())
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The digest of each line of the file; none of a ledger in memory, or of an earlier version."""
+        return tuple(self._heads)
 
     def charges(self) -> list[_Entry]:
         """What was charged, for `reading` in another process."""
@@ -226,7 +243,7 @@ class Ledger(Unique):
         self.check_process()
         if self.path is None or self._file is not None:
             return
-        known = self._entries, self._last, self._written, self._chain, self.run
+        known = self._entries, self._last, self._written, self._chain, self._heads, self.run
         new = not self.path.exists()
         file = self.path.open("ab+", buffering=0)  # closing the file must not repeat a failed write
         try:
@@ -251,7 +268,9 @@ class Ledger(Unique):
                 sync_folder(self.path.parent)
         except BaseException:
             self._file = None
-            self._entries, self._last, self._written, self._chain, self.run = known  # all or nothing of the file
+            self._entries, self._last, self._written, self._chain, self._heads, self.run = (
+                known  # all or nothing of the file
+            )
             file.close()
             raise
 
@@ -410,8 +429,10 @@ class Ledger(Unique):
             self._put((json.dumps(line) + "\n").encode())
             return
         text, digest = seals.chained(line, self._chain)
-        self._put(text + b"\n")
-        self._chain = digest
+        with contextlib.nullcontext() if self.witness is None else self.witness.noting(digest):
+            self._put(text + b"\n")
+            self._chain = digest
+            self._heads.append(digest)
 
     def _put(self, rest: bytes) -> None:
         assert self._file is not None
@@ -448,7 +469,7 @@ class Ledger(Unique):
         """Read the entries of a file, and return how many of its bytes are whole lines."""
         lines = raw.split(b"\n")
         torn = lines.pop()
-        self._chain, self._entries = "", []
+        self._chain, self._entries, self._heads = "", [], []
         if lines and _parsed(self.path, lines[0], 1).get("schema") == UNSEALED:
             self._chain = None
         whole = len(raw) - len(torn)
@@ -457,6 +478,7 @@ class Ledger(Unique):
             last = seals.unchained(torn, self._chain)
             if last is not None:  # only the end of the line is missing; counting it is safe
                 bodies.append(last[0])
+                self._heads.append(last[1])
                 self._chain, whole = last[1], len(raw)
             elif seals.begins_with_line(torn, self._chain):
                 raise LedgerError(
@@ -481,6 +503,7 @@ class Ledger(Unique):
                     "this run is not known"
                 )
             bodies.append(found[0])
+            self._heads.append(found[1])
             chain = found[1]
         self._chain = chain
         return bodies

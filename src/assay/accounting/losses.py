@@ -46,6 +46,8 @@ from dp_accounting.pld.pld_pmf import DensePLDPmf
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
+from assay.accounting import subsets
+
 Array = NDArray[np.float64]
 Curve = Callable[[Array], Array]
 
@@ -59,6 +61,8 @@ class Term(ABC):
     """Whether it has a profile; otherwise only its Rényi divergences are known."""
     tight: ClassVar[bool] = False
     """Whether its profile is exact, and not only an upper bound."""
+    less_by_renyi: ClassVar[bool] = False
+    """Whether composing its `sharper` divergences may give less than composing its profile."""
     replaces: ClassVar[bool] = False
     """Whether dp_accounting knows the event of `renyi` under replace-one adjacency only."""
 
@@ -81,6 +85,10 @@ class Term(ABC):
 
     def divergences(self, orders: Sequence[float]) -> Array | None:  # noqa: ARG002
         """Bounds on its Rényi divergences, where it has its own; None where `renyi` gives them."""
+        return None
+
+    def sharper(self, orders: Sequence[float]) -> Array | None:  # noqa: ARG002
+        """Tighter ones than published accountants have, for the verified ε; what papers claim does not know them."""
         return None
 
 
@@ -280,9 +288,14 @@ class WithoutReplacement(Term):
     `base` is the release where a record of the sample is replaced, so its shift is 2C. Replacement is symmetric, so
     `forward` bounds both directions, which by the identity above gives the bound for ε < 0 too. It is convex in e^ε,
     hence the profile of a dominating pair, and such pairs compose (Zhu, Dong and Wang 2022). Composing ((1-q)Q + qP, Q)
-    would be wrong: that is one direction only (Lebeda et al. 2024).
+    would be wrong: that is one direction only (Lebeda et al. 2024). Gradients that are chosen step by step exceed it:
+    `benchmarks.oracles.adaptive` computes an example.
+
+    No profile of a single step is tighter, but what is composed from it is not tight. Divergences are often less
+    (`assay.accounting.subsets`).
     """
 
+    less_by_renyi: ClassVar[bool] = True
     replaces: ClassVar[bool] = True
 
     size: int
@@ -296,6 +309,10 @@ class WithoutReplacement(Term):
         return rate * self.base.forward(_amplified(eps, rate))
 
     backward = forward
+
+    def sharper(self, orders: Sequence[float]) -> Array:
+        """The claim of `assay.accounting.subsets`."""
+        return subsets.divergences(self.size / self.source, self.base.multiplier, orders)
 
     def renyi(self) -> DpEvent:
         """Wang, Balle and Kasiviswanathan 2019."""

@@ -82,6 +82,7 @@ def models() -> None:
 def list_data(context: typer.Context) -> None:
     """The data sets known by name; own data are given as a table, a folder or a .npz file."""
     from assay import data as datasets
+    from assay.data.catalog import VECTORS
 
     if context.invoked_subcommand is None:
         rows = (
@@ -89,10 +90,12 @@ def list_data(context: typer.Context) -> None:
             for d in datasets.available()
         )
         _print(*rows, header=("name", "what it is", "train / test", "record"))
+        console(wrap=True).print("\npublic word vectors (`--features words`)")
+        _print(*((v.name, v.description) for v in VECTORS.values()), header=("name", "what it is"))
 
 
 def get_data(
-    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    name: Annotated[str, typer.Argument(help="Name of the data set, or of public word vectors.")],
     data_dir: options.DataDir = None,
 ) -> None:
     """Fetch a data set, verify it, and put it where `--data NAME` finds it."""

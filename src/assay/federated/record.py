@@ -140,8 +140,6 @@ def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Random
         method=f"{plan.method.summary}. As published it is: {plan.method.soundness}",
         protected=[
             f"Adjacency: {plan.adjacency.value}: {_ADJACENCY[plan.unit, plan.adjacency]}.",
-            f"In words: whatever anybody does with {_released(plan)}, no outcome is more than e^ε times as likely (plus"
-            " δ) as it would be with a neighbouring data set.",
         ],
         mechanism=_mechanism(plan),
         accountant=_INTEGERS if shares else "",

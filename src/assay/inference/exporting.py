@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from assay import features
 from assay._util import seals
 from assay._util.files import replace_text, replacing
 from assay.data.task import REGRESSION, Task
@@ -86,7 +87,7 @@ def export(
         raise ConfigError("run", str(model.directory.path), "a run of `assay train`, which notes the shape of a record")
     statement = model.statement  # refuses a run whose files do not agree
     program = _Program(model, task).eval()
-    samples = [_sample(shape, count) for count in _SAMPLES]
+    samples = [features.sample(model.features, _drawn(shape, count)) for count in _SAMPLES]
     with torch.no_grad():
         expected = [program(x).numpy() for x in samples]  # also fills caches of filters, before anything is traced
     described = _described(model, shape, task, format)
@@ -102,8 +103,8 @@ def beside_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.statement.md")
 
 
-def _sample(shape: tuple[int, ...], count: int) -> Tensor:
-    """Records to compare with: any numbers will do, and these are public."""
+def _drawn(shape: tuple[int, ...], count: int) -> Tensor:
+    """Numbers for records to compare with, from -1 to 1; they are public."""
     return torch.rand(count, *shape, generator=torch.Generator().manual_seed(count)) * 2 - 1
 
 

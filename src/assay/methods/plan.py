@@ -443,6 +443,15 @@ class Plan:
         """
         return group_epsilons(event, self.delta, self.adjacency, sizes, together=self.together)
 
+    @property
+    def may_lack_records(self) -> bool:
+        """Whether the data set may have fewer records, or persons, than `records` says.
+
+        Where columns were estimated, rows without a usable target are left out. How many is not public, so rates and
+        denominators count all of them: those left out are drawn like the others and add nothing.
+        """
+        return self.columns is not None
+
     def event(self, steps: int | None = None) -> DpEvent:
         """The cost of the run with `steps` steps; all of them by default."""
         steps_event = self.steps_event(self.steps if steps is None else steps)

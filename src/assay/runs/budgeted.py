@@ -18,7 +18,6 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import lock
 from assay._util.signatures import read_either
-from assay.accounting.adjacency import Adjacency
 from assay.accounting.budget import RECORD, Budget, Reservation, Spends, check_independent, check_lines
 from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
@@ -84,19 +83,25 @@ class Lease:
             raise ConfigError(FIELD, self.path, "the budget that the run began under; another one is in its place")
         return found
 
-    def begin(self, plan: Spends, directory: RunDirectory | None, *, digest: str | None = None) -> Reservation:
+    def begin(
+        self, plan: Spends, directory: RunDirectory | None, ledger: Ledger, *, digest: str | None = None
+    ) -> Reservation:
         """Reserve what the plan may release, or take up what was reserved before.
 
         Args:
             plan: What the run may release.
             directory: Where the run is written, if anywhere.
+            ledger: What will be charged. The budget notes each of its lines, so that no copy of it can be charged too.
             digest: Names the ledger of an estimate that comes before the run; by default that of the run.
 
         Raises:
             BudgetSpentError: The ceiling does not allow it.
+            LedgerError: Another copy of the run has been charged.
         """
-        event = plan.event()
-        return self.budget().reserve(
+        event, budget = plan.event(), self.budget()
+        heads = _heads(ledger, directory)
+        budget.check_mark(self.token, heads)
+        held = budget.reserve(
             event,
             token=self.token,
             name=self.name,
@@ -107,6 +112,9 @@ class Lease:
             delta=plan.delta,
             by=self.by,
         )
+        if (mark := budget.mark(self.token)).exists:
+            mark.bind(ledger, heads)
+        return held
 
     def end(self, ledger: Ledger, how: str = "finished") -> dict[str, Any]:
         """Give back what the ledger does not hold; nobody may charge it any more.
@@ -117,6 +125,12 @@ class Lease:
         budget = self.budget()
         budget.settle(self.token, ledger.event(), steps=ledger.total_steps, how=how, by=self.by)
         return facts(budget, self)
+
+
+def _heads(ledger: Ledger, directory: RunDirectory | None) -> list[str]:
+    """The digests of a ledger's lines, and of those of the estimate of columns that came before it."""
+    before = None if directory is None else read_ledger(directory.estimate_ledger)
+    return [*ledger.heads, *(() if before is None else before.heads)]
 
 
 def unit_of(plan: object) -> str:
@@ -224,7 +238,7 @@ def settle_by_ledgers(
     for account in [one for one in budget.state().accounts if one.open]:
         folders = [*([] if account.path is None else [Path(account.path)]), *runs]
         try:
-            with _idle_ledger(account, folders, budget.adjacency) as ledger:
+            with _idle_ledger(account, folders, budget) as ledger:
                 budget.settle(account.token, ledger.event(), steps=ledger.total_steps, how="ledger", by=by)
             said.append((account, None))
         except (AssayError, OSError) as error:
@@ -233,8 +247,8 @@ def settle_by_ledgers(
 
 
 @contextlib.contextmanager
-def _idle_ledger(account: Account, folders: Sequence[Path], adjacency: Adjacency) -> Any:
-    """The ledger of a run that nobody charges now, nor can while this lasts."""
+def _idle_ledger(account: Account, folders: Sequence[Path], budget: Budget) -> Any:
+    """The ledger of a run that nobody charges now, nor can while this lasts. A copy that lacks a charge is refused."""
     if account.digest is None:
         raise BudgetError("it was run from Python without a directory: what it released is not known")
     for path in _ledgers(folders):
@@ -244,12 +258,15 @@ def _idle_ledger(account: Account, folders: Sequence[Path], adjacency: Adjacency
             if not lock(file):
                 raise LedgerError(f"it is still at work in {path.parent}")
             if (ledger := read_ledger(path, account.digest)) is not None:
+                budget.check_mark(account.token, _heads(ledger, RunDirectory(path.parent)))
                 yield _with_estimate(ledger, path.parent)
                 return
     for folder in folders:
         if (run := RunDirectory(folder)).spec.exists() and run.digest() == account.digest and not run.ledger.exists():
             # its run.json is there and nothing was ever charged
-            yield _with_estimate(Ledger(None, delta=account.delta, adjacency=adjacency, ceiling=None), folder)
+            nothing = Ledger(None, delta=account.delta, adjacency=budget.adjacency, ceiling=None)
+            budget.check_mark(account.token, _heads(nothing, run))
+            yield _with_estimate(nothing, folder)
             return
     raise BudgetError("its ledger was not found: it may have released all that it reserved")
 
@@ -351,6 +368,10 @@ def _against_ledger(budget: Budget, account: Account, run: RunDirectory) -> list
     ledger = read_ledger(run.ledger)
     if ledger is None:
         return []
+    try:
+        budget.check_mark(account.token, _heads(ledger, run))
+    except AssayError as error:
+        return [f"{run.path}: {error}"]
     held = Reservation(token="", filter=budget.filter, adjacency=budget.adjacency, costs=account.costs)
     if held.covers(ledger.event()):
         return []

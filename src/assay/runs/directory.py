@@ -43,7 +43,7 @@ from assay._util.files import (
     sync_folder,
 )
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger, LedgerError
+from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError
 from assay.runs import schema
 
@@ -192,6 +192,9 @@ class RunDirectory:
                 run._clear()
             path.mkdir(parents=True, exist_ok=True)
             remove_abandoned(path)
+            columns = (spec.get("plan") or {}).get("columns")
+            if columns is None:  # the run does not pay for an estimate that was made here
+                run.set_estimate_aside()
             wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec, "made_by": "names" if is_by_name(spec) else "python"})
             create_json(run.spec, wanted)
             if run.read_spec() != wanted:  # where folders cannot be locked
@@ -221,7 +224,7 @@ class RunDirectory:
                 else f"unfinished; {self.resume_command}, or --force to replace it"
             )
             raise ConfigError("out", str(path), f"a new or empty directory; a run is there already, {hint}")
-        self._check_idle()
+        self._check_idle(self.ledger)
         return True
 
     def check_free(self, *, force: bool) -> None:
@@ -234,11 +237,33 @@ class RunDirectory:
         self._replaces(force=force)
 
     def set_estimate_aside(self) -> None:
-        """Put the ledger of an estimate among those of earlier runs: what it spent stays spent."""
+        """Put the ledger of an estimate among those of earlier runs: what it spent stays spent.
+
+        Raises:
+            AssayError: The estimate is being made.
+        """
         if self.estimate_ledger.exists():
-            self.estimate_ledger.rename(self._next_earlier(".jsonl"))
-            sync_folder(self.earlier)
+            self._check_idle(self.estimate_ledger)
+            made = read_ledger(self.estimate_ledger)
+            if made is None or made.is_empty:
+                self.estimate_ledger.unlink()
+            else:
+                self.estimate_ledger.rename(self._next_earlier(".jsonl"))
+                sync_folder(self.earlier)
         self.estimate.unlink(missing_ok=True)
+
+    def unpaid_estimate(self) -> Ledger | None:
+        """The ledger of an estimate of which the run's own ledger does not hold every charge; None if it does.
+
+        Raises:
+            LedgerError: One of them is damaged.
+        """
+        made = read_ledger(self.estimate_ledger)
+        if made is None or made.is_empty:
+            return None
+        own = read_ledger(self.ledger, self.digest() if self.spec.exists() else None)
+        charges = made.charges()
+        return None if own is not None and len(charges) == 1 and own.paid(charges[0].event) else made
 
     def _next_earlier(self, suffix: str) -> Path:
         """A name for one more ledger of an earlier run."""
@@ -266,10 +291,10 @@ class RunDirectory:
         sync_folder(self.earlier)
         self.spec.unlink()
 
-    def _check_idle(self) -> None:
+    def _check_idle(self, ledger: Path) -> None:
         """Refuse to replace a run that is at work: it would keep charging a ledger that nobody reads."""
-        if self.ledger.exists():
-            with self.ledger.open("rb") as file:
+        if ledger.exists():
+            with ledger.open("rb") as file:
                 if not lock(file):
                     raise AssayError(f"a run is at work in {self.path}: stop it first, or use another name")
 
@@ -471,6 +496,8 @@ class RunDirectory:
 
     def finish(self) -> None:
         """Delete the files that only an unfinished run has."""
+        if self.unpaid_estimate() is not None:
+            self.set_estimate_aside()
         for path in (self.notice, self.checkpoint, self.records, self.estimate, self.estimate_ledger):
             path.unlink(missing_ok=True)  # the run's own ledger holds what the estimate spent
 

@@ -185,7 +185,7 @@ class Run:
             undo.callback(self._ledger.close)
             saved = ranks.once(self._lock)
             if lease is not None:
-                self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory)).covers
+                self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory, self._ledger)).covers
             if (columns := getattr(plan, "columns", None)) is not None:
                 # before anything can fail and give the reservation back: this was released already
                 ranks.once(lambda: self._ledger.pay_once(columns.event()))

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from assay._util.figures import at_most, shown
+from assay.accounting.adjacency import Adjacency
+from assay.runs.tradeoff import across
 
 YES, NO, OPEN = "✓", "✕", "☐"
 _BLANK = "________________"
@@ -31,47 +33,60 @@ def sign_off(record: Mapping[str, Any], units: int) -> list[str]:
     return [
         "## Sign-off",
         "",
-        f"What ε = {shown(eps['verified'])} means: {meaning(eps['verified'], eps['delta'], record['unit'])}.",
-        *_groups(record),
+        f"What ε = {shown(eps['verified'])} means: {meaning(eps['verified'], eps['delta'], _otherwise(record))}.",
         "",
-        "| | question | what is known |",
+        *_groups(record),
+        f"| | question ({YES}: the record shows it, {NO}: it speaks against signing, {OPEN}: for you) | known |",
         "|---|---|---|",
         *(f"| {mark} | {question} | {known} |" for mark, question, known in checklist(record, units)),
         "",
-        f"A {YES} is shown by the record, a {NO} speaks against signing, and a {OPEN} is for you to check.",
-        "",
-        "| | |",
-        "|---|---|",
-        *(f"| {name} | {value} |" for name, value in _digests(record)),
-        f"| Date | {record.get('date') or _BLANK} |",
-        f"| Operator | {record.get('operator') or _BLANK} |",
-        f"| Signature | {_BLANK} |",
+        *across({name: [value] for name, value in _digests(record)}),
+        f"| Date | {record.get('date') or _BLANK} | Operator | {record.get('operator') or _BLANK} |"
+        f" Signature | {_BLANK} |",
+        "|---|---|---|---|---|---|",
         "",
     ]
 
 
-def meaning(epsilon: float | str | None, delta: float, unit: str) -> str:
+def meaning(epsilon: float | str | None, delta: float, otherwise: str) -> str:
     """What e^ε says, in words.
 
+    Args:
+        epsilon: ε.
+        delta: δ.
+        otherwise: What is compared with the data as they are.
+
     Example:
-        >>> meaning(1.0, 1e-5, "one image")
-        'whatever is seen of the model is at most 2.719 times as likely with one image as without it, ...'
+        >>> meaning(1.0, 1e-5, "without one image")
+        'whatever is seen of the model is at most e^ε = 2.719 times as likely as without one image, plus a ...'
     """
     if epsilon is None or epsilon == "inf" or float(epsilon) > _LARGEST:
-        return f"nothing is bounded: whether {unit} was there may be seen from the model with certainty"
+        return f"nothing is bounded: the model may look entirely different {otherwise}"
     times = at_most(math.exp(float(epsilon)))
     return (
-        f"whatever is seen of the model is at most {times} times as likely with {unit} as without it, up to a"
-        f" probability of {delta:g}"
+        f"whatever is seen of the model is at most e^ε = {times} times as likely as {otherwise}, plus a probability of"
+        f" {delta:g}"
     )
 
 
+def _otherwise(record: Mapping[str, Any]) -> str:
+    """The neighbouring data, in words."""
+    replaced = record["epsilon"].get("adjacency", record.get("adjacency")) == Adjacency.REPLACE_ONE.value
+    return f"with another in place of {record['unit']}" if replaced else f"without {record['unit']}"
+
+
 def _groups(record: Mapping[str, Any]) -> list[str]:
-    rows = [row for row in record["epsilon"].get("groups") or [] if row["size"] > 1]
+    """ε for several records, or persons, that belong together."""
+    rows = record["epsilon"].get("groups")  # not in records of earlier versions
     if not rows:
         return []
-    said = ", ".join(f"{shown(row['epsilon'])} for {row['size']}" for row in rows)
-    return [f"For several that belong together it is ε = {said}."]
+    of = "records of one person or family" if record.get("persons") is None else "persons of one family"
+    together = f"ε for all of them at δ = {record['epsilon']['delta']:g}"
+    return across({of: [str(row["size"]) for row in rows], together: [_bound(row) for row in rows]})
+
+
+def _bound(row: Mapping[str, Any]) -> str:
+    return "no finite bound" if row["epsilon"] == "inf" else shown(row["epsilon"])
 
 
 def checklist(record: Mapping[str, Any], units: int) -> list[tuple[str, str, str]]:
@@ -84,24 +99,24 @@ def checklist(record: Mapping[str, Any], units: int) -> list[tuple[str, str, str
         (OPEN, "Is the unit what you promised people?", f"ε protects {record['unit']}"),
         (
             YES if finite and small else NO,
-            "Is ε the verified one, finite and as agreed? Is δ well below one over their number?",
+            "Is ε the verified one, finite and as agreed? Is δ below 1/number?",
             f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.4g}" if units else ""),
         ),
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
         else (NO, "Is there no seed?", "the seed is fixed: reproducible, not private"),
         _once(record),
-        (OPEN, "How were the features made?", "see the line Data above" if record["notes"] else "nothing is known"),
+        (OPEN, "How were the features made?", "the line Data" if record["notes"] else "nothing is known"),
         {
             "consistent": (YES, "Is it audited, and consistent?", "an audit agrees"),
             "None": (OPEN, "Is it audited, and consistent?", "not audited"),
         }.get(verdict, (NO, "Is it audited, and consistent?", f"the audit says: {verdict}")),
-        (OPEN, "Do only the listed files leave?", "model, record and statement may; nothing else is covered"),
+        (OPEN, "Do only the listed files leave?", "ε covers model, record and statement"),
     ]
 
 
 def _once(record: Mapping[str, Any]) -> tuple[str, str, str]:
-    question = "Do all runs on these records count, and all settings that were tried?"
+    question = "Do all runs on these records and all settings tried count?"
     if free := uncharged(record.get("tuning")):
         return NO, question, f"{free}: ε does not count that"
     if budget := record.get("budget"):
@@ -111,7 +126,7 @@ def _once(record: Mapping[str, Any]) -> tuple[str, str, str]:
             f"budget {budget['name']}: {budget['runs']} so far, ε ≤ {shown(budget['spent'])} of {budget['epsilon']:g};"
             " runs that did not name it are not known",
         )
-    return OPEN, question, "this run alone; `assay total` adds up several"
+    return OPEN, question, "this run alone (several: `assay total`)"
 
 
 def uncharged(tuning: Mapping[str, Any] | None) -> str | None:
@@ -167,8 +182,7 @@ def coverage(record: Mapping[str, Any]) -> str:
     budget = record.get("budget")
     if not budget:
         return (
-            "This statement covers this one run. Other runs on the same records add to what is spent, and so do"
-            " settings that were tried and dropped."
+            "This statement covers this one run. Other runs on these records, and settings tried and dropped, add to ε."
         )
     return (
         f"The budget {budget['name']} counts every run that names it, those still at work with all that they reserved"

@@ -12,7 +12,7 @@ from assay._util.figures import shown
 from assay.accounting.epsilon import Bound
 from assay.errors import AssayError
 from assay.runs.signoff import budget_headline, coverage, sign_off
-from assay.runs.tradeoff import attackers
+from assay.runs.tradeoff import across, attackers
 
 _VARIANTS = {
     "published": "the paper's algorithm as its text describes it",
@@ -75,7 +75,6 @@ def statement(record: Mapping[str, Any]) -> str:
         ),
         "",
         *_curve(record),
-        *_groups(record),
         *attackers(record["epsilon"]),
         "## What is covered by ε, and what is public",
         "",
@@ -85,8 +84,7 @@ def statement(record: Mapping[str, Any]) -> str:
                 f"Taken as public: {said['public']}.",
                 *([f"Initial weights: {began}."] if (began := initial_weights(record)) else []),
                 *said["uncovered"],
-                f"Not protected: the {scored(record)} records. {scored(record).capitalize()} accuracy and loss are"
-                " computed from them without noise.",
+                f"Not protected: the {scored(record)} records. Accuracy and loss are computed from them without noise.",
                 *([f"Data: {record['notes']}"] if record["notes"] else []),
             ]
         ),
@@ -95,14 +93,13 @@ def statement(record: Mapping[str, Any]) -> str:
         "",
         *_items(
             [
+                f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
+                f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
                 coverage(record),
                 *(f"Settings: {words}." for words in choices(record.get("tuning"))),
                 *said["assumed"],
             ]
         ),
-        "",
-        f"Model: {record['model']}. Made with Assay {record['environment']['assay']}, torch"
-        f" {record['environment']['torch']}, dp_accounting {record['environment']['dp_accounting']}.",
         "",
         *sign_off(record, _units(record)),
     ]
@@ -124,8 +121,7 @@ def _head(record: Mapping[str, Any]) -> list[str]:
         f"**Training this model spent ε = {shown(eps['verified'])} at δ = {eps['delta']:g}** (verified; unit of"
         f" privacy: {record['unit']}).",
         "",
-        f"Smaller is safer: ε limits how much the model can reveal about {record['unit']}. δ is a small allowance on"
-        " top.",
+        f"Smaller is safer: ε limits what the model can reveal about {record['unit']}. δ is a small allowance on top.",
         "",
         *budget_headline(record),
         *_warnings(record),
@@ -185,7 +181,7 @@ def _unit(record: Mapping[str, Any]) -> str:
         return f"Unit of privacy: {record['unit']}; there are {clients} clients."
     if (persons := record.get("persons")) is not None:  # not in records of earlier versions
         return f"Unit of privacy: {record['unit']}, one of {persons['persons']} persons."
-    less = "less: the table of groups says how much" if record["epsilon"].get("groups") else "less"
+    less = "less: the sign-off says how much" if record["epsilon"].get("groups") else "less"
     return (
         f"Unit of privacy: {record['unit']}, one of {_at_stake(record)} training records{_set_aside(record)}. Somebody"
         f" with several records is protected {less}."
@@ -248,10 +244,10 @@ def large_delta(delta: float, units: int) -> str | None:
 
 _BOUNDS: Mapping[str | None, str] = {
     Bound.EXACT: "a closed form, exact for what is charged (Gaussian noise: Balle and Wang 2018)",
-    Bound.PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper bound"
-    " within 1 % of the exact one of what is charged",
-    Bound.LOOSE_PLD: "composition of privacy loss distributions (dp_accounting), discretised so that ε is an upper"
-    " bound; how close it is to the exact one is not known",
+    Bound.PLD: "privacy loss distributions (dp_accounting), an upper bound within 1 % of the exact one of what is"
+    " charged",
+    Bound.LOOSE_PLD: "privacy loss distributions (dp_accounting), an upper bound; how close it is to the exact one is"
+    " not known",
     Bound.RENYI: "Rényi divergences (dp_accounting): an upper bound, where no better one could be computed",
     Bound.SUM: "the sum of the ε of the single releases, an upper bound",
     Bound.NONE: "no finite ε was found",
@@ -267,7 +263,7 @@ def _accountant(record: Mapping[str, Any], said: Mapping[str, Any]) -> str:
     lines = [f"Accountant: {how}."]
     if kind != Bound.RENYI and eps["rdp"] != "inf":  # inf: no Rényi bound is at hand
         lines.append(f"Cross-check by Rényi divergences: ε ≤ {shown(eps['rdp'])}.")
-    lines.append(f"Equivalent Gaussian-DP at this δ: μ = {shown(eps['gdp_mu'])}.")
+    lines.append(f"Equivalent Gaussian DP at this δ: μ = {shown(eps['gdp_mu'])}.")
     return " ".join(lines)
 
 
@@ -347,27 +343,7 @@ def _parts(record: Mapping[str, Any]) -> list[str]:
 def _curve(record: Mapping[str, Any]) -> list[str]:
     """ε at several δ."""
     points = record["epsilon"]["curve"]
-    return ["| δ | ε |", "|---|---|", *(f"| {p['delta']:g} | {shown(p['epsilon'])} |" for p in points), ""]
-
-
-_NO_BOUND = "no finite bound"
-
-
-def _groups(record: Mapping[str, Any]) -> list[str]:
-    """ε for several records, or persons, that belong together."""
-    rows = record["epsilon"].get("groups")  # not in records of earlier versions
-    if not rows:
-        return []
-    of = "records" if record.get("persons") is None else "persons"
-    who = "One person's records, or a family's" if of == "records" else "Persons who belong together, such as a family"
-    return [
-        f"{who}, are protected together by the ε of their number, at δ = {record['epsilon']['delta']:g}:",
-        "",
-        f"| {of} together | ε |",
-        "|---|---|",
-        *(f"| {row['size']} | {_NO_BOUND if row['epsilon'] == 'inf' else shown(row['epsilon'])} |" for row in rows),
-        "",
-    ]
+    return across({"δ": [f"{p['delta']:g}" for p in points], "ε": [shown(p["epsilon"]) for p in points]})
 
 
 def _options(record: Mapping[str, Any]) -> list[str]:

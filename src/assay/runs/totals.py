@@ -157,7 +157,7 @@ def part_of(path: Path) -> Part:
             raise AssayError(f"{run.ledger} is missing: without it the ε of this run is not known")
     plan, names = spec["plan"], spec["names"]
     events, adjacency, replaced = [], None, 0
-    unpaid = [run.estimate_ledger] if run.estimate_ledger.exists() and not _is_charged(run) else []
+    unpaid = [] if run.unpaid_estimate() is None else [run.estimate_ledger]
     for file in (run.ledger, *unpaid, *sorted(run.earlier.glob("*.jsonl"))):
         ledger = read_ledger(file, run.digest() if file == run.ledger else None)
         if ledger is None:
@@ -180,12 +180,6 @@ def part_of(path: Path) -> Part:
         shared_noise=str(plan.get("noise_schedule", "")).startswith("banded"),
         budget=(spec.get(FIELD) or {}).get("id"),
     )
-
-
-def _is_charged(run: RunDirectory) -> bool:
-    """Whether the ledger of a run was charged: an estimate of columns comes first, before any step."""
-    ledger = read_ledger(run.ledger, run.digest())
-    return ledger is not None and not ledger.is_empty
 
 
 def _unit(plan: dict[str, Any], names: dict[str, Any]) -> str:

@@ -54,6 +54,8 @@ def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
     if ids is None:
         raise ConfigError("units", None, f"an id for each row: the plan protects {unit}")
     found = UnitRecords(records, ids, unit)
+    if plan.may_lack_records and found.persons <= unit.persons and len(found) <= plan.records:
+        return found
     if (found.persons, len(found)) != (unit.persons, plan.records):
         kept = "" if unit.whole else f", and {plan.records} rows when at most {unit.rows} of each are kept"
         raise ConfigError(
@@ -180,7 +182,9 @@ class Batches:
             )
         self._records, self._plan, self._randomness, self._world = records, plan, randomness, world
         self._largest, self._augment = largest, augment
-        self._share = world.share(len(records), plan.records)
+        lacking = plan.may_lack_records and len(records) < plan.records
+        self._present = len(records) if lacking else plan.records
+        self._share = world.share(len(records), self._present)
 
     def draw(self, step: int) -> Batch:
         """The batch of this step, counted from the start of this randomness."""
@@ -235,7 +239,7 @@ class Batches:
             if sampler.independent
             else self._world.once(lambda: sampler.draw(step, self._randomness))
         )
-        return self._share.local(index)
+        return self._share.local(index[index < self._present] if self._present < self._plan.records else index)
 
 
 def _cuts_between_persons(counts: Tensor, largest: int) -> list[tuple[int, int]]:

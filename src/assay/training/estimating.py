@@ -21,6 +21,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,7 @@ from assay._util.files import replace_json
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import epsilon
-from assay.accounting.ledger import Ledger
+from assay.accounting.ledger import Ledger, read_ledger
 from assay.data.tables import cells, estimates
 from assay.data.tables.drafts import Draft, Private
 from assay.data.tables.schema import Column, Schema
@@ -57,11 +58,13 @@ class Terms:
         epsilon: Of the whole run.
         delta: δ.
         adjacency: Which data sets are neighbours.
+        budget: The folder of the budget that the run is under.
     """
 
     epsilon: float
     delta: float
     adjacency: Adjacency
+    budget: str | None = None
 
 
 def cost_of(draft: Draft, units: int, terms: Terms) -> Columns:
@@ -94,7 +97,9 @@ def _std(noise: float, count: int) -> float:
     return noise * math.sqrt(estimates.ROUNDS * count)
 
 
-def release(private: Private, draft: Draft, columns: Columns, randomness: Randomness) -> dict[str, Column]:
+def release(
+    private: Private, draft: Draft, columns: Columns, randomness: Randomness, request: str
+) -> dict[str, Column]:
     """What the noisy counts show of every column. The caller must have charged `columns.event()`.
 
     Args:
@@ -102,12 +107,14 @@ def release(private: Private, draft: Draft, columns: Columns, randomness: Random
         draft: What is to be estimated.
         columns: The noise.
         randomness: The source of all noise.
+        request: Names what is asked for. With a fixed seed, another request has other noise: two answers with the same
+            noise would show the counts.
 
     Returns:
         A column for each that is wanted; `skip` where nothing stands out.
     """
     reading = draft.reading
-    source = Within(fresh_source(randomness), "columns")
+    source = Within(fresh_source(randomness), f"columns {request}")
     names = list(draft.wanted)
     counts = {name: cells.count_cells(private.table, name, private.weights, reading) for name in names}
     noisy = _release(counts, columns.noise, source.stream("cells", 0))
@@ -142,37 +149,42 @@ class Estimated:
     Attributes:
         schema: How rows are prepared.
         columns: What it cost.
+        units: How many records, or persons, there are in the training part, whatever their targets. Public.
+        counted: How many of what is sampled there are: records, persons, or the rows that are kept of them.
         lease: The run's part in a budget, as `run.json` holds it; None without one.
     """
 
     schema: Schema
     columns: Columns
+    units: int
+    counted: int
     lease: Mapping[str, Any] | None = None
 
 
 def estimate(
     private: Private,
     draft: Draft,
+    counted: int,
     columns: Columns,
     terms: Terms,
     randomness: Randomness,
     *,
     out: Path | None,
     force: bool,
-    reserve: Callable[[str], tuple[Mapping[str, Any], Callable[[Any], bool]]] | None = None,
+    reserve: Callable[[str, Ledger], Mapping[str, Any]] | None = None,
 ) -> Estimated:
     """Charge and make an estimate, or take the one that `out` has for the same request.
 
     Args:
         private: The training rows.
         draft: What is to be estimated.
+        counted: How many of what is sampled there are.
         columns: What it costs.
         terms: Of the run.
         randomness: The source of all noise.
         out: The directory of the run to come; None keeps nothing on disk.
         force: Set aside what an earlier run or estimate left there.
-        reserve: Reserves the whole run in its budget; takes the digest of the request, gives the lease and whether an
-            event is covered.
+        reserve: Reserves the whole run in its budget, for the ledger of this request, and gives the lease.
 
     Raises:
         ConfigError: The directory is not free, or the target cannot be predicted by what was found.
@@ -183,6 +195,7 @@ def estimate(
         "noise": columns.noise,
         "delta": terms.delta,
         "adjacency": terms.adjacency.value,
+        "budget": terms.budget,
         "rows": seals.of_text(*(str(key) for key in private.keys.tolist())),
     }
     digest = seals.of_json(request)
@@ -193,10 +206,10 @@ def estimate(
             # an earlier run that began here has used its reservation; the new one makes its own
             unused = not directory.spec.exists() and not directory.earlier.exists()
             lease = kept["lease"] if unused else None
-            return Estimated(schema=Schema.from_json(kept["found"]), columns=columns, lease=lease)
+            schema = Schema.from_json(kept["found"])
+            return Estimated(schema=schema, columns=columns, units=private.units, counted=counted, lease=lease)
         _check_unspent(directory, force=force)
         directory.path.mkdir(parents=True, exist_ok=True)
-    lease, covers = (None, None) if reserve is None else reserve(digest)
     ledger = Ledger(
         None if directory is None else directory.estimate_ledger,
         delta=terms.delta,
@@ -204,15 +217,25 @@ def estimate(
         ceiling=terms.epsilon,
         run=digest,
     )
-    ledger.covers = covers
-    try:
+    lease = None
+    with closing(ledger):  # locked until the answer is kept: nobody else may estimate here meanwhile
+        ledger.lock()
+        if not ledger.is_empty:
+            raise _not_free(directory)
+        if reserve is not None:
+            try:
+                lease = reserve(digest, ledger)
+            except AssayError:
+                ledger.close()
+                if directory is not None:
+                    directory.set_estimate_aside()  # nothing is charged: this leaves no trace
+                raise
         ledger.pay(columns.event(), draws=randomness.fingerprint)
-    finally:
-        ledger.close()
-    schema = _usable(draft, release(private, draft, columns, randomness))
-    if directory is not None:
-        replace_json(directory.estimate, seals.sealed({"request": digest, "found": schema.to_json(), "lease": lease}))
-    return Estimated(schema=schema, columns=columns, lease=lease)
+        schema = _usable(draft, release(private, draft, columns, randomness, digest))
+        if directory is not None:
+            kept = {"request": digest, "found": schema.to_json(), "lease": lease}
+            replace_json(directory.estimate, seals.sealed(kept))
+    return Estimated(schema=schema, columns=columns, units=private.units, counted=counted, lease=lease)
 
 
 def _kept(directory: RunDirectory, digest: str) -> dict[str, Any] | None:
@@ -231,14 +254,19 @@ def _kept(directory: RunDirectory, digest: str) -> dict[str, Any] | None:
 def _check_unspent(directory: RunDirectory, *, force: bool) -> None:
     if not directory.estimate_ledger.exists():
         return
-    if not force:
-        raise ConfigError(
-            "out",
-            str(directory.path),
-            "a new directory: another estimate of columns was charged there, and its answer may be known; --force sets"
-            " it aside, and it stays charged",
-        )
+    charged = read_ledger(directory.estimate_ledger)
+    if not force and charged is not None and not charged.is_empty:
+        raise _not_free(directory)
     directory.set_estimate_aside()
+
+
+def _not_free(directory: RunDirectory | None) -> ConfigError:
+    return ConfigError(
+        "out",
+        None if directory is None else str(directory.path),
+        "a new directory: another estimate of columns was charged there, and its answer may be known; --force sets"
+        " it aside, and it stays charged",
+    )
 
 
 def _usable(draft: Draft, found: Mapping[str, Column]) -> Schema:

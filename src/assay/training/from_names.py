@@ -16,7 +16,9 @@ from assay import features as features_room
 from assay import loggers
 from assay import methods as methods_room
 from assay.accounting import schedules
+from assay.accounting.budget import folder_of
 from assay.accounting.epsilon import Adjacency
+from assay.accounting.ledger import Ledger
 from assay.data import DataBundle, catalog, samplers
 from assay.data.identity import of_bundle, of_keys
 from assay.data.persons import rows_kept
@@ -451,18 +453,27 @@ def _estimate(o: Settings, out: Path | None, force: bool) -> Estimated:
         spec = run.read_spec()
         columns = Plan.from_json(spec["plan"]).columns
         if columns is not None:
-            return Estimated(schema=Schema.from_json(spec["names"]["schema"]), columns=columns, lease=spec.get(FIELD))
+            begun = Plan.from_json(spec["plan"])
+            return Estimated(
+                schema=Schema.from_json(spec["names"]["schema"]),
+                columns=columns,
+                units=begun.records if begun.unit is None else begun.unit.persons,
+                counted=begun.records,
+                lease=spec.get(FIELD),
+            )
     private, draft, plan, terms = _before_estimate(o)
     assert plan.columns is not None
     pick_device(o.device)
 
-    def reserve(digest: str) -> tuple[Mapping[str, Any], Callable[[Any], bool]]:
+    def reserve(digest: str, ledger: Ledger) -> Mapping[str, Any]:
         mine = _lease_before(o, plan, private, out)
-        return mine.to_json(), mine.begin(plan, None if out is None else RunDirectory(out), digest=digest).covers
+        ledger.covers = mine.begin(plan, None if out is None else RunDirectory(out), ledger, digest=digest).covers
+        return mine.to_json()
 
     return estimate(
         private,
         draft,
+        plan.records,
         plan.columns,
         terms,
         o.training.randomness(),
@@ -503,7 +514,12 @@ def _before_estimate(o: Settings) -> tuple[Private, Draft, Plan, Terms]:
     private = training_rows(path, draft, o.unit)
     if o.epsilon is None and o.noise_multiplier is not None:
         raise ConfigError("epsilon", None, "a number with --schema auto: a share of it is for the estimate")
-    terms = Terms(epsilon=1.0 if o.epsilon is None else o.epsilon, delta=o.delta, adjacency=o.adjacency)
+    terms = Terms(
+        epsilon=defaults.EPSILON if o.epsilon is None else o.epsilon,
+        delta=o.delta,
+        adjacency=o.adjacency,
+        budget=None if o.budget is None else str(folder_of(o.budget).absolute()),
+    )
     columns = cost_of(draft, private.units, terms)
     unit, counted = None, private.units
     if o.unit is not None:
@@ -517,6 +533,8 @@ def _before_estimate(o: Settings) -> tuple[Private, Draft, Plan, Terms]:
         noise_multiplier=o.noise_multiplier,
         epochs=o.epochs,
     )
+    if plan.stage is not None and not plan.stage.takes_fewer:
+        raise ConfigError("method", o.method, "one that releases nothing before training, with --schema auto")
     return private, draft, plan, terms
 
 
@@ -655,6 +673,9 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
     start = begin(network, init, o.train_layers)
     unit = o.unit_of(bundle)
     counted = _counted(bundle, unit)
+    if estimated is not None:  # how many of them have a usable target is not public
+        unit = None if unit is None else replace(unit, persons=estimated.units)
+        counted = estimated.counted
     is_rows = len(bundle.input_shape) == 1
     columns = None if estimated is None else estimated.columns
     plan = planned(
@@ -679,7 +700,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         "task": None if bundle.task is None else bundle.task.to_json(),
         "unit": bundle.unit,
         "unit_column": bundle.unit_column,
-        "notes": bundle.notes if estimated is None else _estimated_notes(bundle.notes),
+        "notes": bundle.notes if estimated is None else bundle.notes.replace(NOTES, ESTIMATED_NOTES),
         "log": o.log,
         "operator": o.operator,
         "tuning": o.described,
@@ -694,12 +715,6 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         budget=o.budget,
         budget_key=o.budget_key,
         lease=None if estimated is None or o.budget is None else Lease.from_json(estimated.lease),
-    )
-
-
-def _estimated_notes(notes: str) -> str:
-    return (
-        f"{notes.replace(NOTES, ESTIMATED_NOTES)} The number of records whose target is usable is taken to be public."
     )
 
 

@@ -26,10 +26,6 @@ _ADJACENCY = {
     Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
     Adjacency.REPLACE_ONE: "two data sets are neighbours if they have equally many records and differ in exactly one",
 }
-_OTHERWISE = {
-    Adjacency.ADD_OR_REMOVE_ONE: "without {}",
-    Adjacency.REPLACE_ONE: "with another in place of {}",
-}
 
 
 def facts(
@@ -67,7 +63,7 @@ def facts(
         columns=described.get("columns"),
         exact=plan.exact,
         sampling={"kind": plan.sampling.name, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
-        sentences=_sentences(plan, names, augment, randomness),
+        sentences=_sentences(plan, augment, randomness),
     )
 
 
@@ -87,11 +83,10 @@ def sentences(spec: Mapping[str, Any]) -> Sentences:
         spec: What run.json says.
     """
     training = training_from_json(spec["training"])
-    return _sentences(Plan.from_json(spec["plan"]), spec["names"], training.augment, training.randomness())
+    return _sentences(Plan.from_json(spec["plan"]), training.augment, training.randomness())
 
 
-def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, randomness: Randomness) -> Sentences:
-    unit = _unit(plan, names)
+def _sentences(plan: Plan, augment: str | None, randomness: Randomness) -> Sentences:
     before = [
         *([] if plan.columns is None else [plan.columns.sentence()]),
         *([] if plan.stage is None else plan.stage.describe()),
@@ -104,8 +99,6 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         protected=[
             f"Adjacency: {plan.adjacency.value}: {_adjacency(plan)}.",
             *([] if plan.unit is None else [f"How a person is protected: {plan.unit.describe()}. {_KEPT}"]),
-            "In words: whatever anybody does with the model, no outcome is more than e^ε times as likely (plus δ) as it"
-            f" would be {_OTHERWISE[plan.adjacency].format(unit)}.",
         ],
         mechanism=[
             *(f"Before training: {line}." for line in before),
@@ -121,14 +114,13 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
         if not plan.sampler.tight
         else "",
         covered=("what was released before training, " if plan.first_events else "")
-        + "the parameters after every step. That includes the model, every checkpoint, "
+        + "the parameters after every step. So are the model, every checkpoint, "
         + (_EXACT if plan.exact else _LOSSES),
         public=f"the number of {_counted(plan)}, the batch size, the model's architecture and initial weights,"
         " every setting in the record",
         assumed=[
-            "Only the model and the files of this run leave. Batches, gradients before noise and the memory of the"
-            " process do not. The files attacks.json and audits.json, if there are any, stay with the holder of the"
-            " records: no ε covers their figures.",
+            "Only the files of this run leave, without attacks.json and audits.json, which no ε covers. Batches,"
+            " gradients before noise and the memory of the process do not.",
             _arithmetic(plan),
             *(
                 []
@@ -140,7 +132,7 @@ def _sentences(plan: Plan, names: Mapping[str, Any], augment: str | None, random
     )
 
 
-_KEPT = "Which rows are kept of a person follows from a hash of their content, and from nobody else's rows."
+_KEPT = "Which rows are kept follows from a hash of their content, and from nobody else's rows."
 
 
 def _unit(plan: Plan, names: Mapping[str, Any]) -> str:
@@ -171,7 +163,7 @@ def _counted(plan: Plan) -> str:
     return "persons" if plan.unit.whole else "persons and of their rows"
 
 
-_LOSSES = "the optimizer's state, and the training losses in the record (they have separate noise, which is part of ε)"
+_LOSSES = "the optimizer's state, and the training losses in the record, which have noise of their own"
 _EXACT = (
     "and the optimizer's state; there are no training losses in the record. The arithmetic of sums and noise is covered"
     " as well: clipped gradients are whole multiples of a power of two, within the bound exactly; their sums are exact;"
@@ -187,7 +179,7 @@ def _arithmetic(plan: Plan) -> str:
             "A record's gradient has the same bits wherever in its batch it stands and whatever stands beside it. This"
             " was tested on the first batch."
         )
-    return "Noise is drawn in floating point. Attacks on its lowest bits are known; ε does not cover them."
+    return "Noise is drawn in floating point. ε does not cover attacks on its lowest bits, which are known."
 
 
 def _views(augment: str) -> str:

@@ -19,7 +19,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
-from assay.data.loading import Collate, Loading
+from assay.data.apart import check_apart
+from assay.data.loading import PREFETCH, Collate, Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
@@ -44,6 +45,7 @@ from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
 from assay.gradients.engine import Engine, check_losses
 from assay.gradients.proof import position
+from assay.gradients.proof.handed import FIRST, Handed
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.rules.layers import RULES
 from assay.mechanisms.banded import BandedGaussian
@@ -52,7 +54,7 @@ from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, SideQuery
 from assay.methods.chain import Chain, Form
 from assay.methods.plan import Plan
-from assay.models.compat import trainable_layers
+from assay.models.compat import compiled, trainable_layers
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
 from assay.training.augment import Augmentation
 from assay.training.batches import Batches, BatchPart, unit_records
@@ -80,6 +82,8 @@ class _BatchState:
     total: dict[str, Tensor] = field(default_factory=dict)
     measured: list[Tensor] = field(default_factory=list)
     """What the side queries have measured, one number each."""
+    handed: Handed | None = None
+    """What the loop was handed last, where it is to show what the loop makes of it."""
 
     def add(self, total: dict[str, Tensor], measured: list[Tensor]) -> None:
         """Add the clipped sum and the side queries' numbers of one part."""
@@ -189,6 +193,8 @@ class PrivateStep(Unique):
         self._batch = _BatchState()
         self._block, self._charged_at = 1, -math.inf
         self._loop = 0
+        self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
+        self._hands_out = not compiled(model)  # a compiled model would be compiled twice
         self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
@@ -273,7 +279,7 @@ class PrivateStep(Unique):
         collate_fn: Collate | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
-        prefetch_factor: int = 2,
+        prefetch_factor: int = PREFETCH,
     ) -> Iterator[Any]:
         """The batches that the plan's sampler draws, collated as a DataLoader would.
 
@@ -311,7 +317,7 @@ class PrivateStep(Unique):
             collate_fn=collate_fn, num_workers=num_workers, pin_memory=pin_memory, prefetch_factor=prefetch_factor
         )
         records = dataset if isinstance(dataset, Records) else Records(dataset, loading=loading)
-        return self._drawn(unit_records(records, units, self.plan), steps, lambda _: True)
+        return self._drawn(unit_records(records, units, self.plan), steps)
 
     def loader(
         self,
@@ -321,7 +327,7 @@ class PrivateStep(Unique):
         collate_fn: Collate | None = None,
         num_workers: int = 0,
         pin_memory: bool = False,
-        prefetch_factor: int = 2,
+        prefetch_factor: int = PREFETCH,
     ) -> EpochLoader:
         """The batches as a loader with a length, one epoch per iteration, for tqdm, Lightning and Trainer.
 
@@ -356,7 +362,7 @@ class PrivateStep(Unique):
             self,
             plain.dataset,
             plain.loading,
-            lambda steps: self._drawn(records, steps, lambda _: True),
+            lambda steps: self._drawn(records, steps),
             in_parts=self._physical is not None,
         )
 
@@ -369,7 +375,7 @@ class PrivateStep(Unique):
             records: The records; `Records(dataset)` makes them from a data set.
             steps: How many batches at most.
         """
-        return self._drawn(unit_records(records, None, self.plan), steps, lambda part: not self._is_forgotten(part))
+        return self._drawn(unit_records(records, None, self.plan), steps, own=True)
 
     def _is_forgotten(self, part: BatchPart) -> bool:
         """Whether a part has no records and nothing of its pass through the model is used.
@@ -379,12 +385,14 @@ class PrivateStep(Unique):
         """
         return part.padding and not self.chain.rules and not self.placement.split
 
-    def _drawn(self, records: Records, steps: int | None, gathers: Callable[[BatchPart], bool]) -> Iterator[Any]:
+    def _drawn(self, records: Records, steps: int | None, *, own: bool = False) -> Iterator[Any]:
+        """The parts of the batches; for loops of our `own`, None in place of a part that need not pass the model."""
         self._check_usable()
         if self._masks is not None:
             self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
         self._loop += 1
         loop = self._loop
+        self._check_apart(records)
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
@@ -398,7 +406,7 @@ class PrivateStep(Unique):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
-                yield batch.gather(part) if gathers(part) else None
+                yield None if own and self._is_forgotten(part) else self._handed_out(batch.gather(part), own=own)
                 self._check_usable()
                 if self._loop != loop:
                     raise AssayError(
@@ -407,6 +415,23 @@ class PrivateStep(Unique):
                     )
             if self.taken == now:
                 raise AssayError(_NO_BACKWARD)
+
+    def _handed_out(self, batch: Any, *, own: bool) -> Any:
+        """What a loop gets. On the first batches it shows what a loop that is not ours makes of the records."""
+        part = self._batch.part
+        late = self.taken - self._origin >= FIRST
+        if own or late or not self._hands_out or part is None or part.padding or self.placement.split:
+            return batch
+        self._batch.handed = handed = Handed(batch)
+        return handed.batch
+
+    def _check_apart(self, records: Records) -> None:
+        """Refuse a way of putting records together that mixes them, once for each."""
+        source = records.dataset, records.loading.collate
+        if not any(a is source[0] and b is source[1] for a, b in self._apart):
+            seed = int(self.randomness.stream("apart", len(self._apart)).integers(2**31, 1))
+            check_apart(records.dataset, records.loading, seed)
+            self._apart.append(source)
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
@@ -526,6 +551,10 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
+        handed, self._batch.handed = self._batch.handed, None
+        if handed is not None:
+            in_order = part.persons is not None or self._views > 1
+            handed.check(losses, self.randomness.stream("handed", self.taken - self._origin), in_order=in_order)
         if part.persons is not None:  # a person's loss is the mean over their rows
             grads = self.engine.collect(part.persons.shares(losses), part.persons)
             losses = part.persons.sums(part.persons.shares(losses.detach()))

@@ -328,7 +328,8 @@ class PrivateChoice:
         replace_text(directory.notice, f"{UNFINISHED_CHOICE}; what ledger.jsonl says is spent.\n")
         ledger = directory.open_ledger(delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
         if mine is not None:
-            ledger.covers = mine.begin(self._spending, directory).covers
+            ledger.lock()
+            ledger.covers = mine.begin(self._spending, directory, ledger).covers
         ledger.pay(selection.selection(calibrated, split.score_noise, mean))  # all trials, before the first
         ledger.close()
         in_budget = None if mine is None else mine.end(ledger)  # nothing more will be charged

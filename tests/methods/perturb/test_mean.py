@@ -91,7 +91,7 @@ def test_replacing_a_record_moves_the_sum_twice_as_far_and_costs_that():
     result = fit(nn.Linear(4, 2), x, plan=replaced, training=Training(seed=1))
     assert result.record["parts"][0]["verified"] == pytest.approx(gaussian_epsilon(15.0, 1e-5), rel=1e-9)
     assert "| mean of the inputs | one whole record | – |" in result.statement
-    assert "as it would be with another in place of one record" in result.statement
+    assert "times as likely as with another in place of one record" in result.statement
 
 
 def test_a_crash_after_the_release_does_not_make_another_one(tmp_path):

@@ -21,15 +21,13 @@ from assay.errors import ConfigError, DataError
 
 _LEAST = 5  # rows, or persons, of which a fifth can be set aside
 NOTES = (
-    "Rows were prepared by the schema that stands in the record and is taken as public: numbers are scaled by "
-    "declared bounds and clamped to them, values beside the declared levels count as one other level, a missing value "
-    "has a feature of its own, words are counted by a hash. No statistic of the rows is used."
+    "Rows were prepared one by one by the schema in the record, which is taken as public: declared bounds and levels, "
+    "a mark of missing values, words by a hash. No statistic of the rows is used."
 )
 ESTIMATED_NOTES = (
-    "Rows were prepared by the schema that stands in the record. Part of it was estimated from the training rows with "
-    "noise, which is part of ε; the names of the columns are taken as public. Numbers are scaled by these bounds and "
-    "clamped to them, values beside the levels count as one other level, a missing or unreadable value has a feature "
-    "of its own, and a row without a usable target is left out. No other statistic of the rows is used."
+    "Rows were prepared one by one by the schema in the record. What was not declared was estimated from the training "
+    "rows with noise, which is part of ε; names of columns are taken as public. A row without a usable target is left "
+    "out, and counts in all rates as if it were there."
 )
 
 
@@ -168,12 +166,5 @@ def _check_apart(first: Rows, second: Rows, unit: str | None) -> None:
 
 def _divided_words(unit: str | None) -> str:
     if unit is None:
-        return (
-            " About one of every five rows is set aside for testing, by a hash of its own values. One row more or "
-            "less moves no other row from one part to the other."
-        )
-    return (
-        f" About one of every five persons (column {unit}) is set aside for testing with all of their rows, by a "
-        "hash of the id. One "
-        "person more or less moves nobody else from one part to the other."
-    )
+        return " About a fifth of the rows is for testing, by a hash of each row: no row moves another."
+    return f" About a fifth of the persons is for testing, by a hash of {unit}: nobody moves anybody else."

@@ -1,0 +1,206 @@
+"""Whether records stay apart on their way into a batch: what a row is made of must not depend on the other records.
+
+Clipping bounds what a record does through its own row. A `collate_fn` that mixes records (mixup, CutMix, centring by
+the batch's mean) lets a record into other rows as well, and ε would be too small. The model cannot show that: it sees
+rows that are mixed already. So the function itself is called on some records, and again with others in place of a
+random half of them, with the same random numbers. The rows of the half that stayed must be what they were, up to
+padding. This is repeated with other random numbers, because a function may mix now and then.
+
+`__getitems__` of a data set, which fetches several records at once, is compared with fetching them one by one.
+
+What cannot be shown: mixing that begins later in a run, faint dependences (relative 1e-5), and objects that are neither
+tensors, arrays, numbers, texts, lists, dicts nor have attributes of these kinds.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from assay.data.loading import Collate, Loading, seeded
+from assay.errors import ConfigError
+
+_RECORDS = 32  # half of them in a batch, the others in their place
+_TRIALS, _SECONDS = 64, 0.3  # mixing in one call of ten is missed once in a thousand times
+_LEAST = 8  # trials, however long they take
+_DEPTH = 8
+
+
+def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
+    """Refuse a `collate_fn` or `__getitems__` by which a record enters the row of another.
+
+    Where worker processes fetch the records, one of them makes the check: a data set may open its files in the process
+    that asks first, and workers must not inherit them.
+
+    Args:
+        dataset: The records.
+        loading: How they are put together.
+        seed: Chooses the records, and what is drawn.
+
+    Raises:
+        ConfigError: Records are mixed.
+    """
+    if len(dataset) < 2 or (loading.collate_fn is None and not hasattr(dataset, "__getitems__")):  # type: ignore[arg-type]
+        return
+    comparison = _Comparison(dataset, loading.collate, seed)
+    if loading.num_workers:
+        found = next(iter(DataLoader(comparison, batch_size=None, num_workers=1, generator=torch.Generator())))
+    else:
+        found = comparison[0]
+    if found:
+        field, path = found
+        name = getattr(loading.collate, "__name__", type(loading.collate).__name__)
+        raise ConfigError(
+            field,
+            name if field == "collate_fn" else type(dataset).__name__,
+            f"one that makes {path} from one record alone. Here it changes with other records of the batch (mixup, "
+            "CutMix, centring, a statistic of the batch), so one record would enter the gradients of several, and ε "
+            "would be too small. Use constants, or change each record by itself in the data set",
+        )
+
+
+class _Comparison(Dataset[Any]):
+    """Its only item is what depends on several records: ("collate_fn" or "dataset", the place), or ()."""
+
+    def __init__(self, dataset: Dataset[Any], collate: Collate, seed: int) -> None:
+        self._dataset, self._collate, self._seed = dataset, collate, seed
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> tuple[str, str] | tuple[()]:
+        coins = np.random.default_rng(self._seed)
+        size = len(self._dataset)  # type: ignore[arg-type]
+        index = [int(i) for i in coins.choice(size, min(size, _RECORDS), replace=False)]
+        records = [self._alone(i, self._seed) for i in index]
+        if (path := self._fetched_together(index, records)) is not None:
+            return "dataset", path
+        if (path := self._put_together(records, coins)) is not None:
+            return "collate_fn", path
+        return ()
+
+    def _alone(self, i: int, seed: int) -> Any:
+        together = getattr(self._dataset, "__getitems__", None)
+        with seeded(seed):
+            return self._dataset[i] if together is None else together([i])[0]
+
+    def _fetched_together(self, index: list[int], records: list[Any]) -> str | None:
+        """A record that is another one when it is fetched with others; random ones cannot be compared."""
+        together = getattr(self._dataset, "__getitems__", None)
+        if together is None or _difference(records[0], self._alone(index[0], self._seed + 1)) is not None:
+            return None
+        with seeded(self._seed):
+            fetched = list(together(index))
+        return next(("a record" for a, b in zip(records, fetched, strict=True) if _difference(a, b) is not None), None)
+
+    def _put_together(self, records: list[Any], coins: np.random.Generator) -> str | None:
+        size = max(2, len(records) // 2)
+        own, others = records[:size], records[size:] or records[:1]
+        began = time.monotonic()
+        for trial in range(_TRIALS):
+            if trial >= _LEAST and time.monotonic() - began > _SECONDS:
+                break
+            place = coins.permutation(size)
+            kept, replaced = place[: size // 2].tolist(), place[size // 2 :].tolist()
+            changed = list(own)
+            for k, at in enumerate(replaced):
+                # Every other time the same records change places: their padding stays what it is.
+                changed[at] = others[k % len(others)] if trial % 2 == 0 else own[replaced[k - 1]]
+            (before, _), (after, drew) = (self._collated(list(one), self._seed + trial) for one in (own, changed))
+            for path, a, b in _rows(before, after, size, kept):
+                if (difference := _difference(a, b)) is None or (drew and difference == "shape"):
+                    continue  # a mask that is drawn for another shape is another mask
+                return path
+        return None
+
+    def _collated(self, records: list[Any], seed: int) -> tuple[Any, bool]:
+        """A batch, and whether random numbers were drawn. Some functions change the records that they get."""
+        with seeded(seed):
+            before = _drawn_so_far()
+            batch = self._collate(copy.deepcopy(records))
+            return batch, _drawn_so_far() != before
+
+
+def _drawn_so_far() -> tuple[Any, ...]:
+    state: Any = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), state[1].tobytes(), state[2]
+
+
+def _rows(a: Any, b: Any, size: int, kept: list[int], path: str = "", depth: int = 0) -> Iterator[tuple[str, Any, Any]]:
+    """Pairs that must be alike: the rows of the records that stayed, and what has no rows."""
+    a, b = _plain(a), _plain(b)
+    here = path or "the batch"
+    if isinstance(a, Mapping) and isinstance(b, Mapping) and depth < _DEPTH:
+        for key in a:
+            if key in b:
+                yield from _rows(a[key], b[key], size, kept, f"{path}[{key!r}]", depth + 1)
+    elif isinstance(a, list | tuple) and isinstance(b, list | tuple) and depth < _DEPTH and not _one_each(a, size):
+        for k, (one, other) in enumerate(zip(a, b, strict=False)):
+            yield from _rows(one, other, size, kept, f"{path}[{k}]", depth + 1)
+    elif _has_rows(a, size) and _has_rows(b, size):
+        for row in kept:
+            yield f"each row of {here}", a[row], b[row]
+    else:
+        yield here, a, b
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as tensors, packed sequences as padded ones, objects as dicts of their attributes."""
+    if isinstance(value, PackedSequence):
+        return list(pad_packed_sequence(value, batch_first=True))
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biufc":
+        return torch.from_numpy(np.ascontiguousarray(value))
+    if isinstance(value, Tensor | Mapping | list | tuple | str | bytes | int | float | complex | type(None)):
+        return value
+    return dict(vars(value)) if hasattr(value, "__dict__") else value
+
+
+def _has_rows(value: Any, size: int) -> bool:
+    if isinstance(value, Tensor):
+        return value.dim() > 0 and len(value) == size
+    return isinstance(value, list | tuple) and len(value) == size
+
+
+def _one_each(values: list[Any] | tuple[Any, ...], size: int) -> bool:
+    """Whether a list has an item for each record, and is not a list of columns that have rows themselves."""
+    return len(values) == size and not all(_has_rows(_plain(value), size) for value in values)
+
+
+def _difference(a: Any, b: Any) -> str | None:
+    """How two values differ: "value", or "shape" where the shapes do too; None where they are alike up to padding."""
+    a, b = _plain(a), _plain(b)
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        if a.dim() != b.dim() or a.dtype != b.dtype:
+            return "value"
+        if a.shape == b.shape:
+            return None if _close(a, b) else "value"
+        common = [min(m, n) for m, n in zip(a.shape, b.shape, strict=True)]
+        first = tuple(slice(n) for n in common)
+        last_a, last_b = (tuple(slice(m - n, m) for m, n in zip(t.shape, common, strict=True)) for t in (a, b))
+        return None if _close(a[first], b[first]) or _close(a[last_a], b[last_b]) else "shape"
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return _first(_difference(a[key], b[key]) for key in a if key in b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return _first(_difference(one, other) for one, other in zip(a, b, strict=False))
+    if isinstance(a, str | bytes | int | float | complex | type(None)):
+        return None if a == b or (a != a and b != b) else "value"
+    return None
+
+
+def _first(differences: Iterator[str | None]) -> str | None:
+    return next((found for found in differences if found is not None), None)
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    if not (a.is_floating_point() or a.is_complex()):
+        return torch.equal(a, b)
+    return torch.allclose(a.double(), b.double(), rtol=1e-5, atol=1e-7, equal_nan=True) if a.numel() else True

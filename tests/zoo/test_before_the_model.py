@@ -1,0 +1,169 @@
+"""Records that are mixed before the model sees them, by a `collate_fn`, a data set or the loop, are refused."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import Dataset, TensorDataset, default_collate
+
+import assay
+from assay import Plan, PrivateStep
+from assay.data import Loading
+from assay.data.units import Unit
+from assay.errors import ConfigError, UnsupportedModelError
+from assay.runs.result import cross_entropy
+
+RECORDS, STEPS = 120, 5
+
+
+def records() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.randn(RECORDS, 6, generator=generator), torch.randint(0, 3, (RECORDS,), generator=generator)
+    )
+
+
+def mixed_up(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return 0.7 * x + 0.3 * x[torch.randperm(len(x))], y
+
+
+def seldom_mixed(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return mixed_up(x, y) if torch.rand(()) < 0.3 else (x, y)
+
+
+def centred(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    return x - x.mean(0), y
+
+
+def with_a_statistic(x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    return {"input": x, "labels": y, "scale": x.norm()}  # the model would get it by name
+
+
+def drawn_again(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    again = torch.randint(len(x), (len(x),))
+    return x[again], y[again]
+
+
+def each_alone(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    x = (x - 0.5) / 0.3 + torch.randn(x.shape)
+    return x - x.mean(1, keepdim=True), y
+
+
+def in_another_order(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    order = torch.randperm(len(x))
+    return x[order], y[order]
+
+
+Change = Callable[[Tensor, Tensor], Any]
+
+
+def collated(change: Change) -> Callable[[list[Any]], Any]:
+    return lambda batch: change(*default_collate(batch))
+
+
+def fit(collate: Callable[[list[Any]], Any], workers: int = 0, data: Dataset[Any] | None = None) -> assay.Result:
+    plan = Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5)
+    loading = Loading(collate_fn=collate, num_workers=workers)
+    return assay.fit(nn.Linear(6, 3), data or records(), plan=plan, loading=loading)
+
+
+def loop(change: Change, plan: Plan | None = None, **options: Any) -> int:
+    """A loop as a user would write it. The steps that were taken."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    plan = plan or Plan(records=RECORDS, batch_size=16, steps=STEPS, noise_multiplier=1.0, delta=1e-5)
+    step = PrivateStep(model, plan)
+    try:
+        for x, y in step.batches(records(), **options):
+            inputs, targets = change(x, y)
+            step.backward(cross_entropy(model(inputs), targets))
+        return step.taken
+    finally:
+        step.close()
+
+
+@pytest.mark.parametrize("change", [mixed_up, seldom_mixed, centred, with_a_statistic, drawn_again])
+def test_a_collate_fn_that_mixes_records_is_refused_every_time(change: Change) -> None:
+    for _ in range(5):
+        with pytest.raises(ConfigError, match=r"collate_fn.*from one record alone"):
+            fit(collated(change))
+
+
+def test_a_worker_process_finds_it_as_well() -> None:
+    with pytest.raises(ConfigError, match=r"collate_fn.*from one record alone"):
+        fit(_module_level_mixup, workers=1)
+
+
+def _module_level_mixup(batch: list[Any]) -> Any:
+    return mixed_up(*default_collate(batch))
+
+
+def _padded(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths, some of them masked at random, padded to the longest of the batch."""
+    rows = pad_sequence([x[: 2 + int(y)] for x, y in batch], batch_first=True)
+    rows = rows * (torch.rand(rows.shape) < 0.8)
+    return nn.functional.pad(rows, (0, 6 - rows.shape[1])), torch.stack([y for _, y in batch])
+
+
+def test_a_collate_fn_that_pads_and_draws_for_each_record_is_fine() -> None:
+    assert fit(_padded).epsilon > 0
+    assert fit(collated(each_alone)).epsilon > 0
+
+
+class _FetchesTogether(Dataset[Any]):
+    """A data set that fetches several records at once: by themselves, or centred together."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        self.wrong, self.records = wrong, records()
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, i: int) -> Any:
+        return self.records[i]
+
+    def __getitems__(self, index: list[int]) -> list[Any]:
+        x, y = self.records[torch.tensor(index)]
+        return list(zip(x - x.mean(0) if self.wrong else x, y, strict=True))
+
+
+def test_a_data_set_that_mixes_what_it_fetches_together_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"dataset.*from one record alone"):
+        fit(default_collate, data=_FetchesTogether(wrong=True))
+    assert fit(default_collate, data=_FetchesTogether(wrong=False)).epsilon > 0
+
+
+@pytest.mark.parametrize("change", [mixed_up, centred, drawn_again])
+def test_a_loop_that_mixes_records_is_refused_every_time(change: Change) -> None:
+    for _ in range(10):
+        with pytest.raises(UnsupportedModelError, match="enters the losses of several"):
+            loop(change)
+
+
+def test_a_loop_that_mixes_targets_is_refused() -> None:
+    data = TensorDataset(records().tensors[0], nn.functional.one_hot(records().tensors[1], 3).float())
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5))
+    x, y = next(step.batches(data))
+    losses = cross_entropy(model(x), 0.5 * y + 0.5 * y.roll(1, 0))
+    with pytest.raises(UnsupportedModelError, match="enters the losses of several"):
+        step.backward(losses)
+    step.close()
+
+
+@pytest.mark.parametrize("change", [each_alone, in_another_order])
+def test_a_loop_that_changes_each_record_by_itself_is_fine(change: Change) -> None:
+    assert loop(change) == STEPS
+    assert loop(lambda x, y: (x.sub_(0.5), y)) == STEPS, "in place, too"
+
+
+def test_rows_of_persons_must_stay_in_their_order() -> None:
+    """Rows are told by their places whose they are: in another order a person would be in several clipped groups."""
+    unit = Unit(name="patient", persons=RECORDS // 2, rows=2)
+    plan = Plan(records=RECORDS // 2, batch_size=10, steps=STEPS, noise_multiplier=1.0, delta=1e-5, unit=unit)
+    ids = torch.arange(RECORDS) // 2
+    with pytest.raises(UnsupportedModelError, match="another order"):
+        loop(in_another_order, plan, units=ids)
+    assert loop(each_alone, plan, units=ids) == STEPS
