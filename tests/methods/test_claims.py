@@ -1,6 +1,7 @@
 """What the papers claim and what is true, for the figures they give."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -33,11 +34,28 @@ def test_gredp_claims_one_and_spends_seven():
     assert plan.epsilon() == pytest.approx(7.18, rel=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("epochs", "sigma", "verified"), [(10, 1.40997, 18.21), (60, 2.96959, 4.725), (100, 3.77854, 4.056)]
+)
+def test_what_a_claim_of_one_by_gredp_is_worth_depends_on_epochs_that_the_paper_does_not_give(epochs, sigma, verified):
+    plan = replace(spectral(variant="published", sigma=sigma), steps=120 * epochs)
+    assert plan.claimed() == pytest.approx(1.0, rel=1e-3)
+    assert plan.epsilon() == pytest.approx(verified, rel=1e-3)
+
+
 @pytest.mark.parametrize("groups", [1, 5, 20])
 def test_gredp_is_a_gaussian_of_sigma_over_root_two_l(groups):
     plan = spectral(variant="published", groups=groups, sigma=4.0)
     assert plan.epsilon() == pytest.approx(dpsgd(4.0 / math.sqrt(2 * groups)).epsilon(), rel=1e-9)
     assert plan.claimed() == spectral(variant="published", groups=1, sigma=4.0).claimed(), "the claim ignores L"
+
+
+@pytest.mark.parametrize(("layers", "verified"), [(20, 183.6), (39, 506.4)])
+def test_gredp_on_resnet_20_claims_a_half_more_than_one_and_spends_hundreds(layers, verified):
+    """20 layers with weights, or 39 with those of GroupNorm; batch 500, 30 epochs of CIFAR-10."""
+    plan = replace(spectral(variant="published", groups=layers, sigma=1.71362), records=50_000, steps=3000)
+    assert plan.claimed() == pytest.approx(1.5, rel=1e-3)
+    assert plan.epsilon() == pytest.approx(verified, rel=1e-3)
 
 
 def test_real_valued_noise_has_no_epsilon():

@@ -90,6 +90,21 @@ def test_curves_are_means_at_the_epochs_that_all_seeds_have(folder):
     assert "after 3" not in page
 
 
+def test_losses_are_drawn_where_the_figure_asks_for_them(folder):
+    seeds = [cell("1.0", "ours", seed, 0.7) | {"losses": [[1.0, 2.0 + seed, None], [2.0, 1.0, 0.5]]} for seed in (0, 1)]
+    where = folder(x="epochs", cells=seeds)
+    toml = where / "paper/table.toml"
+    asked = toml.read_text().replace('x = "epochs"', 'x = "epochs"\ny = ["training loss", "test loss"]')
+    toml.write_text(asked)
+    page = papers.render(where)
+    assert "1.0, ours: 2.5 after 1" in page
+    assert page.count("1.0, ours: 0.5 after 2") >= 1, "one panel for each loss"
+    assert "% after" not in page, "accuracies were not asked for"
+    toml.write_text(asked.replace('"test loss"', '"gain"'))
+    with pytest.raises(AssayError, match="a list of accuracy, training loss, test loss"):
+        papers.render(where)
+
+
 def test_the_page_has_the_columns_and_the_texts_of_the_markdown(folder):
     where = folder(
         cells=[cell("1.0", "ours", 0, 0.7, verified="inf") | {"audited": 0.5, "bytes_up": 1234, "bytes_down": 5e9}]

@@ -14,9 +14,9 @@ its condition the theorem claims nothing (∞). For networks the paper uses the 
 
 What is true: even where gradients are bounded by G, the theorem fails within its own condition. With n = 60,000, b =
 6,000, T = 1 and δ = 1e-5 it claims ε = 0.75 for noise whose exact ε is 2.03: all other gradients are -G·e, and a record
-with gradient +G·e is replaced by one with -G·e. The lemma on sampling that its proof rests on (Lemma 1, from Wang et
-al. 2018) is used without that lemma's limit on the order α. At the settings of the paper's Table 2 the claim holds and
-is loose.
+with gradient +G·e is replaced by one with -G·e. The proof rests on Lemma 1, a bound linear in the order α and without a
+limit on α, cited from Wang, Balle and Kasiviswanathan 2018 (arXiv:1808.00087). As printed it cannot hold: here α is 32.
+At the settings of the paper's Table 2 the claim holds and is loose.
 
 For logistic regression the paper assumes G and enforces nothing. `published` with `--clip assumed:G` does the same and
 is verified as ∞. With a rule that clips, `published` and `sound` differ only in which ε a target refers to: the

@@ -1,14 +1,17 @@
 """One page about a folder of experiments: every table of every paper, theirs and ours side by side.
 
-It comes from the results beside the TOMLs. Nothing is run, and the same results give the same page.
+It comes from the results beside the TOMLs. Nothing is run, and the same results give the same page. Where the folder
+has a prices.json (`python experiments/prices.py`), the page says what the missing runs would cost.
 """
 
 from __future__ import annotations
 
 import base64
+import itertools
+import json
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from assay.errors import AssayError, ConfigError
@@ -22,6 +25,7 @@ from assay.studies import results, summary, tables
 from assay.studies.columns import columns, number_in
 from assay.studies.results import Results
 from assay.studies.summary import Cell
+from assay.studies.summary import Measured as OneRun
 from assay.studies.tables import SCALES, Figure, Table
 
 _NUMBER = re.compile(r"[-+]?[0-9]*\.?[0-9]+(?:e[-+]?[0-9]+)?")
@@ -46,11 +50,24 @@ def render(where: Path) -> str:
     if not any(found.values()):
         raise ConfigError("directory", str(where), "a folder of experiments with results; `assay reproduce` makes them")
     missing = [n for n in names if not any(t.name == n for t, _ in found[n.partition("/")[0]])]
+    left = _prices(where)
     body = join(
-        _overview(found, missing),
-        [_paper(where, paper, measured) for paper, measured in found.items() if measured],
+        _overview(found, [f"{name} ({left[name]})" if name in left else name for name in missing]),
+        [_paper(where, paper, measured, left) for paper, measured in found.items() if measured],
     )
     return fill("Papers, measured again", body)
+
+
+def _prices(where: Path) -> Mapping[str, str]:
+    """What the runs that a table lacks would cost, in words, by table."""
+    path = where / "prices.json"
+    if not path.exists():
+        return {}
+    try:
+        left = json.loads(path.read_text(encoding="utf-8"))["left"]
+        return {name: f"{of['runs']} runs, {of['hours']:.2g} CPU-hours" for name, of in left.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise AssayError(f"{path} is damaged: {error!r}") from error
 
 
 def _measured(where: Path, names: Sequence[str]) -> Iterator[Measured]:
@@ -107,13 +124,13 @@ def _exceeds(cell: Cell) -> bool:
     return cell.claimed is not None and cell.verified is not None and cell.verified > cell.claimed * (1 + 1e-9)
 
 
-def _paper(where: Path, paper: str, measured: Sequence[Measured]) -> Html:
+def _paper(where: Path, paper: str, measured: Sequence[Measured], left: Mapping[str, str]) -> Html:
     readme = where / paper / "README.md"
     first = readme.read_text(encoding="utf-8").partition("\n")[0] if readme.exists() else paper
-    return section(paper, first.lstrip("# ").strip(), [_table(where, *one) for one in measured])
+    return section(paper, first.lstrip("# ").strip(), [_table(where, *one, left) for one in measured])
 
 
-def _table(where: Path, asked: Table, found: Results) -> Html:
+def _table(where: Path, asked: Table, found: Results, left: Mapping[str, str]) -> Html:
     cells = summary.cells(found.runs, list(asked.grid.cells()))
     broken = [cell for cell in cells if _exceeds(cell)]
     done = sum(bool(cell.runs) for cell in cells)
@@ -127,7 +144,8 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
     made = tag(
         "p",
         [[", " if i else None, tag("code", command)] for i, command in enumerate(results.commands(asked, found))],
-        f". Measured: {found.date or 'date not kept'}. Machine: {found.machine}. "
+        f". Measured: {found.date or 'date not kept'}. {results.commits(found).replace('`', '')}. "
+        f"Machine: {found.machine}. {results.cost(found)}. "
         f"Seeds: {', '.join(map(str, seeds))}. Accuracy is mean ± standard deviation over seeds.",
         class_="hint",
     )
@@ -141,6 +159,7 @@ def _table(where: Path, asked: Table, found: Results) -> Html:
         _rows(asked, found, cells),
         [_picture(where / asked.name, name, caption) for name, caption in asked.pictures.items()],
         made,
+        tag("p", f"Not measured: {left[asked.name]}.", class_="hint") if asked.name in left else None,
         class_="panel",
     )
 
@@ -174,30 +193,31 @@ def _drawing(asked: Table, cells: Sequence[Cell]) -> Html | None:
         panels.setdefault(tuple(cell.labels[i] for i in rest), []).append(cell)
     styles = {label: i for i, label in enumerate(asked.grid.axes[how.series])}
     made, shown = [], []
-    y = accuracy_axis("validation" if asked.grid.shared.get("validation") else "test")
-    for labels, members in panels.items():
-        lines = _lines(asked, how, members, styles)
+    scored = "validation" if asked.grid.shared.get("validation") else "test"
+    for (labels, members), drawn in itertools.product(panels.items(), how.y):
+        lines = _lines(asked, how, members, styles, drawn)
         name = ", ".join(labels)
+        y = accuracy_axis(scored) if drawn == "accuracy" else Axis(label=drawn.replace("test", scored), log=True)
         x = Axis(label=how.x.removesuffix("s"), from_zero=True) if how.over_time else Axis(label=how.x, log=how.log)
         caption = [f"{name}."] if name else []
         if not how.over_time:
             caption.append("Bars are ± one standard deviation over seeds.")
         if any(line.hollow for line in lines):
             caption.append("Hollow marks are the paper's.")
-        chart = plot(f"Accuracy against {how.x}: {name or asked.title}", lines, x, y)
+        chart = plot(f"{drawn.capitalize()} against {how.x}: {name or asked.title}", lines, x, y)
         made.append(figure(chart, " ".join(caption)))
         shown += lines
     return tag("div", legend(shown), tag("div", made, class_="figures")) if shown else None
 
 
-def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, int]) -> list[Series]:
+def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, int], drawn: str) -> list[Series]:
     axes = list(asked.grid.axes)
     ours: dict[str, list[Point]] = {}
     theirs: dict[str, list[Point]] = {}
     for cell in cells:
         label = cell.labels[axes.index(how.series)]
         if how.over_time:
-            ours.setdefault(label, []).extend(_over_epochs(cell))
+            ours.setdefault(label, []).extend(_over_epochs(cell, drawn))
             continue
         at = cell.labels[axes.index(how.x)]
         ours.setdefault(label, []).extend(_at_label(cell, at))
@@ -243,13 +263,22 @@ def _at_label(cell: Cell, label: str) -> list[Point]:
     ]
 
 
-def _over_epochs(cell: Cell) -> list[Point]:
+def _over_epochs(cell: Cell, drawn: str) -> list[Point]:
     """The mean over the seeds at the epochs that all of them have."""
-    curves = [dict(run.history) for run in cell.runs if run.history]
+    curves = [curve for run in cell.runs if (curve := _curve(run, drawn))]
     common = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     means = {epoch: statistics.mean(curve[epoch] for curve in curves) for epoch in common}
     name = ", ".join(cell.labels)
-    return [Point(x=epoch, y=y, tip=f"{name}: {100 * y:.2f} % after {epoch:g}") for epoch, y in means.items()]
+    said = {epoch: f"{100 * y:.2f} %" if drawn == "accuracy" else f"{y:.4g}" for epoch, y in means.items()}
+    return [Point(x=epoch, y=y, tip=f"{name}: {said[epoch]} after {epoch:g}") for epoch, y in means.items()]
+
+
+def _curve(run: OneRun, drawn: str) -> dict[float, float]:
+    """What a run has of this, by epoch."""
+    if drawn == "accuracy":
+        return dict(run.history)
+    at = 1 if drawn == "training loss" else 2
+    return {entry[0]: value for entry in run.losses if (value := entry[at]) is not None}
 
 
 def _picture(stem: Path, name: str, caption: str) -> Html:

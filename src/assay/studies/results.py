@@ -81,9 +81,12 @@ def collect(table: Table, study: Study) -> Results:
 def _of_study(table: Table, study: Study) -> Results:
     records = [study.of(run) for run in table.grid.runs() if study.of(run).finished]
     newest = max(records, key=_written, default=None)
+    runs = summary.measured(study)
+    if table.figure is None or not table.figure.losses:  # nobody draws them, and they would double the file
+        runs = [replace(run, losses=()) for run in runs]
     return Results(
         title=table.title,
-        runs=summary.measured(study),
+        runs=runs,
         environment=None if newest is None else newest.read_record()["environment"],
         date=None
         if newest is None
@@ -214,7 +217,7 @@ def render(table: Table, results: Results, grid: Grid | None = None) -> str:
     lines += [
         rows(table, results, grid),
         "",
-        f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. {_commits(results)}. "
+        f"{made_by(table, results)}. Measured: {results.date or 'date not kept'}. {commits(results)}. "
         f"Machine: {results.machine}. {cost(results)}. "
         f"Seeds: {', '.join(map(str, seeds)) or 'none yet'}. Accuracy is mean ± standard deviation over seeds; "
         "ε is rounded to the side that is true.",
@@ -229,8 +232,8 @@ def made_by(table: Table, results: Results) -> str:
     return f"{'Command' if len(said) == 1 else 'Commands'}: {', '.join(f'`{command}`' for command in said)}"
 
 
-def _commits(results: Results) -> str:
-    """The commits of Assay that trained the runs, in words, for Markdown."""
+def commits(results: Results) -> str:
+    """The commits of Assay that trained the runs, in words. In Markdown their digits are code."""
     kept = sorted({"not kept" if run.commit is None else f"`{short(run.commit)}`" for run in results.runs})
     return f"{'Commits' if len(kept) > 1 else 'Commit'}: {', '.join(kept) or 'none yet'}"
 

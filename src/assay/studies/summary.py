@@ -35,6 +35,8 @@ class Measured:
     """The balanced accuracy of attacks on the run, by name."""
     history: Sequence[tuple[float, float]] = ()
     """Pairs of epoch (or round) and test accuracy."""
+    losses: Sequence[tuple[float, float | None, float | None]] = ()
+    """Epoch (or round), released training loss and test loss; kept where a figure draws them."""
     bytes_up: int | None = None
     bytes_down: int | None = None
     """Between clients and server, where there are clients."""
@@ -72,6 +74,10 @@ class Measured:
                 for entry in record["history"]
                 if entry["test_accuracy"] is not None
             ],
+            losses=[
+                (entry.get("round", entry["epoch"]), entry.get("train_loss"), entry.get("test_loss"))
+                for entry in record["history"]
+            ],
             bytes_up=(record.get("federated") or {}).get("bytes_up"),
             bytes_down=(record.get("federated") or {}).get("bytes_down"),
             tuning=record.get("tuning"),
@@ -91,7 +97,9 @@ class Measured:
         eps = {name: _float(data.get(name)) for name in ("claimed", "verified", "audited")}
         history = tuple((time, accuracy) for time, accuracy in data.get("history", ()))
         recalls = tuple(data.get("recalls", ()))
-        return cls(**{**data, "labels": tuple(data["labels"]), "history": history, "recalls": recalls, **eps})
+        losses = tuple((time, training, test) for time, training, test in data.get("losses", ()))
+        more = {"history": history, "recalls": recalls, "losses": losses}
+        return cls(**{**data, "labels": tuple(data["labels"]), **more, **eps})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,8 @@
 - `[small]`: reductions for a table that takes minutes: `seeds`, `[small.train]` (options that override all others) and
   `[small.labels]` (the labels of an axis that stay).
 - `[figure]`: how the paper draws it. `x` is an axis whose labels begin with numbers, or `epochs` for what happened
-  while training. `series` is an axis with a line for each label; the other axes have a panel for each label.
+  while training. `series` is an axis with a line for each label; the other axes have a panel for each label. `y`, with
+  `epochs` alone, lists what is drawn: `accuracy` (the default), `training loss` or `test loss`.
 - `[pictures]`: PNG files beside the TOML, with captions.
 - `[attack]`: options of `assay attack`, `attack` (a list of names) among them. Finished runs are attacked, and the
   table shows how often the attacks are right. In `[theirs]` the attack is the last label, or `average`.
@@ -32,7 +33,8 @@ from assay.studies.grid import COMMANDS, Grid
 
 SCALES = ("full", "small")
 _KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures", "attack", "recall"}
-_FIGURE_KEYS = {"x", "series", "log"}
+_FIGURE_KEYS = {"x", "series", "log", "y"}
+_DRAWN = ("accuracy", "training loss", "test loss")
 _BORROWING_KEYS = {"title", "note", "runs", "figure", "attack", "theirs"}
 _TIMES = {"train": "epochs", "federate": "rounds"}
 _SMALL_KEYS = {"seeds", "labels"}
@@ -45,6 +47,13 @@ class Figure:
     x: str
     series: str
     log: bool = False
+    y: Sequence[str] = ("accuracy",)
+    """What is drawn, each in panels of its own."""
+
+    @property
+    def losses(self) -> bool:
+        """Whether it shows losses."""
+        return tuple(self.y) != ("accuracy",)
 
     @property
     def over_time(self) -> bool:
@@ -262,7 +271,10 @@ def _figure(path: Path, data: Mapping[str, Any] | None, grid: Grid) -> Figure | 
     time = _TIMES[grid.command]
     if data["series"] not in axes or data["x"] not in axes - {data["series"]} | {time}:
         raise AssayError(f"{path}: [figure] needs series and x among {', '.join(sorted(axes))}, or {time} for x")
-    return Figure(**data)
+    figure = Figure(**data)
+    if not set(figure.y) <= set(_DRAWN) or (figure.losses and not figure.over_time):
+        raise AssayError(f"{path}: [figure] needs y, a list of {', '.join(_DRAWN)}; losses with {time} for x")
+    return figure
 
 
 def _smaller(path: Path, full: Grid, small: Mapping[str, Any]) -> Grid:

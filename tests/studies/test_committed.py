@@ -1,0 +1,81 @@
+"""The committed results of `experiments/` are those of today's tables and of today's code."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay import data, models, presets
+from assay.errors import DataError
+from assay.studies import results, tables
+from assay.training.from_names import Settings, train
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+RECORDS = {"mnist": 60_000, "fashion-mnist": 60_000, "cifar10": 50_000, "digits": 1437}
+SHAPES = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+
+
+def committed():
+    """The tables with results at the paper's scale."""
+    named = (tables.read(EXPERIMENTS, name) for name in tables.names(EXPERIMENTS))
+    return [table for table in named if table.stem.with_name(f"{table.stem.name}.json").exists()]
+
+
+def central():
+    """Those of central runs whose ε follows from noise alone (no stage, no preset), on data of known size."""
+    return [table for table in committed() if table.grid.command == "train" and _plain(table)]
+
+
+def _plain(table):
+    settings = [table.grid.settings(labels) for labels in table.grid.cells()]
+    return all(
+        {"preset", "center"}.isdisjoint(s) and s.get("method") != "afrrs" and s.get("data") in RECORDS for s in settings
+    )
+
+
+def plan_today(settings, run):
+    """The plan that these settings give, with the noise and the steps of a run that was measured."""
+    asked = Settings.read({key: value for key, value in settings.items() if key != "seed"})
+    layers = 1
+    if asked.data in SHAPES:
+        network = models.build(asked.model, input_shape=SHAPES[asked.data], classes=10)
+        layers = sum(any(True for _ in module.parameters(recurse=False)) for module in network.modules())
+    count = asked.records or RECORDS[asked.data]
+    plan = asked.plan(count - math.ceil(0.1 * count) if asked.validation else count)
+    return replace(
+        plan,
+        steps=run.steps,
+        noise_multiplier=run.noise_multiplier,
+        method=plan.method.for_layers([str(i) for i in range(layers)]),
+    )
+
+
+@pytest.mark.parametrize("table", committed(), ids=lambda table: table.name)
+def test_every_run_has_the_labels_and_settings_that_its_table_has_today(table):
+    assert len(results.known(table)) == len(results.read(table).runs)
+
+
+@pytest.mark.parametrize("table", central(), ids=lambda table: table.name)
+def test_a_cell_for_each_method_of_a_table_has_the_epsilon_that_the_code_gives_today(table):
+    found = {run.labels[-1]: run for run in results.read(table).runs}
+    about = 1e-2 if table.grid.shared.get("validation") else 2e-3  # a hash decides how many records are set aside
+    for run in found.values():
+        plan = plan_today(table.grid.settings(run.labels), run)
+        assert run.claimed == pytest.approx(plan.claimed(), rel=about), run.labels
+        assert run.verified == pytest.approx(plan.epsilon(), rel=about), run.labels
+
+
+@pytest.mark.parametrize(
+    ("name", "label"), [("utility/frontier", "digits of scikit-learn"), ("dp-lssgd/verified", "0.10")]
+)
+def test_a_cheap_run_trained_today_has_the_accuracy_of_its_table(name, label):
+    table = tables.read(EXPERIMENTS, name)
+    run = next(run for run in results.read(table).runs if run.labels[0] == label)
+    settings = table.grid.run(run.labels, run.seed).settings
+    try:
+        data.load(settings["data"])
+    except DataError:
+        pytest.skip(f"{settings['data']} is not on this machine")
+    found = train(presets.of_options({**settings, "seed": run.seed}), progress=False)
+    assert found.record["result"]["test_accuracy"] == pytest.approx(run.test_accuracy, abs=1e-9)
