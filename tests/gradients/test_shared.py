@@ -283,3 +283,10 @@ def test_an_output_of_a_fixed_size_that_the_loss_uses_is_compared() -> None:
     engine = Engine(model)
     with pytest.raises(UnsupportedModelError):
         engine.collect(model(torch.randn(4, 5)).square().sum(1))
+
+
+@pytest.mark.parametrize(("dims", "side"), [(1, 9), (2, 9), (3, 5)])
+def test_convolution_by_patches(dims: int, side: int) -> None:
+    """Windows that touch without overlap, and a margin that no window covers."""
+    agree(nn.Sequential(getattr(nn, f"Conv{dims}d")(2, 40, 2, stride=2), nn.Tanh()), torch.randn(3, 2, *[side] * dims))
+    agree(nn.Sequential(getattr(nn, f"Conv{dims}d")(3, 60, 4, stride=4), nn.Tanh()), torch.randn(3, 3, *[5] * dims))

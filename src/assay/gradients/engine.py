@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof.calls import Coins
 from assay.gradients.proof.inspector import Inspector, check_hooks
 from assay.gradients.record_grads import RecordGrads, Reduce, by_windows, choose_all
+from assay.gradients.recorded import Anchor, Recorded, check_losses, takes_rows
 from assay.gradients.rules import attention, bags, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.layers import (
@@ -53,19 +54,6 @@ from assay.models.compat import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
 _SMALL_OUTPUT = 1 << 16
-
-
-class _Anchor(torch.autograd.Function):
-    """Makes an output part of the autograd graph, in place, so that in-place activations after it stay legal."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.mark_dirty(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:  # noqa: ARG004
-        return grads[0], None
 
 
 class Engine:
@@ -316,7 +304,7 @@ class Engine:
                 if self._inspector.proof is not None:
                     self._inspector.proof.saw(unit.path, out)
                 return out
-            root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
+            root = Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
             out = root.view(shape)
         if self._inspector.proof is not None:
             self._inspector.proof.saw(unit.path, out)
@@ -366,8 +354,10 @@ class Engine:
             )
         if on_base:
             g = g.reshape(shape)
-        layout = self._layouts.get(unit.path, Layout.FIRST)
-        if layout.within(shape, self._records) is Layout.SECOND:
+        layout = self._layouts.get(unit.path, Layout.FIRST).within(shape, self._records)
+        if layout is not Layout.FIRST and not takes_rows(unit.rule):
+            raise UnsupportedModelError(proof.not_first(unit.path, shape, self._records))
+        if layout is Layout.SECOND:
             seen, g, shape = seen.transpose(0, 1), g.transpose(0, 1), shape[1:2]
         names, use = unit.rule.uses(unit.module, unit.wanted, full(seen), full(g))
         self._add(unit.path, list(map(unit.names.__getitem__, names)), use, shape[0] if shape else 0)
@@ -450,41 +440,3 @@ class Engine:
                 self._add(path, [name], Apart([Dense(full(g))]), len(g))
 
         return record
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A `TapeRule` for a function of parameters, made for one call."""
-
-    run: Callable[[Tensor], Tensor]
-    found: Callable[[Tensor, Tensor], Uses]
-
-    def forward(self, module: Any, params: Any, x: Tensor) -> Tensor:  # noqa: ARG002
-        """The function."""
-        return self.run(x)
-
-    def uses(self, module: Any, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:  # noqa: ARG002
-        """The parameters that it depends on, and their use."""
-        found = self.found(x, g)
-        return [name for name, _ in found], Apart([use for _, use in found])
-
-
-def check_losses(losses: Tensor) -> None:
-    """Refuse losses that are not one value per record with a gradient. Nothing else is checked.
-
-    Raises:
-        ConfigError: Saying what was given.
-    """
-    if losses.dim() != 1:
-        raise ConfigError(
-            "loss",
-            f"tensor of shape {tuple(losses.shape)}",
-            "one value per record, shape [batch]: use reduction='none' (and average over everything but the first "
-            "dimension)",
-        )
-    if not losses.requires_grad:
-        raise ConfigError(
-            "loss",
-            "a tensor without gradient",
-            "a loss computed from the model's output with gradients enabled",
-        )

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from assay.errors import UnsupportedModelError
 from assay.gradients.inputs import Inputs
 from assay.gradients.rules.attention import Projection
-from assay.gradients.rules.functions import EXPANDING, FUNCTIONS, by_record
+from assay.gradients.rules.functions import ALONE, FUNCTIONS, by_record
 from assay.gradients.rules.layers import ExpandRule, TapeRule, is_ordinary
 from assay.gradients.rules.recurrent import Gates
 from assay.gradients.rules.shared import Holder, Recorder, Shared, Source, Tracer, UnfitError, Uses, installed
@@ -65,7 +65,7 @@ class Tracing:
     def __init__(self, model: nn.Module, units: Units, recorder: Recorder, forwards: Forwards, expand: Expand) -> None:
         self._model, self._recorder, self._forwards, self._expand = model, recorder, forwards, expand
         self.inputs = Inputs(model, recorder.proven)
-        self._tracer = Tracer(recorder, FUNCTIONS, by_record, EXPANDING, self.inputs)
+        self._tracer = Tracer(recorder, FUNCTIONS, by_record, ALONE, self.inputs)
         self.traced = units.traced
         self.whole = False
         """Whether parameters are split over ranks: then traced modules run once for each record."""

@@ -42,9 +42,10 @@ from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
-from assay.gradients.engine import Engine, check_losses
+from assay.gradients.engine import Engine
 from assay.gradients.proof import position
 from assay.gradients.record_grads import RecordGrads
+from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.exact import ExactGaussian

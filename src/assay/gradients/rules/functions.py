@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from assay.gradients.rules.fallback import rules_only
 from assay.gradients.rules.shared import Call, Rule, Shared, Tracer, UnfitError, Uses
-from assay.gradients.uses.base import Dense, Outer, Rank1, Use
+from assay.gradients.uses.base import Dense, Outer, Rank1, Reshaped, Use
 from assay.gradients.uses.convolution import ConvShape, convolved
 from assay.gradients.uses.tables import Rows
 
@@ -174,8 +174,14 @@ def bilinear(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:
     if not (_is_rows(tracer, one) and _is_rows(tracer, two)) or type(weight) is not Shared:
         return by_record(tracer, call, rows)
     products = (one.unsqueeze(-1) * two.unsqueeze(-2)).flatten(-2)
-    flat = tracer.shared(weight.value.flatten(1), weight.sources)
-    return _tape(tracer, call, products, F.linear, {"weight": flat, "bias": bias}, _LINEAR)
+
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(x, weight.flatten(1), bias)
+
+    def matrix(x: Tensor, g: Tensor) -> Use:
+        return Reshaped(_matrix(x, g), weight.value.shape)
+
+    return _tape(tracer, call, products, run, {"weight": weight, "bias": bias}, {"weight": matrix, "bias": _vector})
 
 
 def elementwise(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:
@@ -278,6 +284,18 @@ def repeat(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:  # noqa: ARG
     return each.flatten(0, 1)
 
 
+def weight_norm(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:  # noqa: ARG001
+    """v · g / ‖v‖ in steps whose gradients torch can batch."""
+
+    def stepwise(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+        over = [d for d in range(v.dim()) if d != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+        norm: Tensor = torch.linalg.vector_norm(v, dim=over, keepdim=True)
+        return v * (g / norm)
+
+    args, kwargs = call.given([leaf.value if type(leaf) is Shared else leaf for leaf in call.leaves])
+    return tracer.wrapped(call, stepwise(*args, **kwargs))
+
+
 def by_record(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:
     """Any function, for each record with a batch dimension of one record."""
     if call.name.endswith("_") and not call.name.endswith("__"):
@@ -332,5 +350,8 @@ FUNCTIONS: dict[str, Rule] = {
 }
 """The rule of each function by its name."""
 
-EXPANDING: dict[str, Rule] = dict.fromkeys(("expand", "repeat", "broadcast_to", "tile"), repeat)
-"""Functions that may repeat a shared tensor for every record."""
+ALONE: dict[str, Rule] = {
+    **dict.fromkeys(("expand", "repeat", "broadcast_to", "tile"), repeat),
+    "_weight_norm": weight_norm,
+}
+"""The rule of functions of shared tensors alone, if they are not simply computed."""

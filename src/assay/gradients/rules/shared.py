@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay.errors import UnsupportedModelError
+from assay.gradients.arithmetic import full
 from assay.gradients.inputs import Inputs
 from assay.gradients.uses.base import Dense, Use
 
@@ -136,7 +137,7 @@ class Tracer:
     Args:
         recorder: The engine's part.
         rules: The rule of each function, by name; `otherwise` for those without one.
-        expanding: The rule for functions that repeat a tensor for every record.
+        alone: The rules of functions of shared tensors alone; others are simply computed.
         inputs: Knows what depends on no input of the model.
     """
 
@@ -145,10 +146,10 @@ class Tracer:
         recorder: Recorder,
         rules: Mapping[str, Rule],
         otherwise: Rule,
-        expanding: Mapping[str, Rule],
+        alone: Mapping[str, Rule],
         inputs: Inputs,
     ) -> None:
-        self.recorder, self._rules, self._otherwise, self._expanding = recorder, rules, otherwise, expanding
+        self.recorder, self._rules, self._otherwise, self._alone = recorder, rules, otherwise, alone
         self._inputs = inputs
         self.records = 0
         self._decided: dict[tuple[Any, ...], tuple[int, ...] | bool] = {}
@@ -183,8 +184,8 @@ class Tracer:
             self.touched.update(source.path for source in call.sources)
             with self.within(count):
                 return self._rules.get(call.name, self._otherwise)(self, call, rows)
-        if call.name in self._expanding:
-            return self._expanding[call.name](self, call, ())
+        if call.name in self._alone:
+            return self._alone[call.name](self, call, ())
         return self.wrapped(call, call.on(plain))
 
     def wrapped(self, call: Call, out: Any) -> Any:
@@ -213,7 +214,13 @@ class Tracer:
         found = tuple(i for i, t in tensors if t.shape[0] == self.records and not self._inputs.is_fixed(t))
         proven = self.recorder.proven()
         if not found and not proven:
-            unknown = [(i, t) for i, t in tensors if not self._inputs.is_made(t)]
+            # indices that were made before, and kept, have no mark; mixing by them shows in the outputs
+            unknown = [
+                (i, t)
+                for i, t in tensors
+                if not self._inputs.is_made(t)
+                and (t.is_floating_point() or (self.records and t.shape[0] % self.records == 0))
+            ]
             sizes = {t.shape[0] for _, t in unknown}
             if len(sizes) > 1 or any(not self.records or size % self.records for size in sizes):
                 raise UnfitError(call.sources, f"{call.name} of tensors whose first dimension is not the record")
@@ -272,7 +279,7 @@ class Tracer:
         recorder, records, path = self.recorder, self.records, self.path(shared.sources[0])
 
         def keep(g: Tensor) -> None:
-            recorder.keep(path, self.pulled(shared, Dense(g)), records)
+            recorder.keep(path, self.pulled(shared, Dense(full(g))), records)
 
         made.register_hook(keep)
         recorder.saw(path, made)
@@ -304,7 +311,7 @@ class Tracer:
         made: list[tuple[str, Use]] = []
         for source, g in zip(shared.sources, found, strict=True):
             if g is not None:
-                made += source.uses(Dense(g))
+                made += source.uses(Dense(full(g)))
         return made
 
     @contextmanager
