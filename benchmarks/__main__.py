@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import engine, epoch, exact, growth, memory, report, upkeep
+from benchmarks import coverage, engine, epoch, exact, growth, memory, report, upkeep
 from benchmarks.timing import effort_of
 
 Section = Callable[[argparse.Namespace], tuple[Any, str]]
@@ -45,6 +45,11 @@ def _exact(options: argparse.Namespace) -> tuple[Any, str]:
     return [price.to_json() for price in found], exact.rendered(found)
 
 
+def _coverage(options: argparse.Namespace) -> tuple[Any, str]:  # noqa: ARG001
+    found = coverage.run()
+    return [vars(outcome) for outcome in found], coverage.rendered(found)
+
+
 SECTIONS: dict[str, Section] = {
     "engine": _engine,
     "memory": _memory,
@@ -52,6 +57,7 @@ SECTIONS: dict[str, Section] = {
     "upkeep": _upkeep,
     "growth": _growth,
     "exact": _exact,
+    "coverage": _coverage,
 }
 
 

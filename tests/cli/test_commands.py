@@ -176,6 +176,15 @@ def test_exact_noise_costs_the_same_and_the_statement_covers_the_arithmetic(assa
         assert not (tmp_path / "no").exists()
 
 
+def test_check_of_a_model(assay):
+    code, text, _ = assay("models", "check", "model3", "--shape", "3,32,32")
+    assert code == 0
+    assert "All run once for the whole batch" in " ".join(text.split())
+    code, _, err = assay("models", "check", "model3", "--shape", "3,x")
+    assert code == 2
+    assert "shape" in err
+
+
 def test_lists(assay):
     assert "dpsgd" in assay("methods")[1]
     models = assay("models")[1]

@@ -17,6 +17,8 @@ from assay.gradients.record_grads import RecordGrads
 from assay.models.compat import replace_batchnorm
 from assay.randomness.streams import Seeded
 
+from .oracle import agree
+
 
 def step(model: nn.Module, x: Tensor, engine: Engine | None = None) -> RecordGrads:
     """One private step of a model, as a loop would take it."""
@@ -204,15 +206,22 @@ def test_table_that_is_looked_up_once_for_as_many_records_is_refused() -> None:
 
 
 class Borrows(nn.Module):
-    """Uses a layer's weight without calling the layer."""
+    """Uses a layer's weight without calling the layer; hidden, where the engine cannot put a stand-in."""
 
-    def __init__(self, strength: float = 1.0) -> None:
+    def __init__(self, strength: float = 1.0, *, hidden: bool = True) -> None:
         super().__init__()
         self.table, self.inner, self.strength = nn.Embedding(9, 6), nn.Linear(6, 6), strength
+        self.kept = [self.table.weight] if hidden else []
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.inner(self.table(x)).tanh()
-        return self.strength * F.linear(h, self.table.weight) + h.sum(-1, keepdim=True)
+        weight = self.kept[0] if self.kept else self.table.weight
+        return self.strength * F.linear(h, weight) + h.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("strength", [1.0, 0.0, 1e-6])
+def test_weight_of_another_layer_is_one_more_use_of_it(strength: float) -> None:
+    agree(Borrows(strength, hidden=False), torch.randint(0, 9, (4, 5)))
 
 
 def test_weight_used_outside_its_module_is_refused_by_name() -> None:

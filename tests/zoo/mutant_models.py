@@ -135,6 +135,46 @@ class Shares(nn.Module):
         return self.adds(x, self.table if self.shared else self.table.expand(len(x), 3, 6))
 
 
+class Folded(nn.Module):
+    """Folds two rows of each record into the batch, records in turn. Right: one record's rows together."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong, self.inner = wrong, nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unflatten(1, (2, 3))
+        if self.wrong:
+            back: Tensor = self.inner(rows.transpose(0, 1).flatten(0, 1)).unflatten(0, (2, -1)).transpose(0, 1)
+        else:
+            back = self.inner(rows.flatten(0, 1)).unflatten(0, (-1, 2))
+        return back.flatten(1)
+
+
+class Shifted(nn.Module):
+    """Rows folded into the batch, shifted by one, so that a record's last row is the next one's. Right: not shifted."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong, self.inner = wrong, nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.unflatten(1, (2, 3)).flatten(0, 1)
+        out: Tensor = self.inner(rows.roll(1, 0)).roll(-1, 0) if self.wrong else self.inner(rows)
+        return out.unflatten(0, (-1, 2)).flatten(1)
+
+
+class Token(nn.Module):
+    """A parameter times the mean of the batch. Right: times a function of each record."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong, self.token = wrong, nn.Parameter(torch.ones(1, 6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.token * (x.mean(0, keepdim=True) if self.wrong else x.tanh())
+
+
 def share(model: nn.Module) -> None:
     """All records share an argument from here on."""
     model[0].shared = True  # type: ignore[index]

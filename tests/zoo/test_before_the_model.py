@@ -159,6 +159,22 @@ def test_a_loop_that_changes_each_record_by_itself_is_fine(change: Change) -> No
     assert loop(lambda x, y: (x.sub_(0.5), y)) == STEPS, "in place, too"
 
 
+def test_targets_that_are_single_numbers_are_looked_at_too() -> None:
+    x = records().tensors[0]
+    model = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+    plan = Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5)
+    for mixed in (False, True):
+        step = PrivateStep(model, plan)
+        inputs, wanted = next(step.batches(TensorDataset(x, x.sum(1))))
+        losses = (model(inputs) - (wanted - wanted.mean() if mixed else wanted)).square()
+        if mixed:
+            with pytest.raises(UnsupportedModelError, match="enters the losses of several"):
+                step.backward(losses)
+        else:
+            assert step.backward(losses)
+        step.close()
+
+
 def test_rows_of_persons_must_stay_in_their_order() -> None:
     """Rows are told by their places whose they are: in another order a person would be in several clipped groups."""
     unit = Unit(name="patient", persons=RECORDS // 2, rows=2)

@@ -104,7 +104,19 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
     ),
     "an argument that all records share": (
         lambda bug: looped(network(bugs.Shares()), later=bugs.share if bug else None),
-        "Expand it to all records",
+        "(?i)expand it to all records",
+    ),
+    "rows of the records interleaved in the batch": (
+        lambda bug: looped(network(bugs.Folded(wrong=bug))),
+        "mixes records",
+    ),
+    "a scale of the whole batch's mean": (
+        lambda bug: looped(network(bugs.Token(wrong=bug))),
+        "record by record|mixes records",
+    ),
+    "a sum over rows that are not all of the record": (
+        lambda bug: looped(network(bugs.Shifted(wrong=bug))),
+        "mixes records",
     ),
     "a loss divided by the size of its batch": (lambda bug: fitted(bugs.Averaged(wrong=bug)), ""),
     "a trained tensor outside the model": (lambda bug: looped(network(), bugs.Outside(wrong=bug)), ""),

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from assay.cli import options
 from assay.cli.output import console, say
+from assay.errors import ConfigError
 
 if TYPE_CHECKING:
     from assay.federated.methods import FederatedMethod
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command()(methods)
-    app.command()(models)
+    models = typer.Typer(
+        help="The models known by name; `assay models check MODEL` says which layers are fast.",
+        invoke_without_command=True,
+    )
+    models.callback()(list_models)
+    models.command("check")(check_model)
+    app.add_typer(models, name="models")
     data = typer.Typer(
         help="The data sets known by name; `assay data get NAME` fetches one.", invoke_without_command=True
     )
@@ -69,14 +76,48 @@ def _print_federated(method: FederatedMethod) -> None:
         out.print(f"--option {option}={getattr(method, option)}")
 
 
-def models() -> None:
+def list_models(context: typer.Context) -> None:
     """The models known by name; own models are given as package.module:factory."""
     from assay import models as architectures
 
+    if context.invoked_subcommand is None:
+        _print(
+            *((m.name, m.summary, m.accepts) for m in architectures.available()),
+            header=("name", "what it is", "input"),
+        )
+
+
+def check_model(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="A name, or package.module:factory.")],
+    shape: Annotated[str, typer.Option(help="Shape of one record, as 3,32,32.")] = "3,32,32",
+    classes: Annotated[int, typer.Option(min=1, help="How many classes.")] = 10,
+    words: Annotated[int | None, typer.Option(min=2, help="Records are word ids below this number.")] = None,
+) -> None:
+    """Say how each layer's per-record gradients are computed, and whether private training accepts the model.
+
+    The model is built and given one made-up batch. Nothing is trained.
+    """
+    import torch
+
+    from assay import models as architectures
+    from assay.gradients.check import check, summary
+
+    sizes = _sizes(shape)
+    model = architectures.build(name, input_shape=sizes, classes=classes).train()
+    batch = torch.randn(4, *sizes) if words is None else torch.randint(1, words, (4, *sizes))
+    found = check(model, batch)
     _print(
-        *((m.name, m.summary, m.accepts) for m in architectures.available()),
-        header=("name", "what it is", "input"),
+        *((layer.path or "(the model)", layer.kind, f"{layer.parameters:,}", layer.how) for layer in found),
+        header=("layer", "type", "parameters", "gradients"),
     )
+    console(wrap=True).print(f"\n{summary(found)}")
+
+
+def _sizes(shape: str) -> tuple[int, ...]:
+    parts = shape.split(",")
+    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError("shape", shape, "positive numbers, as 3,32,32")
+    return tuple(map(int, parts))
 
 
 def list_data(context: typer.Context) -> None:

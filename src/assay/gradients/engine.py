@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +27,12 @@ from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.arithmetic import full
+from assay.gradients.layouts import Layout
 from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof.calls import Coins
 from assay.gradients.proof.inspector import Inspector, check_hooks
 from assay.gradients.record_grads import RecordGrads, Reduce, by_windows, choose_all
+from assay.gradients.recorded import Anchor, Recorded, check_losses, takes_rows
 from assay.gradients.rules import attention, bags, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.layers import (
@@ -40,9 +42,10 @@ from assay.gradients.rules.layers import (
     Rules,
     TapeRule,
 )
-from assay.gradients.rules.shared_indices import SharedIndices
+from assay.gradients.rules.shared import Recorder, Shared, Uses
+from assay.gradients.tracing import Tracing, check_rows, real
 from assay.gradients.units import Forwards, Unit, Units
-from assay.gradients.uses.base import Apart, Dense, Found
+from assay.gradients.uses.base import Apart, Dense, Found, LayerUse
 from assay.gradients.uses.persons import Persons
 from assay.gradients.uses.repeated import gathered
 from assay.gradients.uses.views import folded
@@ -51,19 +54,6 @@ from assay.models.compat import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
 _SMALL_OUTPUT = 1 << 16
-
-
-class _Anchor(torch.autograd.Function):
-    """Makes an output part of the autograd graph, in place, so that in-place activations after it stay legal."""
-
-    @staticmethod
-    def forward(ctx: Any, out: Tensor, anchor: Tensor) -> Tensor:  # noqa: ARG004
-        ctx.mark_dirty(out)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> tuple[Tensor, None]:  # noqa: ARG004
-        return grads[0], None
 
 
 class Engine:
@@ -97,7 +87,7 @@ class Engine:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
         check_hooks(self.parameters.items())
         units = Units(model, self.parameters, rules)
-        self._expanded = units.expanded
+        self._expanded = [*units.expanded, *(traced.unit for traced in units.traced)]
         self.layers = trainable_layers(model)
         index = {path: i for i, path in enumerate(self.layers)}
         self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
@@ -111,11 +101,13 @@ class Engine:
         self.coins: Coins = OsSeeded().stream("proof", 0) if coins is None else coins
         self._names = {id(p): name for name, p in model.named_parameters()}
         self._stand_ins: dict[int, Tensor] = {}
+        self._copies: list[Tensor] = []  # of parameters, for each record of this batch
         # Outputs that nothing changes in place (the first batch shows it) can be leaves of the graph, which is cheaper.
         self._left_alone: frozenset[str] = frozenset()
         self._forwards = Forwards(model)
         self._inspector = Inspector(model, self._forwards.copy, self.coins)
-        self._indices: SharedIndices | None = None
+        self._layouts: Mapping[str, Layout] = {}
+        self._tracing: Tracing | None = Tracing(model, units, self._recorder(), self._forwards, self._run_expanded)
         try:
             self._take_over(units)
         except BaseException:
@@ -124,21 +116,41 @@ class Engine:
 
     def _take_over(self, units: Units) -> None:
         """Replace the forward of every unit."""
-        if any(isinstance(taped.module, nn.Embedding) for taped in units.taped):
-            self._indices = SharedIndices(self.model)
+        assert self._tracing is not None
         for taped in units.taped:
-            run = functools.partial(self._run_taped, taped)
-            if isinstance(taped.module, nn.EmbeddingBag):
-                run = functools.partial(self._run_bags, taped)
-            elif self._indices is not None and isinstance(taped.module, nn.Embedding):
-                run = functools.partial(self._run_embedding, self._indices, taped)
-            self._forwards.replace(taped.module, run)
+            bags_of = isinstance(taped.module, nn.EmbeddingBag)
+            self._forwards.replace(
+                taped.module, functools.partial(self._run_bags if bags_of else self._run_taped, taped)
+            )
+        for traced in units.traced:
+            self._forwards.replace(traced.unit.module, functools.partial(self._tracing.run, traced))
         for attending in units.attending:
             self._forwards.replace(attending.module, functools.partial(self._run_attention, attending))
         for recurring in units.recurring:
             self._forwards.replace(recurring.module, functools.partial(self._run_recurrent, recurring))
         for expanded in units.expanded:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
+
+    def _recorder(self) -> Recorder:
+        """What traced modules need of the engine."""
+        names = {name: name for name in self.parameters}
+
+        def saw(path: str, copies: Tensor) -> None:
+            self._copies.append(copies)
+            if self._inspector.proof is not None:
+                self._inspector.proof.saw(path, copies, second=False)
+
+        def keep(path: str, uses: Uses, rows: int) -> None:
+            if self._collecting is not None and uses:
+                self._add(path, [n for n, _ in uses], Apart([use for _, use in uses]), rows)
+
+        def tape(
+            path: str, x: Tensor, run: Callable[[Tensor], Tensor], found: Callable[[Tensor, Tensor], Uses]
+        ) -> Tensor:
+            return self._run_taped(Unit(path, self.model, Recorded(run, found), names, frozenset()), x, rows=True)
+
+        begun = self._inspector.prove_again
+        return Recorder(proven=lambda: self.proven, begun=begun, stand_in=self._stand_in, saw=saw, keep=keep, tape=tape)
 
     def _stand_in(self, parameter: nn.Parameter) -> Tensor:
         """What replaces a parameter until the engine is proven: hooks on the parameter's gradient then do not run."""
@@ -153,8 +165,8 @@ class Engine:
         """Take the engine off the model."""
         self._forwards.restore()
         self._inspector.stop()
-        if self._indices is not None:
-            self._indices.stop()
+        if self._tracing is not None:
+            self._tracing.stop()
         self._expanded = []
 
     @property
@@ -171,6 +183,14 @@ class Engine:
         """The modules that run with a copy of their parameters for every record."""
         return [unit.module for unit in self._expanded]
 
+    def once_each(self) -> list[nn.Module]:
+        """The modules that run once for each record; complete after the first batch."""
+        return [] if self._tracing is None else list(self._tracing.once_each())
+
+    def traced(self) -> list[nn.Module]:
+        """The modules whose own code uses parameters, which no rule of a layer covers."""
+        return [] if self._tracing is None else [m for one in self._tracing.traced for m in one.held()]
+
     def use_shards(self, reduce: Reduce, ready: Callable[[nn.Module], object]) -> None:
         """Use the parameters that replaced the model's own and are split over ranks.
 
@@ -183,6 +203,8 @@ class Engine:
         self._reduce, self._ready = reduce, ready
         self._names = {id(p): name for name, p in self.model.named_parameters()}
         self._inspector.split_over_ranks()
+        if self._tracing is not None:
+            self._tracing.whole = True
 
     def collect(self, losses: Tensor, views: int | Persons = 1) -> RecordGrads:
         """Every record's gradient of every trainable parameter, by one backward pass.
@@ -197,6 +219,8 @@ class Engine:
             UnsupportedModelError: The model or the losses mix records, or a pass writes into the model.
         """
         check_losses(losses)
+        if type(losses) is Shared:
+            raise UnsupportedModelError(proof.NO_RECORDS)
         if isinstance(views, Persons) and views.rows != len(losses):
             raise ConfigError(
                 "losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons"
@@ -206,8 +230,15 @@ class Engine:
         self._records = losses.shape[0]
         try:
             # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
-            graph = proof.enclosed(losses, (*self._stand_ins.values(), self._anchor), self._names)
+            own = (*self._stand_ins.values(), *self._copies, self._anchor)
+            graph = proof.enclosed(losses, own, self._names)
+            if self._inspector.proof is not None:
+                self._inspector.proof.known = self._layouts if self.proven else None
             look = self._inspector.before(losses, graph)
+            if look.proof is not None:
+                self._layouts = {**(self._layouts if self.proven else {}), **look.proof.layouts}
+                if not self.proven and not self._inspector.split:
+                    look.proof.weigh(losses, views, self.parameters, self._stand_ins)
             self._collecting = found
             expected = proof.backward(losses, self.parameters, self._stand_ins)
             self._collecting = None
@@ -224,9 +255,11 @@ class Engine:
         records = len(views) if isinstance(views, Persons) else self._records // views
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
         if self._inspector.conclude(look, grads, expected):
-            self._left_alone = look.left_alone
-            if self._indices is not None:
-                self._indices.settle()
+            # a leaf has one row per record, as inputs have
+            self._left_alone = frozenset(p for p in look.left_alone if self._layouts.get(p) is Layout.FIRST)
+            if self._tracing is not None and not self._tracing.settle():
+                self._tracing.stop()
+                self._tracing = None
         return grads
 
     def _check_attached(self) -> None:
@@ -244,15 +277,18 @@ class Engine:
     def forget(self) -> None:
         """Forget the calls of the model so far. A batch without records is not collected and shows nothing."""
         self._collecting = None
-        self._stand_ins = {}
+        self._stand_ins, self._copies = {}, []
         self._inspector.forget()
 
     def empty(self) -> RecordGrads:
         """The gradients of a batch without records."""
         return RecordGrads(0, [], self.parameters, self._layer_of, len(self.layers))
 
-    def _run_taped(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
+    def _run_taped(self, unit: Unit[TapeRule], *args: Any, rows: bool = False, **kwargs: Any) -> Tensor:
         (x,) = args if len(args) == 1 else (*args, *kwargs.values())
+        if self._tracing is not None and not rows and self._tracing.is_constant(unit, x):
+            out: Tensor = self._tracing.on_constant(unit, x)
+            return out
         out = self._forward(unit, x)
         shape = out.shape
         # An in-place activation on a view rewrites the history of its base: record there, not on the view.
@@ -270,7 +306,7 @@ class Engine:
                 if self._inspector.proof is not None:
                     self._inspector.proof.saw(unit.path, out)
                 return out
-            root = _Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
+            root = Anchor.apply(root, self._anchor)  # type: ignore[no-untyped-call]
             out = root.view(shape)
         if self._inspector.proof is not None:
             self._inspector.proof.saw(unit.path, out)
@@ -281,10 +317,10 @@ class Engine:
         """The output of a module, without a way for its parameters to get gradients."""
         module, rule = unit.module, unit.rule
         if not self._inspector.proven:
-            standing = {n: None if p is None else self._stand_in(p) for n, p in module._parameters.items()}
+            standing = {n: None if p is None else self._stand_in(real(p)) for n, p in module._parameters.items()}
             return rule.forward(module, standing, x)
         if x.requires_grad:
-            detached = {n: None if p is None else p.detach() for n, p in module._parameters.items()}
+            detached = {n: None if p is None else real(p).detach() for n, p in module._parameters.items()}
             return rule.forward(module, detached, x)
         # Nothing before this layer is trained. torch.no_grad() does the same, but costs as much as a small layer.
         torch._C._set_grad_enabled(False)
@@ -320,14 +356,27 @@ class Engine:
             )
         if on_base:
             g = g.reshape(shape)
-        if not shape or shape[0] != self._records:
-            raise UnsupportedModelError(proof.not_first(unit.path, g, self._records))
+        layout = self._layouts.get(unit.path, Layout.FIRST).within(shape, self._records)
+        if layout is not Layout.FIRST and not takes_rows(unit.rule):
+            raise UnsupportedModelError(proof.not_first(unit.path, shape, self._records))
+        if layout is Layout.SECOND:
+            seen, g, shape = seen.transpose(0, 1), g.transpose(0, 1), shape[1:2]
         names, use = unit.rule.uses(unit.module, unit.wanted, full(seen), full(g))
-        collecting.append((tuple(map(unit.names.__getitem__, names)), use))
+        self._add(unit.path, list(map(unit.names.__getitem__, names)), use, shape[0] if shape else 0)
 
-    def _run_embedding(self, shared: SharedIndices, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Tensor:
-        (index,) = (*args, *kwargs.values())
-        return self._run_taped(unit, shared.by_record(unit.path, index, settle=not self._inspector.proven))
+    def _add(self, path: str, names: Sequence[str], use: LayerUse, rows: int) -> None:
+        """Add the use of parameters by this many rows, which may be several for each record."""
+        assert self._collecting is not None
+        if rows != self._records:
+            folds = self._layouts.get(path) is Layout.FOLDED or self._records == 1
+            if not folds or not self._records or rows % self._records:
+                raise UnsupportedModelError(proof.not_first(path, (rows,), self._records))
+            use = folded(use, rows // self._records)
+        if len({self._layer_of[name] for name in names}) == 1:
+            self._collecting.append((tuple(names), use))
+            return
+        for name, part in zip(names, use.apart(), strict=True):  # clipped layer by layer, perhaps
+            self._collecting.append(((name,), Apart([part])))
 
     def _run_attention(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
         module = unit.module
@@ -346,10 +395,11 @@ class Engine:
         return bags.add_up(unit.module, functools.partial(self._run_taped, unit), *args, **kwargs)
 
     def _run_recurrent(self, unit: Unit[TapeRule], *args: Any, **kwargs: Any) -> Any:
+        check_rows(unit.path, args)
         module = unit.module
         assert isinstance(module, nn.RNNBase)
         source = torch.Tensor.detach if self._inspector.proven else self._stand_in
-        params = {name: source(p) for name, p in module._parameters.items() if p is not None}
+        params = {name: source(real(p)) for name, p in module._parameters.items() if p is not None}
 
         def record(rule: Any, x: Tensor) -> Tensor:
             if not any(map(rule.owns, unit.wanted)):
@@ -360,55 +410,35 @@ class Engine:
         return recurrent.recur(module, params, record, *args, **kwargs)
 
     def _run_expanded(self, unit: Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
+        check_rows(unit.path, args)
         rule, module = unit.rule, unit.module
         records = rule.records(module, args, kwargs)
         own = dict(module.named_parameters()) if isinstance(rule, PerRecordCall) else dict(module._parameters)
         params: dict[str, Tensor | None] = {}
-        for name, parameter in own.items():
-            if parameter is None:
+        for name, held in own.items():
+            if held is None:
                 params[name] = None
                 continue
+            parameter = real(held)
             source = parameter.detach() if self._inspector.proven else self._stand_in(parameter)
             copies = source.expand(records, *parameter.shape)
             if name in unit.names:
                 if not copies.requires_grad:
                     copies.requires_grad_()
-                copies.register_hook(self._keep(unit.names[name]))
+                copies.register_hook(self._keep(unit.path, unit.names[name]))
+                self._copies.append(copies)
                 if self._inspector.proof is not None:
-                    self._inspector.proof.saw(unit.path, copies)
+                    self._inspector.proof.saw(unit.path, copies, second=False)
             params[name] = copies
-        self._inspector.within = True
+        self._inspector.within = self._forwards.suspended = True
         try:
             return rule.forward(module, params, args, kwargs, records)
         finally:
-            self._inspector.within = False
+            self._inspector.within = self._forwards.suspended = False
 
-    def _keep(self, name: str) -> Callable[[Tensor], None]:
+    def _keep(self, path: str, name: str) -> Callable[[Tensor], None]:
         def record(g: Tensor) -> None:
             if self._collecting is not None:
-                if g.dim() == 0 or g.shape[0] != self._records:
-                    raise UnsupportedModelError(proof.not_first(name, g, self._records))
-                self._collecting.append(((name,), Apart([Dense(full(g))])))
+                self._add(path, [name], Apart([Dense(full(g))]), len(g))
 
         return record
-
-
-def check_losses(losses: Tensor) -> None:
-    """Refuse losses that are not one value per record with a gradient. Nothing else is checked.
-
-    Raises:
-        ConfigError: Saying what was given.
-    """
-    if losses.dim() != 1:
-        raise ConfigError(
-            "loss",
-            f"tensor of shape {tuple(losses.shape)}",
-            "one value per record, shape [batch]: use reduction='none' (and average over everything but the first "
-            "dimension)",
-        )
-    if not losses.requires_grad:
-        raise ConfigError(
-            "loss",
-            "a tensor without gradient",
-            "a loss computed from the model's output with gradients enabled",
-        )

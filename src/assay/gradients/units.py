@@ -1,7 +1,7 @@
 """A model cut into units: the modules that the engine runs itself, each with its rule and in place of its own forward.
 
-Every trainable parameter is in the unit of a module that owns it: a module with a rule, or the smallest subtree that
-owns a parameter without one. A module that stands in two places is one unit.
+Every trainable parameter is in the unit of a module that owns it: a layer with a rule, or a module that uses parameters
+by itself (`assay.gradients.rules.shared`). A module that stands in two places is one unit.
 
 `Forwards` replaces the forward of modules while gradients are recorded. A replacement does not run within itself, for a
 copy of the module, or without gradients. `restore` gives every module the `forward` that it had.
@@ -10,9 +10,10 @@ copy of the module, or without gradients. `restore` gives every module the `forw
 from __future__ import annotations
 
 import functools
+import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -25,6 +26,7 @@ from assay.errors import UnsupportedModelError
 from assay.gradients.rules import attention, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.layers import ExpandRule, Rules, TapeRule, rule_for
+from assay.gradients.rules.shared import Holder
 from assay.models import compat, copies
 
 R = TypeVar("R", TapeRule, ExpandRule)
@@ -41,6 +43,26 @@ class Unit(Generic[R]):
     wanted: frozenset[str]
 
 
+@dataclass(slots=True)
+class Traced:
+    """A module that uses parameters by itself; `unit` runs it once for each record if there is no other way."""
+
+    unit: Unit[ExpandRule]
+    holders: Sequence[Holder]
+    """Where these parameters are held: in the module, and in parameter lists and dictionaries of it."""
+    once_each: bool = False
+    """Whether it runs once for each record."""
+
+    def held(self) -> list[nn.Module]:
+        """The module, and those that hold parameters for it."""
+        dicts = {id(held) for held, _, _ in self.holders}
+        return [module for module in self.unit.module.modules() if id(module._parameters) in dicts]
+
+
+CONTAINERS = (nn.ParameterList, nn.ParameterDict)
+"""Modules that hold parameters for the module that owns them, and are never called."""
+
+
 class Units:
     """The units of a model, by how they run.
 
@@ -55,6 +77,7 @@ class Units:
         self.expanded: list[Unit[ExpandRule]] = []
         self.attending: list[Unit[TapeRule]] = []
         self.recurring: list[Unit[TapeRule]] = []
+        self.traced: list[Traced] = []
         self._canonical = {id(p): n for n, p in parameters.items()}
         self._split(model, "", rules)
 
@@ -63,7 +86,8 @@ class Units:
         own = {n: p for n, p in module.named_parameters(recurse=False) if p.requires_grad}
         trained = any(p.requires_grad for p in module.parameters())
         whole = trained and (is_parametrized(module) or isinstance(module, nn.MultiheadAttention))
-        if not whole and all(_aliased(module, p) for p in own.values()):
+        contained = any(p.requires_grad for c in module.children() if isinstance(c, CONTAINERS) for p in c.parameters())
+        if not (whole or contained) and all(_aliased(module, p) for p in own.values()):
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
@@ -83,17 +107,41 @@ class Units:
             return
         rule = rule_for(module, rules)
         if rule is None:
-            rule = PerRecordCall()
-            own = {n: p for n, p in module.named_parameters() if p.requires_grad}
+            self._trace(module, path, rules, whole=whole)
+            return
         names = {n: self._canonical[id(p)] for n, p in own.items()}
         if isinstance(rule, TapeRule):
             self.taped.append(Unit(path, module, rule, names, frozenset(own)))
         else:
             self.expanded.append(Unit(path, module, rule, names, frozenset(own)))
 
+    def _trace(self, module: nn.Module, path: str, rules: Rules, *, whole: bool) -> None:
+        """A module that uses parameters by itself. Layers below it are units of their own, unless it is one whole."""
+        names = {n: self._canonical[id(p)] for n, p in module.named_parameters() if p.requires_grad}
+        inner = module.modules() if whole else (module, *(c for c in module.children() if isinstance(c, CONTAINERS)))
+        holders = [
+            (m._parameters, name, self._canonical[id(p)])
+            for m in inner
+            for name, p in m._parameters.items()
+            if p is not None and p.requires_grad
+        ]
+        unit = Unit(path, module, PerRecordCall(), names, frozenset(names))
+        self.traced.append(Traced(unit, holders, once_each=_out_of_sight(module)))
+        if not whole:
+            for name, child in module.named_children():
+                if not isinstance(child, CONTAINERS):
+                    self._split(child, f"{path}.{name}" if path else name, rules)
+
     def _modules(self) -> list[nn.Module]:
         taped = (unit.module for unit in (*self.taped, *self.attending, *self.recurring))
-        return [*taped, *(unit.module for unit in self.expanded)]
+        return [*taped, *(unit.module for unit in self.expanded), *(traced.unit.module for traced in self.traced)]
+
+
+def _out_of_sight(module: nn.Module) -> bool:
+    """Whether a shared tensor would not see what is done with it: torch's recurrent layers, own autograd functions."""
+    home = vars(sys.modules.get(type(module).__module__, torch))
+    own = any(isinstance(v, type) and issubclass(v, torch.autograd.Function) for v in home.values())
+    return isinstance(module, nn.RNNBase) or (own and not type(module).__module__.startswith("torch."))
 
 
 def _aliased(module: nn.Module, parameter: nn.Parameter) -> bool:
@@ -110,6 +158,8 @@ class Forwards:
     def __init__(self, model: nn.Module) -> None:
         self._model, self._compiled = model, compat.compiled(model)
         self._replaced: list[tuple[nn.Module, Any]] = []
+        self.suspended = False
+        """Whether all modules run their own forward: within a module that runs once for each record."""
 
     def replace(self, owner: nn.Module, run: Callable[..., Any]) -> None:
         """Let `run` replace the module's forward while gradients are recorded.
@@ -129,7 +179,7 @@ class Forwards:
             # a copy of the model (weight averaging) has this method as well, and is not recorded
             if module is not owner:
                 return type(module).forward(module, *args, **kwargs)
-            if inside or not torch.is_grad_enabled():
+            if inside or self.suspended or not torch.is_grad_enabled():
                 return plain(*args, **kwargs)
             inside = True
             try:

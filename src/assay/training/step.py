@@ -40,13 +40,14 @@ from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
-from assay.errors import AssayError, BudgetSpentError, ConfigError
+from assay.errors import AssayError, BudgetSpentError, ConfigError, UnsupportedModelError
 from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
-from assay.gradients.engine import Engine, check_losses
+from assay.gradients.engine import Engine
 from assay.gradients.proof import position
 from assay.gradients.proof.handed import FIRST, Handed
 from assay.gradients.record_grads import RecordGrads
+from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
 from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.exact import ExactGaussian
@@ -551,10 +552,7 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
-        handed, self._batch.handed = self._batch.handed, None
-        if handed is not None:
-            in_order = part.persons is not None or self._views > 1
-            handed.check(losses, self.randomness.stream("handed", self.taken - self._origin), in_order=in_order)
+        mixed = self._mixed_before(losses, part)
         if part.persons is not None:  # a person's loss is the mean over their rows
             grads = self.engine.collect(part.persons.shares(losses), part.persons)
             losses = part.persons.sums(part.persons.shares(losses.detach()))
@@ -563,6 +561,8 @@ class PrivateStep(Unique):
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
+        if mixed is not None:  # not before the engine, which names the layer if the model itself mixes
+            raise UnsupportedModelError(mixed)
         total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite
         if self.chain.rules:
@@ -573,6 +573,14 @@ class PrivateStep(Unique):
             if not self.placement.split:  # in a split model the sum holds what other ranks have added
                 total = {name: torch.zeros_like(value) for name, value in total.items()}
         return total, measured
+
+    def _mixed_before(self, losses: Tensor, part: BatchPart) -> str | None:
+        """What is wrong with what the loop did to the batch, if that is looked at."""
+        handed, self._batch.handed = self._batch.handed, None
+        if handed is None:
+            return None
+        in_order = part.persons is not None or self._views > 1
+        return handed.fault(losses, self.randomness.stream("handed", self.taken - self._origin), in_order=in_order)
 
     def _collect(self, losses: Tensor, fill: int) -> RecordGrads:
         """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""

@@ -62,6 +62,8 @@ class Call:
     """Whether it drew random numbers."""
     wrote: frozenset[str]
     """The buffers that it changed."""
+    used: frozenset[int] | None = None
+    """The outputs that the losses depend on, by their places; None if that is not known."""
 
     def again(self, model: nn.Module, change: Callable[[Any], Any] = lambda t: t) -> Answer:
         """Repeat this call, with its randomness and its buffers. Afterwards both are restored.

@@ -9,9 +9,10 @@
    (before the first trainable layer, in detached batch statistics), and if the forward pass stores what it has seen.
 3. Stillness: neither pass writes into a parameter, the backward pass writes into no buffer, and after it the model
    computes what it did before.
-4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. Stand-ins replace the
-   parameters in that pass, so nothing reaches a parameter's own `.grad` or a hook on it. A parameter that the losses do
-   reach is used outside the module that owns it.
+4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss, and with a secret weight
+   for each record to that of the weighted loss, so that each belongs to its record. Stand-ins replace the parameters
+   here, so nothing reaches a parameter's own `.grad` or a hook on it. A parameter that the losses do reach is used
+   outside the module that owns it.
 5. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would be released without noise.
 
 The choices come from the run's own randomness: without it, nobody can tell which records are compared, or when. Every
@@ -25,7 +26,7 @@ that has the loss function itself can check that with `isolation.separate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -33,10 +34,12 @@ from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.arithmetic import constant
+from assay.gradients.layouts import Layout, possible
 from assay.gradients.proof import calls, isolation
 from assay.gradients.proof.calls import SPLITS, Call, Coins, splits
 from assay.gradients.proof.isolation import mixes, writes
 from assay.gradients.record_grads import RecordGrads
+from assay.gradients.uses.persons import Persons
 
 
 def run_backward(losses: Tensor) -> None:
@@ -93,12 +96,18 @@ def used_outside(name: str) -> str:
     )
 
 
-def not_first(path: str, t: Tensor, records: int) -> str:
+def not_first(path: str, shape: Sequence[int], records: int) -> str:
     """The message for a tensor whose first dimension is not the record."""
     return (
-        f"{path or 'the model'} works on a tensor of shape {tuple(t.shape)} while the loss has {records} records: "
+        f"{path or 'the model'} works on a tensor of shape {tuple(shape)} while the loss has {records} records: "
         "the first dimension must be the record (batch_first=True), one loss value each"
     )
+
+
+NO_RECORDS = (
+    "the losses have no row for each record, or come from tensors in which the records are not first: put the record "
+    "dimension first (batch_first=True)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,9 +189,33 @@ def check_losses(losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins:
                     raise UnsupportedModelError(isolation.LOSS_MIXES)
 
 
+def _alike(some: Tensor, of_all: Tensor | None, layout: Layout, mine: Tensor) -> bool:
+    """Whether these records have the same gradient by themselves as among all."""
+    records = len(mine)
+    if of_all is None:
+        return False
+    return calls.close(layout.by_record(some, records)[mine], layout.by_record(of_all, records)[mine])
+
+
 def _reaches(g: Tensor, rows: Tensor) -> bool:
     others = g[rows]
     return bool(((others != 0) & others.isfinite()).any())
+
+
+_ATTRIBUTED = 1e-3  # a gradient that belongs to another record is off by far more; layers may compute in float32
+
+
+def _apart_from(
+    totals: Mapping[str, Tensor], expected: Mapping[str, Tensor], scale: float, low: torch.dtype, within: float = 0.0
+) -> Iterable[str]:
+    """The parameters whose sums differ by more than rounding, and `within` of their norm, from autograd's."""
+    for name, total in totals.items():
+        theirs = expected.get(name)
+        gap = total if theirs is None else total - theirs
+        least = 1e3 * torch.finfo(gap.dtype).eps if within == 0 else 1e-6
+        rounding = max(least, 8 * torch.finfo(low).eps) * scale
+        if float(gap.norm()) > rounding + within * float(total.norm()):
+            yield name
 
 
 class Proof:
@@ -200,6 +233,11 @@ class Proof:
     ) -> None:
         self._model, self._copied, self._coins, self.full = model, copied, coins, full
         self._seen: list[tuple[str, Tensor]] = []
+        self._own: set[int] = set()  # of these, the per-record parameters
+        self.layouts: dict[str, Layout] = {}
+        """Where the records are in the outputs of each module; known after `before`."""
+        self.known: Mapping[str, Layout] | None = None
+        """Where they are by an earlier proof, if there was one: no other layout will do."""
         self._versions: list[int] = []
         self._calls: list[Call] = []
         self._begun: list[tuple[Any, Any, calls.RandomState, dict[str, Tensor], nn.Module | None]] = []
@@ -207,9 +245,12 @@ class Proof:
         self._buffers: dict[str, Tensor] = {}
         self._used: list[Call] = []
         self._single = False  # whether a single record has shown that the model remembers nothing
+        self._weighed: tuple[Tensor, dict[str, Tensor]] | None = None  # weights, and autograd's gradients with them
 
-    def saw(self, path: str, output: Tensor) -> None:
-        """Remember a recorded output, or a module's per-record parameters; the first dimension is the record."""
+    def saw(self, path: str, output: Tensor, *, second: bool = True) -> None:
+        """Remember a recorded output, or (with `second` off) per-record parameters, whose rows are the records'."""
+        if not second:
+            self._own.add(len(self._seen))
         self._seen.append((path, output))
         self._versions.append(output._version)
 
@@ -223,6 +264,7 @@ class Proof:
     def forget(self) -> None:
         """Free the graph."""
         self._seen, self._versions, self._calls, self._begun, self._used = [], [], [], [], []
+        self._own = set()
         self._parameters, self._buffers = {}, {}
 
     def begin(self, args: Any, kwargs: Any) -> None:
@@ -294,6 +336,8 @@ class Proof:
         if not self._used and any(graph.holds(output) for _, output in self._seen):
             raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
         for call in self._used:
+            used = frozenset(i for i, t in enumerate(calls.tensors(call.output)) if graph.holds(t))
+            call = replace(call, used=used)
             isolation.check(call, self._model, records, self._coins, full=self.full)
             # the record of zeros of an empty batch shows nothing
             self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
@@ -304,13 +348,12 @@ class Proof:
 
     def _separation(self, losses: Tensor, graph: Graph) -> None:
         records = len(losses)
-        seen = [(path, output) for path, output in self._seen if graph.holds(output)]
-        for path, output in seen:
-            if output.dim() == 0 or output.shape[0] != records:
-                raise UnsupportedModelError(not_first(path, output, records))
-        outputs = [output for _, output in seen]
-        if not outputs:
+        reached = [i for i, (_, output) in enumerate(self._seen) if graph.holds(output)]
+        seen = [self._seen[i] for i in reached]
+        if not seen:
             return
+        layouts = [self._possible(i, records) for i in reached]
+        outputs = [output for _, output in seen]
         # with secret weights, contributions of two records cannot cancel
         weights = (0.5 + self._coins.uniform(records)).to(losses)
 
@@ -320,23 +363,83 @@ class Proof:
         masks = splits(records, self._coins, SPLITS if self.full else 1) if records > 1 else []
         halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
         halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
-        apart: list[tuple[Tensor, list[Tensor | None]]] = []
+        apart: list[tuple[Tensor, Sequence[Tensor | None]]] = []
         for mine in halves:
             found = gradients(weights * mine)
-            for (path, _), g in zip(seen, found, strict=True):
-                if g is not None and _reaches(g, ~mine):
+            for (path, _), g, layout in zip(seen, found, layouts, strict=True):
+                if g is not None:
+                    layout[:] = [way for way in layout if not _reaches(way.by_record(g, records), ~mine)]
+                if not layout:
                     raise UnsupportedModelError(mixes(path or "the model"))
             if len(apart) < 2:
-                apart.append((mine, [None if g is None else g[mine] for g in found]))
+                apart.append((mine, found))
+        self._settle([path for path, _ in seen], layouts)
         together = gradients(weights)
         for mine, own in apart:
-            for (path, _), by_themselves, of_all in zip(seen, own, together, strict=True):
-                if by_themselves is not None and (of_all is None or not calls.close(by_themselves, of_all[mine])):
+            for (path, _), by_themselves, of_all, ways in zip(seen, own, together, layouts, strict=True):
+                if by_themselves is not None and not _alike(by_themselves, of_all, ways[0], mine):
                     raise UnsupportedModelError(
                         f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses "
                         "depends on the losses of the others (a hook or a function of its own that scales gradients by "
                         "the batch). Per-record clipping cannot bound that"
                     )
+
+    def _possible(self, number: int, records: int) -> list[Layout]:
+        """The layouts that a recorded tensor can have; only the known one, once the engine is proven.
+
+        Raises:
+            UnsupportedModelError: None.
+        """
+        path, output = self._seen[number]
+        found = possible(tuple(output.shape), records, second=number not in self._own)
+        if self.known is not None:
+            found = [way for way in found if way is self.known.get(path, Layout.FIRST).within(output.shape, records)]
+        if not found:
+            raise UnsupportedModelError(not_first(path, output.shape, records))
+        return found
+
+    def _settle(self, paths: Sequence[str], layouts: Sequence[list[Layout]]) -> None:
+        """Decide where the records are for each module: in all its outputs in the same dimension.
+
+        Raises:
+            UnsupportedModelError: There is no such dimension.
+        """
+        ways: dict[str, list[Layout]] = {}
+        for path, layout in zip(paths, layouts, strict=True):
+            ways[path] = [way for way in ways.get(path, layout) if way in layout]
+        for path, layout in zip(paths, layouts, strict=True):
+            if not ways[path]:
+                raise UnsupportedModelError(
+                    f"{path or 'the model'} is called with the records in different dimensions: put them first in "
+                    "every call"
+                )
+            layout[:] = ways[path]
+            self.layouts[path] = layout[0]
+
+    def weigh(
+        self,
+        losses: Tensor,
+        views: int | Persons,
+        parameters: Mapping[str, nn.Parameter],
+        stand_ins: Mapping[int, Tensor],
+    ) -> None:
+        """Have autograd compute the gradient with a secret weight for each record, for `compare`.
+
+        Args:
+            losses: One loss per row.
+            views: Which rows belong to one record, as for `Engine.collect`.
+            parameters: The trained parameters.
+            stand_ins: What stands for each of them in this pass.
+        """
+        named = {name: stand_ins[id(p)] for name, p in parameters.items() if id(p) in stand_ins}
+        if not named:
+            return
+        weights = 0.5 + self._coins.uniform(len(views) if isinstance(views, Persons) else len(losses) // views)
+        rows = weights.repeat_interleave(views.counts.cpu() if isinstance(views, Persons) else views)
+        found = torch.autograd.grad(
+            (losses * rows.to(losses)).sum(), list(named.values()), retain_graph=True, allow_unused=True
+        )
+        self._weighed = weights, {name: g for name, g in zip(named, found, strict=True) if g is not None}
 
     def compare(self, grads: RecordGrads, expected: Mapping[str, Tensor], low: torch.dtype) -> bool:
         """Whether completeness holds; False if this batch cannot tell, because a gradient is not finite.
@@ -353,9 +456,15 @@ class Proof:
         if grads.nonfinite:
             return False
         scale = float(norms.sum())
-        for name, total in grads.total(torch.ones_like(norms)).items():
-            theirs = expected.get(name)
-            gap = total if theirs is None else total - theirs
-            if float(gap.norm()) > max(1e3 * torch.finfo(gap.dtype).eps, 8 * torch.finfo(low).eps) * scale:
-                raise UnsupportedModelError(used_outside(name))
+        for name in _apart_from(grads.total(torch.ones_like(norms)), expected, scale, low):
+            raise UnsupportedModelError(used_outside(name))
+        if self._weighed is not None:
+            weights, weighed = self._weighed
+            found = grads.total(weights.to(norms).view(norms.shape))
+            for name in _apart_from(found, weighed, scale, low, within=_ATTRIBUTED):
+                raise UnsupportedModelError(
+                    f"the gradients of single records for parameter {name} are not autograd's, although their sum is: "
+                    "the layer's rows do not belong to the records that they seem to belong to. Put the record "
+                    "dimension first"
+                )
         return True

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from assay.errors import UnsupportedModelError
 from assay.gradients.proof.calls import Coins
 
 _SAME = 1.37
@@ -58,50 +57,49 @@ class Handed:
         self._leaves.append(leaf)
         return leaf.clone()  # no leaf: loops may write into their batches
 
-    def check(self, losses: Tensor, coins: Coins, *, in_order: bool) -> None:
-        """Refuse losses of which several depend on one record.
+    def fault(self, losses: Tensor, coins: Coins, *, in_order: bool) -> str | None:
+        """Why these losses must be refused: several depend on one record, or rows have left their places.
 
         Args:
             losses: One for each row of the batch.
             coins: Where the weights come from.
             in_order: Whether loss i must be that of row i, because rows belong together by their places.
 
-        Raises:
-            UnsupportedModelError: A record enters more than one loss, or rows that must keep their places do not.
+        Returns:
+            A message, or None where nothing is wrong.
         """
         rows = [leaf for leaf in self._leaves if len(leaf) == len(losses)]
         if not rows or len(losses) < 2 or not losses.requires_grad:
-            return
+            return None
         weights = 0.5 + coins.uniform(len(losses)).to(losses.device)
         same = torch.full_like(weights, _SAME)
         plain, scaled, weighted = (_gradients(losses, rows, of) for of in (torch.ones_like(weights), same, weights))
         if plain is None or scaled is None or weighted is None:
-            return
+            return None
         norms = weighted.norm(dim=1)
         told = norms.isfinite() & plain.isfinite().all(1) & scaled.isfinite().all(1)
         if not bool(told.any()):
-            return
+            return None
         # one weight for all shows how far rounding goes: the gradient of a loss near its minimum is little else
         rounding = 16 * (scaled - _SAME * plain).norm(dim=1) + 1e-6 * norms[told].max()
         tolerance = rounding + _tolerance(losses, rows) * norms
         if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
-            return
+            return None
         # The loop may have put the rows in another order: then each has the weight of another loss.
         ratio = (plain * weighted).sum(1) / plain.square().sum(1)
         other = (ratio.nan_to_num().unsqueeze(1) - weights).abs().argmin(1)
         moved = _alone(plain, weighted, weights[other].to(plain), tolerance)
         clear = told & (norms > 1e3 * rounding)
         if not bool(moved[told].all()) or len(other[clear].unique()) < int(clear.sum()):
-            raise UnsupportedModelError(_MIXED)
-        if in_order:
-            raise UnsupportedModelError(_MOVED)
+            return _MIXED
+        return _MOVED if in_order else None
 
 
 def _gradients(losses: Tensor, rows: list[Tensor], weights: Tensor) -> Tensor | None:
     """∂ Σ w_i l_i / ∂x_j, a row for each record; None where the losses depend on nothing that was handed out."""
     summed = (losses * weights.to(losses)).sum()
     found = torch.autograd.grad(summed, rows, retain_graph=True, allow_unused=True)
-    flat = [g.double().flatten(1) for g in found if g is not None]
+    flat = [g.double().reshape(len(g), -1) for g in found if g is not None]
     return torch.cat(flat, 1) if flat else None
 
 

@@ -199,6 +199,10 @@ class Inspector:
         if self.proof is not None:
             self.proof.forget()
 
+    def prove_again(self) -> None:
+        """Check the next batch in full."""
+        self._due = True
+
     def split_over_ranks(self) -> None:
         """Parameters come and go from here on, and no rank may call the model alone."""
         self.split, self._watch.by_versions = True, False

@@ -14,7 +14,7 @@ of the batch.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,9 +64,9 @@ def writes(what: str, during: str = "forward") -> str:
 
 
 OUT_OF_SIGHT = (
-    "the losses come from no call of the whole model on tensors with one row per record, so nothing can be said about "
-    "whether it mixes records: call model(...) itself (neither model.forward nor its layers one by one), and let it "
-    "take and return tensors, or tuples, lists and dicts of them"
+    "the losses come from no call of the whole model on tensors with one row per record (batch_first=True), so nothing "
+    "can be said about whether it mixes records: call model(...) itself (neither model.forward nor its layers one by "
+    "one), and let it take and return tensors, or tuples, lists and dicts of them"
 )
 
 
@@ -116,14 +116,50 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
     mine = start or model
     plain = call.again(mine)
     _check_same(plain, call.again(mine))
+    axes = _axes(call, start, plain.outputs, records, coins)
+    compared = axes if records > 1 else [None] * len(axes)
     for replacements, other in zip(asked, others, strict=True):
         for replacement in replacements:
-            _check_replaced(call, other or model, plain, replacement, records, must=replacement is alone)
+            _check_replaced(call, other or model, plain, replacement, compared, must=replacement is alone)
         if other is not None:
             _check_left(call, mine, other)
         _check_same(plain, call.again(other or model))
     if full:
-        _check_number(call, last, model, records, coins)
+        _check_number(call, last, model, records, coins, axes)
+
+
+def _axes(
+    call: Call, start: nn.Module | None, outputs: Sequence[Tensor], records: int, coins: Coins
+) -> list[int | None]:
+    """The dimension of the records in each output: the one that is smaller for fewer records.
+
+    An output that the losses do not depend on may have none (the states of two layers, for two records). Everywhere
+    else the records are first where the size allows it.
+    """
+    first = [0 if by_record(t, records) else None for t in outputs]
+    copy = _one_more(start)
+    if copy is None or records < 2 or not any(t.dim() > 0 and t.shape[0] == records for t in outputs):
+        return first
+    rows = a_few(records, coins)
+    try:
+        few = call.again(copy, functools.partial(picked, rows, records)).outputs
+    except Exception:  # the user's own model; `_check_number` says what is wrong
+        return first
+    if len(few) != len(outputs):
+        return first
+    moved = [_axis(many.shape, some.shape, records, len(rows)) for many, some in zip(outputs, few, strict=True)]
+    unused = [i not in call.used for i in range(len(outputs))] if call.used is not None else [False] * len(outputs)
+    return [
+        axis if axis is not None or skip else at_first
+        for axis, at_first, skip in zip(moved, first, unused, strict=True)
+    ]
+
+
+def _axis(many: torch.Size, few: torch.Size, records: int, fewer: int) -> int | None:
+    if len(many) != len(few):
+        return None
+    moved = [i for i, sizes in enumerate(zip(many, few, strict=True)) if sizes == (records, fewer)]
+    return moved[0] if moved else None
 
 
 def check_unmoved(call: Call, now: nn.Module) -> None:
@@ -150,7 +186,7 @@ def check_unmoved(call: Call, now: nn.Module) -> None:
 
 
 def _check_replaced(
-    call: Call, other: nn.Module, plain: Answer, replacement: Replacement, records: int, *, must: bool
+    call: Call, other: nn.Module, plain: Answer, replacement: Replacement, axes: Sequence[int | None], *, must: bool
 ) -> None:
     """Refuse a model whose outputs for the kept records, or writes, change when the others are replaced."""
     try:
@@ -169,19 +205,17 @@ def _check_replaced(
             continue
         if written is None or theirs is None or written.shape != theirs.shape or not close(written, theirs):
             raise UnsupportedModelError(writes(f"buffer {name}"))
-    if records == 1:
-        return
-    for with_others, without in zip(base.outputs, answer.outputs, strict=True):
-        if by_record(with_others, records) and not _kept_alike(with_others, without, replacement):
+    for with_others, without, axis in zip(base.outputs, answer.outputs, axes, strict=True):
+        if axis is not None and not _kept_alike(with_others, without, replacement, axis):
             raise UnsupportedModelError(mixes("the model"))
 
 
-def _kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement) -> bool:
-    """Whether two outputs agree in the kept rows."""
+def _kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement, axis: int = 0) -> bool:
+    """Whether two outputs agree in the kept records."""
     if plain.shape != replaced.shape:
         return not replacement.real
     rows = replacement.kept.to(plain.device)
-    a, b = plain[rows], replaced[rows]
+    a, b = plain.index_select(axis, rows), replaced.index_select(axis, rows)
     if replacement.gaps and a.is_floating_point():
         both = a.isfinite() & b.isfinite()
         a, b = a[both], b[both]
@@ -228,7 +262,14 @@ def _check_same(once: Answer, again: Answer) -> None:
         )
 
 
-def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records: int, coins: Coins) -> None:
+def _check_number(
+    call: Call,
+    copy: nn.Module | None,
+    model: nn.Module,
+    records: int,
+    coins: Coins,
+    axes: Sequence[int | None],
+) -> None:
     """Refuse a model whose output for a record depends on how many records there are.
 
     Dropout draws other numbers for another number of records, so such a model is called in eval mode. If it draws
@@ -250,16 +291,22 @@ def _check_number(call: Call, copy: nn.Module | None, model: nn.Module, records:
             f"the model takes {records} records and fails for {len(rows)} of them ({type(error).__name__}: {error}): "
             "batches differ in size"
         ) from error
-    for many, few in zip(whole.outputs, some.outputs, strict=True):
-        if by_record(many, records) and not (by_record(few, len(rows)) and close(many[rows], few)):
+    at = torch.tensor(rows)
+    for many, few, axis in zip(whole.outputs, some.outputs, axes, strict=True):
+        if axis is None:
+            continue
+        kept = many.index_select(axis, at.to(many.device))
+        if kept.shape != few.shape or not close(kept, few):
             raise UnsupportedModelError(
                 "what the model makes of a record depends on how many records there are in its batch, and so on "
                 "whether another one is among them: use a constant in the place of that number"
             )
-    _check_number_backwards(call, copy, records, torch.tensor(rows))
+    _check_number_backwards(call, copy, records, torch.tensor(rows), axes)
 
 
-def _check_number_backwards(call: Call, copy: nn.Module | None, records: int, rows: Tensor) -> None:
+def _check_number_backwards(
+    call: Call, copy: nn.Module | None, records: int, rows: Tensor, axes: Sequence[int | None]
+) -> None:
     """Refuse a model whose gradients for a few records' outputs depend on how many other records there are.
 
     It calls copies, because a backward pass may write. Nothing can be said about a model that cannot be copied,
@@ -269,9 +316,9 @@ def _check_number_backwards(call: Call, copy: nn.Module | None, records: int, ro
     if one is None or other is None:
         return
     try:
-        among = _gradients(call, one, rows, records, lambda t: t)
+        among = _gradients(call, one, rows, axes, lambda t: t)
         few_of_them = functools.partial(picked, rows.tolist(), records)
-        alone = _gradients(call, other, torch.arange(len(rows)), len(rows), few_of_them)
+        alone = _gradients(call, other, torch.arange(len(rows)), axes, few_of_them)
     except Exception:  # the user's own model, which may fail in any way
         return
     pairs = [(a.to_dense(), b.to_dense()) for a, b in zip(among, alone, strict=True) if a is not None and b is not None]
@@ -290,23 +337,26 @@ def _check_number_backwards(call: Call, copy: nn.Module | None, records: int, ro
 
 
 def _gradients(
-    call: Call, model: nn.Module, rows: Tensor, records: int, change: Callable[[Any], Any]
+    call: Call, model: nn.Module, rows: Tensor, axes: Sequence[int | None], change: Callable[[Any], Any]
 ) -> list[Tensor | None]:
     """The gradients of these rows' outputs with respect to each trained parameter; no `.grad` is written."""
     args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
-    kept = copied(model.named_buffers())
+    buffers = copied(model.named_buffers())
     now = random_state()
     try:
         set_random_state(call.random_state)
         put_back(model, call.buffers)
         with torch.enable_grad():
-            outputs = [t for t in tensors(model(*args, **kwargs)) if by_record(t, records) and t.requires_grad]
-            total = torch.stack([_weighted(t[rows]) for t in outputs]).sum()
+            outputs = zip(tensors(model(*args, **kwargs)), axes, strict=True)
+            kept = [
+                t.index_select(axis, rows.to(t.device)) for t, axis in outputs if axis is not None and t.requires_grad
+            ]
+            total = torch.stack([_weighted(t) for t in kept]).sum()
         asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return list(torch.autograd.grad(total, asked, allow_unused=True))
     finally:
         set_random_state(now)
-        put_back(model, kept)
+        put_back(model, buffers)
 
 
 def _weighted(output: Tensor) -> Tensor:

@@ -74,7 +74,7 @@ class PerRecordCall:
         tensors = None
         if self.batchable and not isinstance(module, _RECURRENT):
             try:
-                with _rules_only():
+                with rules_only():
                     tensors = vmap(one, in_dims=(0, *axes), out_dims=0, randomness="different")(own, *values)
             except (RuntimeError, NotImplementedError, ValueError):
                 self.batchable = False  # a property of the module, not of this batch: do not try again
@@ -121,7 +121,7 @@ class PerRecordCall:
 
 
 @contextmanager
-def _rules_only() -> Iterator[None]:
+def rules_only() -> Iterator[None]:
     """Let vmap refuse an operation that it has no rule for: its own loop copies every argument for every record.
 
     The time of that loop grows with the square of the number of records; that of ours does not.

@@ -302,6 +302,11 @@ _ELSEWHERE: dict[tuple[str, str], TapeRule | ExpandRule] = {
 """Rules for layers of other libraries, by module and name: nothing is imported for them."""
 
 
+def is_ordinary(rule: object) -> bool:
+    """Whether a rule's gradients are in the parameter's own coordinates, so that those of other uses add to them."""
+    return type(rule) in {type(one) for one in (*RULES.values(), *_ELSEWHERE.values())}
+
+
 def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:
     if getattr(module, "track_running_stats", False):  # InstanceNorm that normalises by stored statistics
         return False

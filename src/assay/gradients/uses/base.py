@@ -190,6 +190,27 @@ class Outer:
 
 
 @dataclass(slots=True)
+class Reshaped:
+    """The gradients of `use` as those of a parameter of another shape with the same numbers."""
+
+    use: Use
+    shape: torch.Size
+
+    def sq_norm(self) -> Tensor:
+        return self.use.sq_norm()
+
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        return self.use.weighted_sum(weights).view(self.shape)
+
+    def per_record(self) -> Tensor:
+        values = self.use.per_record()
+        return values.reshape(len(values), *self.shape)
+
+    def without(self, bad: Tensor) -> Reshaped:
+        return Reshaped(self.use.without(bad), self.shape)
+
+
+@dataclass(slots=True)
 class Apart:
     """Parameters whose uses are computed one by one."""
 

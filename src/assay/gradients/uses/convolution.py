@@ -24,7 +24,7 @@ from torch import Tensor
 
 from assay.gradients.arithmetic import CHUNK_ELEMENTS as _CHUNK_ELEMENTS
 from assay.gradients.arithmetic import masked, rounding, squares
-from assay.gradients.uses.base import Dense, Use
+from assay.gradients.uses.base import Dense, Outer, Reshaped, Use
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,19 @@ class ConvShape:
         step = (down * self.stride[0], right * self.stride[1], down * self.dilation[0], right * self.dilation[1])
         windows = x.as_strided(size, (each, *step, across)).reshape(B, -1, math.prod(self.kernel) * channels)
         return torch.bmm(g.flatten(2), windows).view(B, out, *self.kernel, channels)
+
+    @property
+    def has_patches(self) -> bool:
+        """Whether windows touch without overlap, so that the convolution is a linear map of patches."""
+        return self.stride == self.kernel and self.groups == 1 and not any(self.padding) and set(self.dilation) == {1}
+
+    def patches(self, x: Tensor, g: Tensor) -> Tensor:
+        """The patches of the input, [B, positions, in · window], where `has_patches`."""
+        dims = len(self.kernel)
+        for i, (side, k) in enumerate(zip(g.shape[2:], self.kernel, strict=True)):
+            x = x.narrow(2 + 2 * i, 0, side * k).unflatten(2 + 2 * i, (side, k))
+        places, window = [2 + 2 * i for i in range(dims)], [3 + 2 * i for i in range(dims)]
+        return x.permute(0, *places, 1, *window).flatten(1 + dims).flatten(1, dims)
 
     def summed_gradient(self, x: Tensor, g: Tensor) -> Tensor:
         """The ordinary weight gradient, summed over records."""
@@ -183,4 +196,6 @@ def convolved(shape: ConvShape, x: Tensor, g: Tensor, by_windows: Windows) -> Us
         if shape.has_windows and by_windows(shape, x, g):
             return ChannelsLast(shape.window_gradients(x, g))
         return Dense(shape.weight_gradients(x, g))
+    if shape.has_patches:
+        return Reshaped(Outer(g.flatten(2).mT, shape.patches(x, g)), shape.weight)
     return Convolved(shape, x, g)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from assay.gradients.rules.standardised import Projected
-from assay.gradients.uses.base import Apart, Dense, LayerUse, Outer, Rank1, Use
+from assay.gradients.uses.base import Apart, Dense, LayerUse, Outer, Rank1, Reshaped, Use
 from assay.gradients.uses.convolution import Convolved
 from assay.gradients.uses.repeated import Tied
 from assay.gradients.uses.tables import Rows
@@ -19,7 +19,8 @@ from assay.gradients.uses.tables import Rows
 
 def folded(layer: LayerUse, views: int) -> LayerUse:
     """The use of a layer's parameters by records of `views` rows each."""
-    return Apart([fold(use, views) for use in layer.apart()])
+    parts = layer.apart()
+    return Apart([Reshaped(fold(u.use, views), u.shape) if isinstance(u, Reshaped) else fold(u, views) for u in parts])
 
 
 def fold(use: Use, views: int) -> Use:

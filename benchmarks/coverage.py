@@ -1,0 +1,141 @@
+"""Which models get exact per-record gradients, which are refused, and which go wrong. `python -m benchmarks coverage`
+
+Every model gets four records in float64. The engine's per-record gradients are compared with those of each record run
+alone by plain autograd, on two batches: the one that proves the engine, and one after it with fewer records.
+
+- exact: all per-record gradients agree to 1e-9 of the largest.
+- refused: Assay says that it cannot train the model privately, and why.
+- raw error: an error that Assay did not mean to raise.
+- wrong: the numbers differ. A single one is a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from assay.errors import AssayError
+from assay.gradients.engine import Engine
+from benchmarks import report
+from benchmarks.coverage_cases import Case, layers, models
+
+TOLERANCE = 1e-9
+OUTCOMES = ("exact", "refused", "raw error", "wrong")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of one case."""
+
+    group: str
+    name: str
+    outcome: str
+    fallback: int = 0
+    """How many modules ran with a copy of their parameters for each record."""
+    why: str = ""
+
+
+def losses(output: Any) -> Tensor:
+    """One value per record, in which every number of the first output counts differently."""
+    first = next(
+        t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 0
+    )
+    flat = first.flatten(1)
+    return (flat.tanh() * torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)).sum(1)
+
+
+def reference(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Each record's gradient, one record at a time by plain autograd."""
+    named = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    rows = []
+    for i in range(len(next(iter(inputs.values())))):
+        loss = losses(call(model, {name: t[i : i + 1] for name, t in inputs.items()})).sum()
+        found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+        rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), found, strict=True)])
+    return {n: torch.stack(column) for n, column in zip(named, zip(*rows, strict=True), strict=True)}
+
+
+def call(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+    """The model on these inputs; by position where there is one called x."""
+    return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+
+
+def judged(case: Case) -> Outcome:
+    """Run one case."""
+    torch.manual_seed(0)
+    model = case.build().double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    inputs = {name: t.double() if t.is_floating_point() else t for name, t in case.inputs().items()}
+    expected = reference(copy.deepcopy(model), inputs)
+    scale = max(float(g.abs().max()) for g in expected.values())
+    given: dict[str, Any] = {"group": case.group, "name": case.name}
+    engine = None
+    try:
+        engine = Engine(model)
+        for rows in (torch.arange(4), torch.tensor([2, 0, 3])):
+            grads = engine.collect(losses(call(model, {name: t[rows] for name, t in inputs.items()})))
+            norms = grads.norms([0] * grads.layers)[:, 0]
+            found = grads.per_record()
+            gap = max(float((found[n] - expected[n][rows]).abs().max()) for n in expected)
+            true = torch.stack([g[rows].flatten(1).square().sum(1) for g in expected.values()]).sum(0).sqrt()
+            if gap > TOLERANCE * scale or float((norms - true).abs().max()) > TOLERANCE * float(true.max()):
+                return Outcome(**given, outcome="wrong", why=f"differs by {gap / scale:.1g} of the largest")
+        return Outcome(**given, outcome="exact", fallback=len(engine.once_each()))
+    except AssayError as error:
+        return Outcome(**given, outcome="refused", why=str(error).splitlines()[0])
+    except Exception as error:  # that there are none is what the table shows
+        return Outcome(**given, outcome="raw error", why=f"{type(error).__name__}: {error}")
+    finally:
+        if engine is not None:
+            engine.detach()
+
+
+def run(only: str | None = None) -> list[Outcome]:
+    """Every case, or those whose name or group contains a text."""
+    chosen = [c for c in (*layers(), *models()) if only is None or only.lower() in f"{c.group} {c.name}".lower()]
+    logging.getLogger("transformers").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [judged(case) for case in chosen]
+
+
+def rendered(found: Sequence[Outcome]) -> str:
+    """One row for each group, then what is not exact or not fast."""
+    groups = list(dict.fromkeys(outcome.group for outcome in found))
+    rows = []
+    for group in groups:
+        count = Counter(outcome.outcome for outcome in found if outcome.group == group)
+        rows.append([group, str(count.total()), *(str(count[outcome]) for outcome in OUTCOMES)])
+    lines = [report.table(["models", "cases", *OUTCOMES], rows)]
+    lines += [f"- {o.group}, {o.name}: {o.outcome}. {o.why[:200]}" for o in found if o.outcome != "exact"]
+    slow = [f"{o.name} ({o.fallback})" for o in found if o.outcome == "exact" and o.fallback]
+    if slow:
+        lines.append("Exact, with modules that run once for each record: " + ", ".join(slow) + ".")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description="Exact, refused, or wrong: per-record gradients of many models")
+    parser.add_argument("only", nargs="?", help="cases whose name or group contains this text")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    found = run(options.only)
+    print(json.dumps([asdict(outcome) for outcome in found], indent=2) if options.json else rendered(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Which calls of a layer have rows of records, and which a constant that all records share (positions, a table's rows).
+
+A call has rows if its input can have a layout with records (`assay.gradients.layouts`). The first batch that can tell
+decides for each call of each layer, because in a later batch a constant may happen to have as many rows as there are
+records. The proof checks the decision there: a wrong one shows as records that mix. What is made without any input of
+the model (`torch.arange`, buffers) is never taken for several rows of each record.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from assay.gradients.layouts import possible
+
+_MADE = "_assay_made_without_records"
+_COUNTS_UP = 8  # fewer numbers than this may be labels that happen to count up
+
+
+class Inputs:
+    """Knows the calls. At each call of the model it counts the records.
+
+    Args:
+        model: The model.
+        proven: Whether the first batch is over.
+    """
+
+    def __init__(self, model: nn.Module, proven: Callable[[], bool]) -> None:
+        self._model, self._proven = model, proven
+        self.records = 0
+        self._constant: dict[tuple[str, int], bool] = {}
+        self._calls: Counter[str] = Counter()
+        frozen = (p for p in model.parameters() if not p.requires_grad)
+        self._constants = frozenset(id(t) for t in (*model.buffers(), *frozen))
+        self._marks = False
+
+    def begin(self, args: Any, kwargs: Any) -> None:
+        """The model is about to be called."""
+        leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
+        # most arguments have one row per record
+        self.records = Counter(t.shape[0] for t in leaves).most_common(1)[0][0] if leaves else 0
+        self._calls.clear()
+
+    def marking(self) -> AbstractContextManager[Any]:
+        """A context in which what depends on no input of the model is marked."""
+        self._marks = True
+        return _Made(self)
+
+    def is_fixed(self, t: Tensor) -> bool:
+        """Whether this is a buffer or a frozen parameter, or a view of one."""
+        return id(t) in self._constants or (t._base is not None and id(t._base) in self._constants)
+
+    def is_made(self, t: Tensor) -> bool:
+        """Whether this is known to depend on no input of the model; True where nothing is marked."""
+        return not self._marks or getattr(t, _MADE, False) or self.is_fixed(t)
+
+    def mark(self, t: Any) -> Any:
+        """Mark what depends on no input of the model."""
+        if type(t) is Tensor:
+            setattr(t, _MADE, True)
+        return t
+
+    def constant(self, path: str, x: Tensor) -> bool:
+        """Whether the input of this call of a layer is the same for all records."""
+        key = (path, self._calls[path])
+        self._calls[path] += 1
+        if not self._proven():
+            found = self._is_constant(x)
+            if self.records > 1:
+                self._constant[key] = found
+            return found
+        if key in self._constant:
+            return self._constant[key]
+        known = {constant for (other, _), constant in self._constant.items() if other == path}
+        return known.pop() if len(known) == 1 else self._is_constant(x)
+
+    def _is_constant(self, x: Tensor) -> bool:
+        if x.dim() == 0 or self.records == 0:
+            return x.dim() == 0
+        rows = x.shape[0]
+        if rows == self.records:  # labels of the records, or as many positions as there are records
+            counts = not x.is_floating_point() and x.dim() == 1 and rows >= _COUNTS_UP
+            return counts and torch.equal(x, torch.arange(rows, device=x.device))
+        if self._marks and self.is_made(x):
+            return True
+        # a tensor that depends on the inputs in no known layout is refused by name when the batch is checked
+        return not possible(tuple(x.shape), self.records) and (rows <= 1 or not self._marks)
+
+    def several(self) -> bool:
+        """Whether any call has a constant."""
+        return any(self._constant.values())
+
+
+class _Made(TorchFunctionMode):
+    """Marks what is computed from nothing, from buffers and from frozen parameters."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        super().__init__()
+        self._inputs = inputs
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        out = func(*args, **(kwargs or {}))
+        if type(out) is Tensor:
+            given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            if all(map(self._inputs.is_made, given)):
+                self._inputs.mark(out)
+        return out
