@@ -17,6 +17,7 @@ import json
 import statistics
 import sys
 import tempfile
+import textwrap
 import time
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -183,7 +184,8 @@ def overview(timed: dict[str, float]) -> str:
     """
     lines = []
     for paper in tomllib.loads(ITEMS.read_text(encoding="utf-8"))["paper"]:
-        lines += [f"**{paper['name']}**", "", "| in the paper | ours | measured | commit | left: runs, CPU-hours |"]
+        lines += [*textwrap.wrap(f"**{paper['name']}**", 100), ""]
+        lines.append("| in the paper | ours | measured | commit | left: runs, CPU-hours |")
         lines.append("|---|---|---|---|---|")
         for item in paper["items"]:
             named = [tables.read(HERE, name) for name in item.get("tables", [])]

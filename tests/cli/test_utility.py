@@ -577,7 +577,7 @@ def test_what_was_measured_on_validation_records_is_called_so_wherever_it_is_rea
     assert f"validation accuracy {accuracy:.2%}" in out
     assert f"validation accuracy {accuracy:.2%}" in err
     statement = (tmp_path / "run/statement.md").read_text()
-    assert "Not protected: the validation records. Validation accuracy" in statement
+    assert "Not protected: the validation records. Accuracy and loss are computed from them" in statement
     assert assay("report", tmp_path / "run", "--out", tmp_path / "page.html")[0] == 0
     page = (tmp_path / "page.html").read_text()
     assert "validation accuracy" in page
