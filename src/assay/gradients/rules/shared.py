@@ -10,7 +10,7 @@ a copy of a weight.
 Which arguments have a row per record is decided on the first batch, by their first dimension. The proof checks it there
 (`assay.gradients.proof.first_batch`): a wrong decision shows as records that mix. Later batches keep the decision. A
 use without a rule raises `UnfitError`, and so does one that differs from those of the first batch. A module that first
-runs in a later batch decides there, and the batch after it is checked in full.
+runs in a later batch runs once for each record from then on, and the batch after it is checked in full.
 """
 
 from __future__ import annotations
@@ -260,6 +260,8 @@ class Tracer:
             return self._decided[key]
         if self.recorder.proven():
             self.recorder.begun()
+            # nothing has checked it: for this batch the owner runs once for each record, which needs no decision
+            raise UnfitError(call.sources, f"{call.name}, which the first batch did not show")
         if self.records > 1 and self._decided.setdefault(key, found) != found:
             raise UnfitError(call.sources, f"{call.name} of rows and of constants")
         return found
