@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 test: lint ## lint, types and the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 # a thread for each of two workers: more would fight over the cores
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 # for two cores: some tests wait for other processes; a thread each
 
 bench: $(VENV)/.peers ## speed and memory against plain training and Opacus
 	$(BIN)/python -m benchmarks
