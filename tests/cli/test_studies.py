@@ -242,8 +242,7 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     assert out.count("| 1 |\n") == 2
     assert "| LeNet, ε 2 |" not in out
     assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --seeds 1`." in out
-    here = ("--only", "method=LS", "--only", "model=LeNet, ε 3")
-    assert assay("reproduce", "p/t", *here, "--workers", 2)[0] == 0
+    assert assay("reproduce", "p/t", "--only", "method=LS", "--only", "model=LeNet, ε 3", "--workers", 2)[0] == 0
     assert len(list((tmp_path / "runs").rglob("record.json"))) == 5, "without --missing all that is asked is run here"
 
 
