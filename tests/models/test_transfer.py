@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections import OrderedDict
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -240,6 +241,18 @@ def test_the_last_convolutions_of_torchvisions_resnet18_are_trained_and_nothing_
     fit(model, TensorDataset(x, y), plan=plan)
     moved = {layer_path(name) for name, t in model.state_dict().items() if not torch.equal(t, before[name])}
     assert moved == set(trained)
+
+
+def test_pixels_that_start_at_zero_are_named_for_torchvisions_network(assay, tmp_path):
+    torch.save(torchvision_resnet18(), tmp_path / "resnet18.pth")
+    generator = np.random.default_rng(0)
+    x, y = generator.random((40, 3, 32, 32), dtype=np.float32), np.arange(40) % 2
+    words = ("--model", "resnet18", "--init", tmp_path / "resnet18.pth", "--train-layers", "last:1", "--dry-run")
+    for name, pixels, named in (("zero", x, True), ("signed", 2 * x - 1, False)):
+        np.savez(tmp_path / f"{name}.npz", x=pixels, y=y)
+        code, _, err = assay("train", "--data", tmp_path / f"{name}.npz", *words, "--out", tmp_path / "run")
+        assert code == 0, err
+        assert ("pixels from 0 on" in err) is named
 
 
 def test_what_is_not_torchvisions_resnet18_is_refused(tmp_path):

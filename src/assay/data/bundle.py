@@ -198,6 +198,22 @@ class DataBundle:
         """The shape of one record's features."""
         return tuple(self.train_x.shape[1:])
 
+    def note_on_pixels(self, network: str) -> str | None:
+        """What to tell somebody whose pixels start at 0, for a network that was trained on pixels from -1 to 1.
+
+        Args:
+            network: Its name.
+
+        Returns:
+            A note for the operator, or None where some pixels are below 0.
+        """
+        if float(self.train_x.min()) < 0:
+            return None
+        return (
+            f"{self.name} has pixels from 0 on, and {network} was trained on pixels from -1 to 1. If yours are from 0 "
+            "to 1, use 2 * x - 1"
+        )
+
     def inputs(self) -> dict[str, Any]:
         """What a run notes about its inputs, so that its model can be built and used without these records."""
         shape = self.input_shape if self.record_shape is None else self.record_shape

@@ -173,11 +173,8 @@ def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> Da
     """
     features.check(bundle.input_shape)
     settings = describe(features)
-    if getattr(features, "signed_pixels", False) and float(bundle.train_x.min()) >= 0:
-        tell(
-            f"{bundle.name} has pixels from 0 on, and {features.name} was trained on pixels from -1 to 1. If yours are "
-            "from 0 to 1, use 2 * x - 1"
-        )
+    if getattr(features, "signed_pixels", False) and (note := bundle.note_on_pixels(features.name)):
+        tell(note)
 
     def of(x: Tensor, which: str) -> Tensor:
         what = f"features {settings}, {which} records"

@@ -64,6 +64,11 @@ def adopt(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return ours | {f"stem.pixels.{name}": t for name, t in pixels.state_dict().items()}
 
 
+def is_adopted(model: nn.Module) -> bool:
+    """Whether `adopt` has turned this model into torchvision's network, which rescales pixels from [-1, 1]."""
+    return any(name == "stem.pixels" for name, _ in model.named_modules())
+
+
 def _renamed(name: str) -> str:
     if name.startswith(("conv1.", "bn1.")):  # the stem
         return "stem." + name.replace("conv1", "conv").replace("bn1", "norm")

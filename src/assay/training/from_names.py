@@ -37,6 +37,7 @@ from assay.methods import method_of
 from assay.methods.columns import Columns
 from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.plan import Plan
+from assay.models.torchvision import is_adopted
 from assay.models.transfer import begin, located
 from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback
@@ -46,7 +47,7 @@ from assay.runs.statement import scored
 from assay.training import augment as augment_room
 from assay.training import defaults
 from assay.training.estimating import Estimated, Terms, cost_of, estimate
-from assay.training.inputs import UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run
+from assay.training.inputs import LOG, UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run
 from assay.training.loop import fit, lease_for
 from assay.training.loop import resume as resume_run
 from assay.training.planning import planned
@@ -671,6 +672,8 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
     model = o.model or chosen.model_for(bundle.input_shape) or _DEFAULT_MODEL
     network = build(model, o.circulant, bundle, o.seed)
     start = begin(network, init, o.train_layers)
+    if is_adopted(network) and (note := bundle.note_on_pixels("the checkpoint's network")):
+        LOG.warning(note)
     unit = o.unit_of(bundle)
     counted = _counted(bundle, unit)
     if estimated is not None:  # how many of them have a usable target is not public
