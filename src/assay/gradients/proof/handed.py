@@ -72,17 +72,23 @@ class Handed:
         if not rows or len(losses) < 2 or not losses.requires_grad:
             return None
         weights = 0.5 + coins.uniform(len(losses)).to(losses.device)
-        same = torch.full_like(weights, _SAME)
-        plain, scaled, weighted = (_gradients(losses, rows, of) for of in (torch.ones_like(weights), same, weights))
-        if plain is None or scaled is None or weighted is None:
+        plain, weighted = (_gradients(losses, rows, of) for of in (torch.ones_like(weights), weights))
+        if plain is None or weighted is None:
             return None
         norms = weighted.norm(dim=1)
-        told = norms.isfinite() & plain.isfinite().all(1) & scaled.isfinite().all(1)
+        told = norms.isfinite() & plain.isfinite().all(1)
         if not bool(told.any()):
             return None
-        # one weight for all shows how far rounding goes: the gradient of a loss near its minimum is little else
-        rounding = 16 * (scaled - _SAME * plain).norm(dim=1) + 1e-6 * norms[told].max()
+        rounding = 1e-6 * norms[told].max()
         tolerance = rounding + _tolerance(losses, rows) * norms
+        if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
+            return None
+        # one weight for all shows how far rounding goes: the gradient of a loss near its minimum is little else
+        scaled = _gradients(losses, rows, torch.full_like(weights, _SAME))
+        assert scaled is not None
+        told &= scaled.isfinite().all(1)
+        seen = 16 * (scaled - _SAME * plain).norm(dim=1)
+        rounding, tolerance = rounding + seen, tolerance + seen
         if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
             return None
         # The loop may have put the rows in another order: then each has the weight of another loss.
