@@ -18,6 +18,7 @@ what ε covers are refused by name.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,15 +33,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from assay.data.loading import Loading
-from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.errors import AssayError, ConfigError
-from assay.gradients.clip_rules import ClipRule
 from assay.integrations.lightning_kept import check_nothing_kept, traces
 from assay.integrations.lightning_settings import check_loader, check_module, check_trainer
 from assay.integrations.outside import OutsideRun, Privacy
-from assay.methods import Method
-from assay.methods.plan import Plan
 from assay.runs.result import Result
 from assay.training.preflight import check_precision
 
@@ -48,7 +45,8 @@ _REPLACED = ("training_step", "backward", "log", "log_dict")
 """What we replace on the module while it trains."""
 
 
-class PrivateCallback(pl.Callback):
+@dataclass(kw_only=True, eq=False, repr=False)
+class PrivateCallback(Privacy, pl.Callback):
     """Makes `Trainer.fit` differentially private, for a module whose `training_step` returns one loss per record.
 
     Guarantee: the model after every step, every checkpoint, the training losses that this callback logs, and the state
@@ -83,29 +81,12 @@ class PrivateCallback(pl.Callback):
         ConfigError: Settings do not go together; `fit` raises it for a trainer, module or loader that would break ε.
     """
 
-    def __init__(  # noqa: PLR0913 - what decides ε, each typed so that an editor completes it
-        self,
-        *,
-        plan: Plan | None = None,
-        epsilon: float | None = None,
-        delta: float | None = None,
-        noise_multiplier: float | None = None,
-        method: Method | str | None = None,
-        clip: ClipRule | float | str | None = None,
-        units: Ids | None = None,
-        out: str | Path | None = None,
-        force: bool = False,
-        seed: int | None = None,
-        loss_bound: float | None = None,
-        max_physical_batch: int | None = None,
-        names: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.privacy = Privacy(
-            plan=plan, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, method=method, clip=clip,
-            units=units, loss_bound=loss_bound, seed=seed, names=names or {}, force=force,
-        )  # fmt: skip
-        self.result: Result | None = None
-        self._out, self._physical = None if out is None else Path(out), max_physical_batch
+    out: str | Path | None = None
+    max_physical_batch: int | None = None
+    result: Result | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._private: OutsideRun | None = None
         self._kept: Mapping[str, Any] | None = None
         self._last: dict[str, Any] = {}
@@ -158,12 +139,11 @@ class PrivateCallback(pl.Callback):
         loader: DataLoader[Any],
         kept: Mapping[str, Any] | None,
     ) -> None:
-        units = self.privacy.units
-        counted = len(records) if units is None else len(set(map(str, units)))
+        counted = len(records) if self.units is None else len(set(map(str, self.units)))
         batch = min((loader.batch_size or 1) * trainer.world_size, counted)
         limited = trainer.max_epochs in (None, -1)
         epochs = trainer.max_steps * batch / max(1, counted) if limited else trainer.max_epochs
-        plan = self.privacy.plan_for(module, records, batch_size=batch, epochs=epochs)
+        plan = self.plan_for(module, records, batch_size=batch, epochs=epochs)
         precision = "bf16" if trainer.precision == "bf16-mixed" else "float32"
         check_precision(precision, module.device)
         self._take_over(module)
@@ -173,8 +153,8 @@ class PrivateCallback(pl.Callback):
                 self._losses(trainer, type(module).training_step),
                 records,
                 plan,
-                self.privacy,
-                out=self._out,
+                self,
+                out=None if self.out is None else Path(self.out),
                 training={
                     "optimizer": _optimizer(trainer),
                     "device": str(module.device),
@@ -182,7 +162,7 @@ class PrivateCallback(pl.Callback):
                     "loop": f"lightning {version('lightning')}, Trainer",
                 },
                 resume_with="Trainer(callbacks=[PrivateCallback(...)]).fit(..., ckpt_path=...) from Python",
-                max_physical_batch=self._physical,
+                max_physical_batch=self.max_physical_batch,
                 kept=kept,
             )
         except BaseException:

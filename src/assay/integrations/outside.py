@@ -13,7 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +52,9 @@ It is a function and not a method, because copies of the model are asked as well
 """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False, repr=False)
 class Privacy:
-    """What a user says about privacy. `PrivateTrainer` and `PrivateCallback` take each of these as an argument.
+    """What a user says about privacy. `PrivateTrainer` takes each of these as an argument; `PrivateCallback` is one.
 
     Attributes:
         plan: Everything that decides ε; then none of the next five is given.
@@ -79,7 +79,7 @@ class Privacy:
     units: Ids | None = None
     loss_bound: float | None = None
     seed: int | None = None
-    names: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, Any] | None = None
     force: bool = False
 
     def __post_init__(self) -> None:
@@ -242,7 +242,7 @@ class OutsideRun:
             raise ConfigError(name, value, "nothing that is released before the first step: `assay.fit` does that")
         whole.train()
         rehearse(whole, records, plan, lambda trial, batch, _: trial(batch), randomness)
-        names = {"model": type(model).__name__, **privacy.names}
+        names = {"model": type(model).__name__, **(privacy.names or {})}
         settings = {**training_json(Training(seed=privacy.seed)), "max_physical_batch": max_physical_batch, **training}
         spec = {
             "kind": CENTRAL, "plan": plan.to_json(), "training": settings, "names": names, "resume_with": resume_with,

@@ -121,7 +121,7 @@ class PrivateTrainer(transformers.Trainer):
     ) -> None:
         self.privacy = Privacy(
             plan=plan, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, method=method, clip=clip,
-            units=units, loss_bound=loss_bound, seed=seed, names=names or {}, force=force,
+            units=units, loss_bound=loss_bound, seed=seed, names=names, force=force,
         )  # fmt: skip
         self.result: Result | None = None
         self._private: OutsideRun | None = None
