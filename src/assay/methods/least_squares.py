@@ -29,8 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.lazy import torch
 from assay.errors import ConfigError
@@ -38,15 +37,13 @@ from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
 from assay.methods.dpsgd import DPSGD
 from assay.methods.perturb.mean import Centered, Mean
-from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
+from assay.methods.stage import WHOLE, Part, PrivateTraining, Released, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.utils.data import Dataset
 
     from assay.data.records import Records
     from assay.methods.plan import Plan
-    from assay.methods.stage import Stage
     from assay.randomness.streams import Randomness
 
 _BLOCK = 1000  # records in memory at once
@@ -96,7 +93,7 @@ class LeastSquares(DPSGD):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solved:
+class Solved(Stage):
     """The stage (`assay.methods.stage`).
 
     Attributes:
@@ -105,19 +102,12 @@ class Solved:
         count: the number of records, a constant.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("mean",)  # a finished run has the solution in its parameters
+    takes_views: ClassVar[bool] = True
+
     how: LeastSquares
     noise: float
     count: int
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The mean. A finished run has the solution among its parameters, changed by the steps."""
-        return ("mean",)
-
-    @property
-    def takes_views(self) -> bool:
-        """Yes: the solution is a start like any other."""
-        return True
 
     @property
     def takes_fewer(self) -> bool:
@@ -223,21 +213,6 @@ class Solved:
     def _norm(self, inputs: int) -> float:
         """C."""
         return self.how.bound * math.sqrt(inputs)
-
-    def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """The records as they are."""
-        return data
-
-    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """The test records as they are."""
-        return data
-
-    def loss(self, own: Loss) -> Loss:
-        """The loss as it is."""
-        return own
-
-    def draw(self, released: Released, folder: Path) -> None:
-        """There is no picture."""
 
     def describe(self) -> list[str]:
         """For the statement."""

@@ -11,10 +11,11 @@ does with its inputs.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
@@ -59,28 +60,27 @@ class Part:
     each_step: bool = False
 
 
-class Stage(Protocol):
-    """What happens to the records before training. The events of `parts` cover all that `release` returns."""
+class Stage(ABC):
+    """What happens to the records before training. The events of `parts` cover all that `release` returns.
 
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The answers that stay in the directory of a finished run. Only resuming needs the others."""
-        ...
+    By default a stage leaves records and loss as they are, and draws no picture.
+    """
 
-    @property
-    def takes_views(self) -> bool:
-        """Whether training may see random views of a record (`assay.training.augment`) instead of the record."""
-        ...
+    kept: ClassVar[tuple[str, ...]] = ()
+    """The answers that stay in the directory of a finished run. Only resuming needs the others."""
+    takes_views: ClassVar[bool] = False
+    """Whether training may see random views of a record (`assay.training.augment`) instead of the record."""
 
     @property
     def takes_fewer(self) -> bool:
         """Whether `release` accepts fewer records than the plan counts, as in an audit that leaves one out."""
-        ...
+        return False
 
+    @abstractmethod
     def parts(self) -> Sequence[Part]:
         """The rows of the statement: what is released, and what protects it."""
-        ...
 
+    @abstractmethod
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
         """Refuse a model, records or data that do not fit, before anything is written.
 
@@ -93,8 +93,8 @@ class Stage(Protocol):
             ConfigError: they do not fit.
             DataError: the records do not fit.
         """
-        ...
 
+    @abstractmethod
     def release(
         self,
         model: nn.Module,
@@ -112,31 +112,29 @@ class Stage(Protocol):
             device: where to compute.
             train_privately: trains a network that the stage needs. (Methods cannot import the training package.)
         """
-        ...
 
+    @abstractmethod
     def install(self, model: nn.Module, released: Released) -> None:
         """Change the model so that it works on plain records: scaled inputs, initial values."""
-        ...
 
-    def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
+    def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
         """The records to train on."""
-        ...
+        return data
 
-    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:
+    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
         """The test records to measure on. They are not protected."""
-        ...
+        return data
 
     def loss(self, own: Loss) -> Loss:
         """The loss to train with, in place of the run's own."""
-        ...
+        return own
 
-    def draw(self, released: Released, folder: Path) -> None:
+    def draw(self, released: Released, folder: Path) -> None:  # noqa: B027 - most have none
         """Write pictures of the answers into `folder`."""
-        ...
 
+    @abstractmethod
     def describe(self) -> list[str]:
         """Lines for the statement that say what is done."""
-        ...
 
 
 def event_of(stage: Stage) -> DpEvent:

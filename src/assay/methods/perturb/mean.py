@@ -12,8 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent
 
@@ -22,11 +21,10 @@ from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
-from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released, Stage
+from assay.methods.stage import WHOLE, Part, PrivateTraining, Released, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from torch.utils.data import Dataset
 
     from assay.data.records import Records
     from assay.randomness.streams import Randomness
@@ -82,25 +80,18 @@ def describe(center: Mean) -> str:
 
 
 @dataclass(frozen=True)
-class Centered:
+class Centered(Stage):
     """The stage (`assay.methods.stage`).
 
     Adding or removing one record moves the sum by at most the bound. Replacing one moves it by twice that, which the
     accountant takes into account. The divisor, the plan's number of records, is a constant.
     """
 
+    kept: ClassVar[tuple[str, ...]] = ("mean",)
+    takes_views: ClassVar[bool] = True
+
     how: Mean
     count: int
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The mean."""
-        return ("mean",)
-
-    @property
-    def takes_views(self) -> bool:
-        """Yes: the model subtracts the mean from whatever it sees."""
-        return True
 
     @property
     def takes_fewer(self) -> bool:
@@ -153,21 +144,6 @@ class Centered:
         from assay.models.inputs import shift_inputs
 
         shift_inputs(model, released["mean"])
-
-    def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """The records as they are."""
-        return data
-
-    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """The test records as they are."""
-        return data
-
-    def loss(self, own: Loss) -> Loss:
-        """The loss as it is."""
-        return own
-
-    def draw(self, released: Released, folder: Path) -> None:
-        """There is no picture."""
 
     def describe(self) -> list[str]:
         """For the statement."""

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent, LaplaceDpEvent, NonPrivateDpEvent
 
@@ -35,7 +35,7 @@ from assay.methods.perturb.objective import (
 )
 from assay.methods.perturb.readings import Reading
 from assay.methods.perturb.regions import Regions, check_gamma, segment
-from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released
+from assay.methods.stage import WHOLE, Loss, Part, PrivateTraining, Released, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -136,25 +136,26 @@ class Segmentation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledByRelevance:
-    """The model sees each feature times its region's share of the relevance."""
+class _WithRelevance(Stage):
+    """A stage that releases relevance. Views are refused: relevance belongs to pixels in their places."""
+
+    kept: ClassVar[tuple[str, ...]] = ("relevance",)  # noisy records are large, and only resuming needs them
 
     segmentation: Segmentation
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The relevance."""
-        return ("relevance",)
-
-    @property
-    def takes_views(self) -> bool:
-        """No: relevance belongs to pixels in their places."""
-        return False
 
     @property
     def takes_fewer(self) -> bool:
         """Not where a network is trained for it under a plan of its own."""
         return self.segmentation.explainer.steps is None
+
+    def draw(self, released: Released, folder: Path) -> None:
+        """Fig. 2 and 3."""
+        self.segmentation.draw(released, folder)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledByRelevance(_WithRelevance):
+    """The model sees each feature times its region's share of the relevance."""
 
     def parts(self) -> Sequence[Part]:
         """The relevance. The paper claims no ε for this variant."""
@@ -185,22 +186,6 @@ class ScaledByRelevance:
         regions = self.segmentation.regions(released)
         scale_inputs(model, regions.of_features(regions.alpha))
 
-    def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """The records as they are."""
-        return data
-
-    def tested(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
-        """The test records as they are: the model scales them."""
-        return data
-
-    def loss(self, own: Loss) -> Loss:
-        """The loss as it is."""
-        return own
-
-    def draw(self, released: Released, folder: Path) -> None:
-        """Fig. 2 and 3."""
-        self.segmentation.draw(released, folder)
-
     def describe(self) -> list[str]:
         """For the statement."""
         return [
@@ -210,7 +195,7 @@ class ScaledByRelevance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyRecords:
+class NoisyRecords(_WithRelevance):
     """Records with noisy features replace the records.
 
     Attributes:
@@ -232,7 +217,6 @@ class NoisyRecords:
         ConfigError: a setting is out of range.
     """
 
-    segmentation: Segmentation
     epsilon2: float
     epsilon3: float
     objective: str
@@ -250,21 +234,6 @@ class NoisyRecords:
             raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
         check_outside(self.outside)
         check_published(epsilon=self.epsilon2, batch_size=self.size, first_units=self.units)
-
-    @property
-    def kept(self) -> tuple[str, ...]:
-        """The relevance. Noisy records are large, and only resuming needs them."""
-        return ("relevance",)
-
-    @property
-    def takes_views(self) -> bool:
-        """No: training sees noisy records, each released once."""
-        return False
-
-    @property
-    def takes_fewer(self) -> bool:
-        """Not where a network is trained for it under a plan of its own."""
-        return self.segmentation.explainer.steps is None
 
     @property
     def size(self) -> float:
@@ -415,10 +384,6 @@ class NoisyRecords:
             for value in (0.0, 1.0)
         )
         return zeros, ones, 1.0  # beyond 1 the likelihood ratio is e^ε everywhere
-
-    def draw(self, released: Released, folder: Path) -> None:
-        """Fig. 2 and 3."""
-        self.segmentation.draw(released, folder)
 
     def describe(self) -> list[str]:
         """For the statement."""
