@@ -206,31 +206,6 @@ def _entry_points() -> Any:  # its type differs between versions of Python; all 
     return metadata.entry_points()
 
 
-def chosen(known: Registry[T], name: str, options: Mapping[str, Any]) -> T:
-    """The method of this name with these options. Texts are read as numbers where an option is a number."""
-    method = known.choose("method", name)
-    settable = options_of(method)
-    if options.get("variant", "sound") != "sound" and "variant" not in settable:
-        raise ConfigError(
-            "variant", options["variant"], f"sound for {name}: its published form is sound, so there is only one"
-        )
-    given = {key: value for key, value in options.items() if key != "variant" or "variant" in settable}
-    made: T = replace(method, **spec.converted(f"{name} option", type(method), given))  # type: ignore[type-var]
-    return made
-
-
-def changed(known: Registry[T], method: T, name: str) -> dict[str, Any]:
-    """The options in which the method differs from the registered one of this name."""
-    plain = known[name]
-    return {o: getattr(method, o) for o in options_of(method) if getattr(method, o) != getattr(plain, o)}
-
-
-def options_of(method: object) -> tuple[str, ...]:
-    """The fields of a method that a user may set."""
-    found: tuple[str, ...] = type(method).OPTIONS  # type: ignore[attr-defined]
-    return found
-
-
 class MethodRegistry(Registry[T]):
     """Methods by name: one file of a package each, which defines `METHOD`.
 
@@ -255,7 +230,15 @@ class MethodRegistry(Registry[T]):
         Raises:
             ConfigError: there is no such method, or it does not take an option.
         """
-        return chosen(self, name, options)
+        method: Any = self.choose("method", name)
+        settable = type(method).OPTIONS
+        if options.get("variant", "sound") != "sound" and "variant" not in settable:
+            raise ConfigError(
+                "variant", options["variant"], f"sound for {name}: its published form is sound, so there is only one"
+            )
+        given = {key: value for key, value in options.items() if key != "variant" or "variant" in settable}
+        made: T = replace(method, **spec.converted(f"{name} option", type(method), given))
+        return made
 
     def method_of(self, given: T | str) -> T:
         """The method that somebody gave, itself or by its name.
@@ -266,9 +249,11 @@ class MethodRegistry(Registry[T]):
         if isinstance(given, self._base):
             return given
         if isinstance(given, str):
-            return chosen(self, given, {})
+            return self.with_options(given)
         raise ConfigError("method", given, f"a method, or the name of one: {', '.join(self)}")
 
     def options(self, method: T) -> dict[str, Any]:
         """The options of a method that differ from their defaults: with them `with_options` gives the method again."""
-        return changed(self, method, method.name)  # type: ignore[attr-defined]
+        plain = self[method.name]  # type: ignore[attr-defined]
+        settable: tuple[str, ...] = type(method).OPTIONS  # type: ignore[attr-defined]
+        return {one: getattr(method, one) for one in settable if getattr(method, one) != getattr(plain, one)}

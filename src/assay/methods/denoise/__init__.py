@@ -5,7 +5,8 @@ The registry finds a file that defines `DENOISER`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 from assay._util import spec
 from assay._util.registry import Registry
@@ -20,24 +21,9 @@ KINDS: Registry[type[Denoiser]] = Registry(
     attribute="DENOISER",
 )
 
-
-def parse(text: str) -> Denoiser:
-    """The denoiser that `text` names.
-
-    Raises:
-        ConfigError: there is no such denoiser, or it does not take these settings.
-
-    >>> parse("laplacian:sigma=2")
-    Laplacian(sigma=2.0, over='vector')
-    """
-    return spec.parse("denoise", text, KINDS)
-
-
-def parse_all(texts: Sequence[str]) -> tuple[Denoiser, ...]:
-    """Several denoisers, in the order in which they are applied."""
-    return tuple(parse(text) for text in texts)
-
-
-def describe(denoiser: Denoiser) -> str:
-    """The text that `parse` turns into this denoiser."""
-    return spec.describe(denoiser, KINDS)
+parse: Callable[[str], Denoiser] = functools.partial(spec.parse, "denoise", kinds=KINDS)
+"""The denoiser that a text such as `laplacian:sigma=2` names, or a ConfigError."""
+parse_all: Callable[[Sequence[str]], tuple[Denoiser, ...]] = functools.partial(spec.parse_all, "denoise", kinds=KINDS)
+"""Several of them, in the order in which they are applied."""
+describe: Callable[[Denoiser], str] = functools.partial(spec.describe, kinds=KINDS)
+"""The text that `parse` turns into this object."""

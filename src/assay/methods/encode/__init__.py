@@ -6,7 +6,8 @@ The registry finds a file that defines `ENCODING`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from assay._util import spec
@@ -36,24 +37,9 @@ KINDS: Registry[type[Encoding]] = Registry(
     attribute="ENCODING",
 )
 
-
-def parse(text: str) -> Encoding:
-    """The encoding that `text` names.
-
-    Raises:
-        ConfigError: there is no such encoding, or it does not take these settings.
-
-    >>> parse("sign:tau=0.01")
-    Sign(tau=0.01)
-    """
-    return spec.parse("encode", text, KINDS)
-
-
-def parse_all(texts: Sequence[str]) -> tuple[Encoding, ...]:
-    """Several encodings, in the order in which they are applied."""
-    return tuple(parse(text) for text in texts)
-
-
-def describe(encoding: Encoding) -> str:
-    """The text that `parse` turns into this encoding."""
-    return spec.describe(encoding, KINDS)
+parse: Callable[[str], Encoding] = functools.partial(spec.parse, "encode", kinds=KINDS)
+"""The encoding that a text such as `sign:tau=0.01` names, or a ConfigError."""
+parse_all: Callable[[Sequence[str]], tuple[Encoding, ...]] = functools.partial(spec.parse_all, "encode", kinds=KINDS)
+"""Several of them, in the order in which they are applied."""
+describe: Callable[[Encoding], str] = functools.partial(spec.describe, kinds=KINDS)
+"""The text that `parse` turns into this object."""
