@@ -4,6 +4,8 @@ Such an object is a dataclass whose fields are its settings. A table maps its na
 be given by its value alone: `flat:0.5` means `flat:bound=0.5`. A colon may replace a comma before `key=`, as earlier
 versions wrote clipping rules: `auto:1.0:gamma=0.01`. `parse` inverts `describe`, so that the description of a run says
 exactly what ran.
+
+`Converted` is a field of a dataclass that takes such a text, or a number, and holds the object.
 """
 
 from __future__ import annotations
@@ -11,12 +13,14 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar, overload
 
 from assay.errors import ConfigError
 
 T = TypeVar("T")
+Given = TypeVar("Given")
+Held = TypeVar("Held")
 
 _SEPARATOR = re.compile(r",|:(?=\w+=)")
 
@@ -145,3 +149,41 @@ def _read(field: str, text: str, kind: Any) -> Any:
             continue
     names = {int: "a whole number", float: "a number"}
     raise ConfigError(field, text, " or ".join(names.get(k, str(k)) for k in kinds))
+
+
+class Converted(Generic[Given, Held]):
+    """A field of a frozen dataclass that takes several forms and holds one. Type checkers see both types.
+
+        clip: Converted[ClipRule | float, ClipRule] = Converted(rule_of, default=1.0)
+
+    A default of None is held as it is, until `__post_init__` replaces it.
+
+    Args:
+        convert: Makes what is held from what was given. It raises what the caller should see for a value that is not
+            accepted. None converts nothing.
+        default: What is converted if nothing is given.
+    """
+
+    def __init__(self, convert: Callable[[Given], Held] | None = None, *, default: Given) -> None:
+        self._convert, self._default = convert, default
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Keep the name under which values are held."""
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Given: ...
+
+    @overload
+    def __get__(self, instance: object, owner: type) -> Held: ...
+
+    def __get__(self, instance: object | None, owner: type) -> Any:
+        """The value; of the class, the default, which `dataclass` asks for."""
+        return self._default if instance is None else instance.__dict__[self._name]
+
+    def __set__(self, instance: object, value: Given) -> None:
+        """Convert. A frozen dataclass lets nobody else come here."""
+        if self._convert is None or (value is None and self._default is None):
+            instance.__dict__[self._name] = value
+        else:
+            instance.__dict__[self._name] = self._convert(value)

@@ -32,7 +32,8 @@ from assay.federated.plan import FederatedPlan
 from assay.federated.server import site_settings
 from assay.gradients import clip_rules
 from assay.methods import given_once, method_of
-from assay.methods.plan import Plan, steps_for
+from assay.methods.plan import Plan
+from assay.methods.targets import steps_for
 from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number

@@ -38,7 +38,8 @@ def epsilon(
     settings: Any,
 ) -> None:
     """What a run would spend: claimed by the method's paper, and verified."""
-    from assay.methods.plan import Plan, steps_for
+    from assay.methods.plan import Plan
+    from assay.methods.targets import steps_for
 
     if (epochs is None) == (steps is None):
         raise ConfigError("steps", steps, "either --steps or --epochs")

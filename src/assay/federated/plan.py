@@ -21,7 +21,7 @@ from typing import Any
 
 from dp_accounting.dp_event import DpEvent, SelfComposedDpEvent
 
-from assay._util.converted import Converted
+from assay._util.spec import Converted
 from assay.accounting import events
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
@@ -64,10 +64,6 @@ class Silo:
     steps: int
 
 
-def _method(_: FederatedPlan, given: FederatedMethod | str) -> FederatedMethod:
-    return methods.METHODS.method_of(given)
-
-
 @dataclass(frozen=True, kw_only=True)
 class FederatedPlan:
     """Everything about a federated run that decides ε.
@@ -102,7 +98,7 @@ class FederatedPlan:
     minimum: int | None = None
     public_seed: int = 0
     silo: Silo | None = None
-    method: Converted[FederatedMethod | str, FederatedMethod] = Converted(_method, default="fedavg")
+    method: Converted[FederatedMethod | str, FederatedMethod] = Converted(methods.METHODS.method_of, default="fedavg")
     epsilon_limit: float | None = None
     epsilon_claimed: float | None = None
 

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
 from assay import methods
-from assay._util.converted import Converted
+from assay._util.spec import Converted
 from assay.accounting import events, schedules
-from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.groups import SIZES, enlarged, group_epsilons
 from assay.accounting.schedules import Constant, NoiseSchedule
@@ -34,7 +33,7 @@ from assay.mechanisms.banded import BandedGaussian
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Denoiser
-from assay.methods import Method
+from assay.methods import Method, targets
 from assay.methods import columns as estimated
 from assay.methods import denoise as denoising
 from assay.methods import encode as encoding
@@ -44,13 +43,13 @@ from assay.methods.encode import Encoding
 from assay.methods.perturb import mean
 from assay.methods.perturb.mean import Mean
 from assay.methods.stage import Stage, event_of
+from assay.methods.targets import MOST_STEPS
 
 if TYPE_CHECKING:
     from torch import nn
 
 _LEAST_NOISE = 1e-30  # its square is far from 0 in floating point; ε is ∞ for much larger noise
 _DELTA = "a number between 0 and 1, both excluded (at most 1/records is usual)"
-MOST_STEPS = 2**53  # floating-point numbers count exactly up to here, and so do events
 
 # Defaults that `Plan` and `Plan.calibrated` share. All are immutable.
 _SCHEDULE, _METHOD = Constant(), "dpsgd"
@@ -64,14 +63,6 @@ def _check_whole(name: str, value: object, least: int) -> None:
 def _check_kind(name: str, value: object, kind: type[Any] | tuple[type[Any], ...], accepted: str) -> None:
     if not isinstance(value, kind):
         raise ConfigError(name, value, accepted)
-
-
-def _method(_: Plan, given: Method | str) -> Method:
-    return methods.METHODS.method_of(given)
-
-
-def _clip(plan: Plan, given: ClipRule | float | str | None) -> ClipRule:
-    return plan.method.clip if given is None else clip_rules.rule_of(given)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +117,8 @@ class Plan:
     noise_multiplier: float
     delta: float
     noise_schedule: NoiseSchedule = _SCHEDULE
-    method: Converted[Method | str, Method] = Converted(_method, default=_METHOD)
-    clip: Converted[ClipRule | float | str | None, ClipRule] = Converted(_clip, default=None)
+    method: Converted[Method | str, Method] = Converted(methods.METHODS.method_of, default=_METHOD)
+    clip: Converted[ClipRule | float | str | None, ClipRule] = Converted(clip_rules.rule_of, default=None)
     micro_batch: int = 1
     center: Mean | None = None
     columns: Columns | None = None
@@ -141,6 +132,8 @@ class Plan:
     epsilon_claimed: float | None = None
 
     def __post_init__(self) -> None:
+        if self.clip is None:
+            object.__setattr__(self, "clip", self.method.clip)
         self._check_parts()
         object.__setattr__(self, "encode", tuple(self.encode))
         object.__setattr__(self, "denoise", tuple(self.denoise))
@@ -228,7 +221,7 @@ class Plan:
             raise ConfigError(
                 "noise_schedule", said, "constant with shuffled epochs, which are charged a whole epoch at a time"
             )
-        bands = self._bands
+        bands = self.bands
         if bands > 1 and (self.encode or self.sampling.in_bands(self.records, self.batch_size, bands) is None):
             raise ConfigError(
                 "noise_schedule",
@@ -247,7 +240,7 @@ class Plan:
             raise ConfigError("exact", True, "a declared schema: an estimate is released with floating-point noise")
         if math.isinf(self.clip.l2) or self.clip.queries:
             raise ConfigError("clip", str(self.clip), "a bound that is finite and stays what it is, with exact noise")
-        if self._bands > 1:
+        if self.bands > 1:
             said = schedules.describe(self.noise_schedule)
             raise ConfigError("noise_schedule", said, "constant or decay with exact noise")
         for _, factor in self.stretches:
@@ -311,7 +304,8 @@ class Plan:
         return self.sampler.together and sums and chain.micro == 1
 
     @property
-    def _bands(self) -> int:
+    def bands(self) -> int:
+        """How many groups of records take turns, where the noise of steps is correlated; 1 where it is not."""
         return len(self.noise_schedule.strategy)
 
     @cached_property
@@ -332,8 +326,8 @@ class Plan:
     def sampler(self) -> Sampler:
         """Draws the batches and states their amplification."""
         in_turns = None
-        if self._bands > 1:
-            in_turns = self.sampling.in_bands(self.records, self.batch_size, self._bands)
+        if self.bands > 1:
+            in_turns = self.sampling.in_bands(self.records, self.batch_size, self.bands)
         return self.sampling(self.records, self.batch_size) if in_turns is None else in_turns
 
     def epochs_after(self, steps: int) -> float:
@@ -359,7 +353,7 @@ class Plan:
         chain = self.method.chain(self, multiplier)
         for part in self.encode:
             chain = part.applied(chain)
-        if self._bands > 1:  # methods of varying noise have plain Gaussian noise
+        if self.bands > 1:  # methods of varying noise have plain Gaussian noise
             chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
         if self.exact:
             chain = self._made_exact(chain)
@@ -514,9 +508,13 @@ class Plan:
             return self.method.claimed(self)
         return self.method.claimed(replace(self, steps=steps))
 
-    def targeted(self) -> float:
-        """The ε that a target refers to: the verified one, or the claimed one of a published variant."""
-        return self.claimed() if self.method.published else self.epsilon()
+    def targeted(self, noise_multiplier: float | None = None) -> float:
+        """The ε that a target refers to, of this plan or with other noise.
+
+        That is the verified one, or the claimed one of a published variant.
+        """
+        plan = self if noise_multiplier is None else replace(self, noise_multiplier=noise_multiplier)
+        return plan.claimed() if self.method.published else plan.epsilon()
 
     @classmethod
     def calibrated(  # every setting of a plan is an argument, so that an editor can complete it
@@ -618,14 +616,12 @@ class Plan:
             exact=exact,
         )
         if batch_size is None:
-            return start._aimed_at(epsilon)._largest_batch(epsilon, epochs)
-        start = start._lasting(epochs)
-        return start._aimed_at(epsilon)._longest(epsilon) if length is None else start.within(epsilon)
+            return targets.largest_batch(start, epsilon, epochs)
+        start = targets.lasting(start, epochs)
+        return targets.longest(start, epsilon) if length is None else targets.within(start, epsilon)
 
     def within(self, epsilon: float) -> Plan:
-        """This plan with the least noise for which ε is in [0.999 ε, ε].
-
-        That ε is the verified one, or for a published variant the claimed one.
+        """This plan with the least noise for which ε, verified or for a published variant claimed, is in [0.999 ε, ε].
 
         Args:
             epsilon: the target, which becomes the plan's `epsilon_limit` (`epsilon_claimed` for a published variant).
@@ -633,53 +629,7 @@ class Plan:
         Raises:
             ConfigError: no noise is enough.
         """
-        aimed = replace(self, noise_multiplier=1.0)._aimed_at(epsilon)
-        least = smallest_noise(lambda z: replace(aimed, noise_multiplier=z).targeted(), epsilon)
-        return replace(aimed, noise_multiplier=least)
-
-    def _aimed_at(self, epsilon: float) -> Plan:
-        """The plan with this target. Releases before training must not use it up."""
-        check_above_zero("epsilon", epsilon)
-        published = self.method.published
-        aimed = replace(
-            self, epsilon_limit=None if published else epsilon, epsilon_claimed=epsilon if published else None
-        )
-        aimed._check_center(epsilon)
-        return aimed
-
-    def _lasting(self, epochs: float | None) -> Plan:
-        """The plan with the steps of this many epochs; unchanged for None."""
-        return self if epochs is None else replace(self, steps=steps_for(epochs, self.sampler))
-
-    def _largest_batch(self, target: float, epochs: float | None) -> Plan:
-        def made(size: int) -> Plan:
-            return replace(self, batch_size=size)._lasting(epochs)
-
-        largest = max(1, self.records // self._bands)  # a batch comes from one of the bands
-        size = most_steps(lambda n: made(n).targeted(), target, limit=largest)
-        if size == 0:
-            spent = made(1).targeted()
-            raise ConfigError("epsilon", target, f"more than that: a batch of one record already spends {spent:.4g}")
-        return made(size)
-
-    def _longest(self, target: float) -> Plan:
-        count = most_steps(lambda n: replace(self, steps=n).targeted(), target)
-        if count == 0:
-            raise ConfigError("epsilon", target, f"more than that: one step already spends {self.targeted():.4g}")
-        return replace(self, steps=count)
-
-    def _check_center(self, allowed: float) -> None:
-        """Refuse a mean that alone costs more than is allowed, whatever the noise of the steps."""
-        if self.center is None or self.method.published:
-            return
-        alone = epsilon(self.stage_event, self.delta, self.adjacency)
-        if alone > allowed:
-            raise ConfigError(
-                "center",
-                mean.describe(self.center),
-                f"more noise: what it releases before training costs ε = {alone:.4g} by itself, and {allowed:g} is "
-                "allowed in all",
-            )
+        return targets.within(self, epsilon)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as JSON, from which `from_json` builds an equal plan."""
@@ -740,21 +690,3 @@ def _adjacency(name: str) -> Adjacency:
         return Adjacency(name)
     except ValueError as error:
         raise ConfigError("adjacency", name, "one of " + ", ".join(one.value for one in Adjacency)) from error
-
-
-def steps_for(epochs: float | None, sampler: Sampler) -> int:
-    """The number of steps in this many epochs, at least one.
-
-    Raises:
-        ConfigError: `epochs` is not a number above 0, or too large.
-    """
-    if epochs is not None:
-        check_number("epochs", epochs, "a number above 0")
-    if epochs is None or not (math.isfinite(epochs) and epochs > 0):
-        raise ConfigError("epochs", epochs, "a number above 0")
-    steps = epochs / sampler.rate
-    if steps > MOST_STEPS:
-        raise ConfigError(
-            "epochs", epochs, f"at most {MOST_STEPS * sampler.rate:g} with such batches: {MOST_STEPS} steps"
-        )
-    return max(1, round(steps))

@@ -12,7 +12,8 @@ from typing import Any
 
 from assay.data.units import Sampled, Unit
 from assay.errors import ConfigError
-from assay.methods.plan import Plan, steps_for
+from assay.methods.plan import Plan
+from assay.methods.targets import steps_for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from assay.data.units import Unit
 from assay.errors import ConfigError
 from assay.gradients.clip_rules import ClipRule
 from assay.methods import Method
-from assay.methods.plan import Plan, steps_for
+from assay.methods.plan import Plan
+from assay.methods.targets import steps_for, within
 from assay.training import defaults
 
 
@@ -130,7 +131,7 @@ def planned(start: Plan, *, epsilon: float | None, noise_multiplier: float | Non
     start = replace(start, steps=steps_for(epochs, start.sampler))
     if noise_multiplier is None:
         assert epsilon is not None
-        return start.within(epsilon)
+        return within(start, epsilon)
     check_ceiling(epsilon, start.method.variant)
     return replace(start, noise_multiplier=noise_multiplier, epsilon_limit=epsilon)
 

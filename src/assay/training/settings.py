@@ -5,7 +5,7 @@ Optimizers and learning-rate schedules are post-processing of a private gradient
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from assay._util import spec
-from assay._util.converted import Converted
 from assay.data.records import call
 from assay.errors import ConfigError, check_fields
 from assay.methods import Method
@@ -26,11 +25,6 @@ PRECISIONS = ("float32", "bf16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 _FLOAT32 = torch.finfo(torch.float32)
 _LARGEST = _FLOAT32.max / 16  # torch's optimizers take these as float32, and Adam's first step ten times lr
-
-
-def _or(usual: Mapping[str, float]) -> Callable[[Optimizer, float | None], float]:
-    """A number that was given, or the usual one for the optimizer's name; unknown names are refused later."""
-    return lambda optimizer, given: usual.get(optimizer.name, 0.0) if given is None else given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +50,8 @@ class Optimizer:
     """
 
     name: str = defaults.OPTIMIZER
-    lr: Converted[float | None, float] = Converted(_or(defaults.LR), default=None)
-    momentum: Converted[float | None, float] = Converted(_or(defaults.MOMENTUM), default=None)
+    lr: spec.Converted[float | None, float] = spec.Converted(default=None)
+    momentum: spec.Converted[float | None, float] = spec.Converted(default=None)
     weight_decay: float = 0.0
     schedule: str = defaults.SCHEDULE
     warmup: float = 0.0
@@ -65,6 +59,9 @@ class Optimizer:
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
             raise ConfigError("optimizer", self.name, "one of " + ", ".join(OPTIMIZERS))
+        for number, usual in (("lr", defaults.LR), ("momentum", defaults.MOMENTUM)):
+            if getattr(self, number) is None:
+                object.__setattr__(self, number, usual[self.name])
         _rate(self.schedule)
         if not _FLOAT32.tiny <= self.lr <= _LARGEST:
             raise ConfigError(
