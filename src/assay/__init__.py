@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from assay.methods.plan import Plan
     from assay.runs.callbacks import Callback
     from assay.runs.result import Progress, Result
+    from assay.training.fitting import fit, resume
     from assay.training.from_names import Settings, train
-    from assay.training.loop import fit, resume
     from assay.training.settings import Optimizer, Training
     from assay.training.step import PrivateStep
     from assay.training.tuning import choose
@@ -98,7 +98,7 @@ _HOMES = {
     "assay.runs.callbacks": ("Callback",),
     "assay.runs.result": ("Progress", "Result"),
     "assay.training.step": ("PrivateStep",),
-    "assay.training.loop": ("fit", "resume"),
+    "assay.training.fitting": ("fit", "resume"),
     "assay.training.settings": ("Optimizer", "Training"),
     "assay.training.from_names": ("Settings", "train"),
     "assay.training.tuning": ("choose",),

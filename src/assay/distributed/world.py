@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from assay.errors import AssayError, ConfigError, LeaderError
 from assay.randomness.streams import Stream
 
 T = TypeVar("T")
+P = ParamSpec("P")
 _BUCKET = 1 << 22  # numbers that travel together: small tensors are not worth a message each
 
 
@@ -89,7 +90,7 @@ class World(Protocol):
         """
         ...
 
-    def once(self, make: Callable[[], T]) -> T:
+    def once(self, make: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """What `make` returns on the leader, which alone calls it. An error there is raised on every rank."""
         ...
 
@@ -133,9 +134,9 @@ class Alone:
             raise ConfigError("dataset", f"{records} records", f"the {whole} records that the plan was made for")
         return _Everything(0, whole, 0)
 
-    def once(self, make: Callable[[], T]) -> T:
+    def once(self, make: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """What `make` returns."""
-        return make()
+        return make(*given, **named)
 
     def any(self, flag: bool) -> bool:
         """The flag itself."""
@@ -195,7 +196,7 @@ class Ranks:
         first, last = (whole * rank // self.size for rank in (self.rank, self.rank + 1))
         return Share(first, last, first)
 
-    def once(self, make: Callable[[], T]) -> T:
+    def once(self, make: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Broadcast by the leader."""
         if not self.leader:
             given, error = self._broadcast(None)
@@ -203,7 +204,7 @@ class Ranks:
                 raise LeaderError(*error)
             return given  # type: ignore[no-any-return]
         try:
-            made = make()
+            made = make(*given, **named)
         except Exception as error:
             self._broadcast((None, (str(error), getattr(error, "exit_code", 1))))
             raise

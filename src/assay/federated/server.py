@@ -94,7 +94,7 @@ def federate(
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
 
-    def begin(ledger: Ledger, directory: RunDirectory | None, saved: Saved | None) -> Rounds:
+    def begin(ledger: Ledger, *, directory: RunDirectory | None, saved: Saved | None) -> Rounds:
         return Rounds(model, carrier, plan, training, ledger, directory, saved)
 
     return Run(

@@ -255,7 +255,7 @@ class OutsideRun:
             directory = ranks.once(lambda: RunDirectory.create(out, spec, force=privacy.force))
         self._digest = ranks.once(lambda: None if directory is None else directory.digest())
 
-        def begin(ledger: Ledger, _directory: RunDirectory | None, saved: Saved | None) -> _Outside:
+        def begin(ledger: Ledger, *, directory: RunDirectory | None, saved: Saved | None) -> _Outside:  # noqa: ARG001
             return _Outside(
                 whole,
                 plan,

@@ -23,6 +23,7 @@ SHA-256 of all other files. Earlier versions wrote no digest into `run.json`; th
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import shutil
 import time
@@ -208,6 +209,23 @@ class RunDirectory:
             "assay show says how much.\n",
         )
         return run
+
+    @classmethod
+    def begin(cls, path: Path, spec: dict[str, Any], *, force: bool, again: bool) -> tuple[RunDirectory, bool]:
+        """The directory of a run that begins, and whether that run is finished.
+
+        Args:
+            path: As for `create`.
+            spec: As for `create`.
+            force: As for `create`.
+            again: Ranks were started again: the directory may be that of the run that they began.
+        """
+        found = cls(path)
+        if again and found.spec.exists():
+            there = found.read_spec()
+            if {key: there.get(key) for key in spec} == json.loads(json.dumps(spec)):
+                return found, found.finished
+        return cls.create(path, spec, force=force), False
 
     def _replaces(self, *, force: bool) -> bool:
         """Refuse a directory that is not free for a new run; say whether there is an earlier one to replace."""

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -127,8 +127,10 @@ class Course(ABC):
         """Free what the course holds."""
 
 
-Begin = Callable[[Ledger, RunDirectory | None, Saved | None], Course]
-"""Makes the course of a run: its ledger, its directory (on the leader), and the checkpoint to continue from."""
+class Begin(Protocol):
+    """Makes the course of a run: its ledger, its directory (on the leader), and the checkpoint to continue from."""
+
+    def __call__(self, ledger: Ledger, *, directory: RunDirectory | None, saved: Saved | None) -> Course: ...
 
 
 def steps_covered(state: Mapping[str, Any]) -> int:
@@ -204,7 +206,7 @@ class Run:
                 state = saved[1]
                 ranks.once(lambda: self._ledger.check_covers(steps_covered(state)))
                 self._history, self._seconds = state["history"], state["seconds"]
-            self.course = begin(self._ledger, directory, saved)
+            self.course = begin(self._ledger, directory=directory, saved=saved)
             undo.callback(self.course.close)
             self._test = None if test is None else self.course.tested(test)
             self._begun = time.monotonic() - self._seconds

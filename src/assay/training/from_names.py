@@ -47,9 +47,9 @@ from assay.runs.statement import scored
 from assay.training import augment as augment_room
 from assay.training import defaults
 from assay.training.estimating import Estimated, Terms, cost_of, estimate
+from assay.training.fitting import fit, lease_for
+from assay.training.fitting import resume as resume_run
 from assay.training.inputs import LOG, UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run
-from assay.training.loop import fit, lease_for
-from assay.training.loop import resume as resume_run
 from assay.training.planning import planned
 from assay.training.preflight import check_ranks
 from assay.training.settings import Optimizer, Training, pick_device

@@ -28,9 +28,9 @@ from assay.runs.record import epsilon_facts, number
 from assay.runs.result import Result, cross_entropy, evaluate, write_result
 from assay.runs.statement import large_delta
 from assay.training import selection
+from assay.training.fitting import fit
 from assay.training.from_names import Prepared, Settings, prepare, read_option
 from assay.training.inputs import LOG, UNFINISHED_CHOICE
-from assay.training.loop import fit
 from assay.training.preflight import check_run
 from assay.training.settings import training_json
 
