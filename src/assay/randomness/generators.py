@@ -12,8 +12,10 @@ it.
 
 from __future__ import annotations
 
+import bisect
 import copy
 import functools
+import itertools
 import math
 import threading
 from abc import ABC, abstractmethod
@@ -73,36 +75,45 @@ class PiecewiseNormal(ABC):
         flat, beyond = drawn.view(-1), {}
         for start, piece in _pieces(flat):
             beyond.update(_placed(self.fill(piece), start))
-        if beyond:
-            where, tail = self._tail(beyond)
-            flat[where] = tail
+        for place, number in self._tail(beyond).items():
+            flat[place] = number
         return drawn
 
     def add_normal(self, values: Sequence[Tensor], std: float) -> None:
-        """Add std · `normal` in place, bit for bit. A float32 vector on the CPU needs no memory for its noise."""
+        """Add std · `normal` in place, bit for bit. float32 vectors on the CPU need no memory for their noise."""
         for group in normal.drawn_together(values):
-            if (vector := _only_vector(group)) is None:
+            if (vectors := _plain_vectors(group)) is None:
                 size = sum(v.numel() for v in group)
                 drawn = self.normal((size,), dtype=group[0].dtype, device=group[0].device)
                 normal.add_vector(group, std, drawn)
             else:
-                self._add(vector, std)
+                self._add(vectors, std)
 
-    def _add(self, vector: Tensor, std: float) -> None:
+    def _add(self, vectors: Sequence[Tensor], std: float) -> None:
+        ends = list(itertools.accumulate(map(len, vectors)))
         beyond: dict[int, float] = {}
-        for start, target in _pieces(vector):
-            piece = _memory.numbers if len(target) == PIECE else _memory.numbers[: len(target)]
+        for start in range(0, ends[-1], PIECE):
+            count = min(PIECE, ends[-1] - start)
+            piece = _memory.numbers if count == PIECE else _memory.numbers[:count]
             beyond.update(_placed(self.fill(piece), start))
-            target.add_(piece, alpha=std)
-        if beyond:
-            where, tail = self._tail(beyond)
-            vector[where] = vector[where].add_(tail, alpha=std)
+            for vector, end in zip(vectors, ends, strict=True):
+                first = end - len(vector)
+                if first >= start + count or end <= start:
+                    continue
+                low, high = max(first, start), min(end, start + count)
+                target = vector if high - low == len(vector) else vector[low - first : high - first]
+                target.add_(piece[low - start : high - start], alpha=std)
+        for place, number in self._tail(beyond).items():
+            i = bisect.bisect_right(ends, place)
+            vectors[i][place - ends[i]].add_(number, alpha=std)  # from the end: negative
 
-    def _tail(self, beyond: Mapping[int, float]) -> tuple[Tensor, Tensor]:
-        """The places of numbers beyond `normal.TAIL`, in order, and what belongs there."""
+    def _tail(self, beyond: Mapping[int, float]) -> dict[int, Tensor]:
+        """What belongs in the places of numbers beyond `normal.TAIL`."""
+        if not beyond:
+            return {}
         places = sorted(beyond)
         replaced = torch.tensor([beyond[place] for place in places])
-        return torch.tensor(places), normal.tail_numbers(replaced, self.uniform(len(places)))
+        return dict(zip(places, normal.tail_numbers(replaced, self.uniform(len(places))).unbind(), strict=True))
 
 
 class _Memory(threading.local):
@@ -116,13 +127,11 @@ class _Memory(threading.local):
 _memory = _Memory()
 
 
-def _only_vector(values: Sequence[Tensor]) -> Tensor | None:
-    """A single contiguous float32 value on the CPU as a vector to write to; None for anything else."""
-    if len(values) != 1:
-        return None
-    (only,) = values
-    plain = only.dtype == torch.float32 and only.device.type == "cpu" and only.is_contiguous()
-    return only.view(-1) if plain else None
+def _plain_vectors(values: Sequence[Tensor]) -> list[Tensor] | None:
+    """Contiguous float32 values on the CPU as vectors to write to; None if any is something else."""
+    if all(v.dtype == torch.float32 and v.device.type == "cpu" and v.is_contiguous() for v in values):
+        return [v.view(-1) for v in values]
+    return None
 
 
 def _pieces(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -154,8 +163,11 @@ class _FromBits(Unique, ABC):
 
     def uniform(self, n: int) -> Tensor:
         """The upper 53 of 64 bits."""
-        out = torch.empty(n, dtype=torch.float64)
-        return self._filled(out, lambda bits: ((bits >> 11) & (2**53 - 1)).double().mul_(2.0**-53))
+        out = np.empty(n)
+        for start in range(0, n, _BLOCK):
+            block = out[start : start + _BLOCK]
+            np.multiply(self._bits(len(block)).numpy().view(np.uint64) >> 11, 2.0**-53, out=block)
+        return torch.from_numpy(out)
 
     def integers(self, high: int, n: int) -> Tensor:
         """The remainder of 63 bits."""
