@@ -15,7 +15,7 @@ from assay.gradients import engine as engine_module
 from assay.gradients import record_grads
 from assay.gradients.engine import Engine
 from assay.gradients.uses.base import Use
-from assay.gradients.uses.convolution import ChannelsLast, Convolved, ConvShape, convolved
+from assay.gradients.uses.convolution import Convolved, ConvShape, Way, convolved, ways
 
 from .oracle import TOLERANCE, agree, flat_norms, flat_sum, squared_error, weighted
 
@@ -174,11 +174,12 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
     weights = torch.rand(3, dtype=torch.float64)
     squares = expected.flatten(1).square().sum(1)
     size = x.flatten(1).square().sum(1) * g.flatten(1).square().sum(1)  # where windows see padding only, squares are 0
-    uses: list[Use] = [Convolved(shape, x, g), convolved(shape, x, g, lambda *_: False)]
+    uses: list[Use] = [Convolved(shape, x, g), convolved(shape, x, g)]
+    uses += [way(shape, x, g) for way in ways(shape)]
     if shape.has_windows:
         last = [t.contiguous(memory_format=torch.channels_last) for t in (x, g)]
-        uses += [ChannelsLast(shape.window_gradients(*pair)) for pair in ((x, g), last)]
-        uses.append(convolved(shape, x, g, lambda *_: True))
+        uses += [way(shape, *last) for way in ways(shape)]
+        uses += [convolved(shape, x, g, lambda *_, way=way: way) for way in ways(shape)]
     for use in uses:
         assert ((use.sq_norm() - squares).abs() <= TOLERANCE * squares + 1e-13 * size).all()
         torch.testing.assert_close(
@@ -187,25 +188,25 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
         torch.testing.assert_close(use.per_record(), expected, rtol=TOLERANCE, atol=1e-11)
 
 
-def test_a_clock_chooses_between_windows_and_folding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_chooses_between_ways(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it says, norms and sums are the same; an engine for runs that are to be repeated never asks it."""
     network = nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(108, 2)).double()
     x, y = torch.randn(4, 2, 8, 8, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     found = {}
-    for says in (None, False, True):
+    for says in (None, 0, 1, 2):
         asked: list[ConvShape] = []
 
-        def answer(shape: ConvShape, x: Tensor, g: Tensor, *, says: Any = says, asked: Any = asked) -> bool:
+        def answer(shape: ConvShape, x: Tensor, g: Tensor, *, says: Any = says, asked: Any = asked) -> Way:
             asked.append(shape)
-            return bool(says)
+            return ways(shape)[says]
 
-        monkeypatch.setattr(engine_module, "by_windows", answer)
+        monkeypatch.setattr(engine_module, "quickest_way", answer)
         engine = Engine(network, measured=says is not None)
         grads = engine.collect(squared_error(network(x), y))
         found[says] = (flat_norms(grads), flat_sum(grads, torch.ones(4).double())["0.weight"])
         engine.detach()
         assert len(asked) == (0 if says is None else 1)
-    for says in (False, True):
+    for says in (0, 1, 2):
         torch.testing.assert_close(found[says], found[None], rtol=TOLERANCE, atol=TOLERANCE)
 
 
@@ -213,6 +214,6 @@ def test_the_clock_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_grads, "_known", {})
     shape = ConvShape(torch.Size((3, 2, 3, 3)), (1, 1), (0, 0), (1, 1), 1)
     x, g = torch.randn(4, 2, 8, 8), torch.randn(4, 3, 6, 6)
-    first = record_grads.by_windows(shape, x, g)
-    monkeypatch.setattr(record_grads, "quicker", lambda *_: pytest.fail("measured again"))
-    assert record_grads.by_windows(shape, x[:3], g[:3]) == first
+    first = record_grads.quickest_way(shape, x, g)
+    monkeypatch.setattr(record_grads, "quickest", lambda *_: pytest.fail("measured again"))
+    assert record_grads.quickest_way(shape, x[:3], g[:3]) == first

@@ -102,14 +102,17 @@ def test_the_tail_reaches_beyond_eight_standard_deviations() -> None:
 
 
 def test_the_radius_has_32_bits_and_is_never_nothing() -> None:
-    words = [-(2**31), -(2**31) + 1, 0, 2**31 - 2, 2**31 - 1]
+    """It is within 4 units in the last place of float32, for u near 0 and near 1 as well."""
+    ends = [0, 1, 2**31, 2**32 - 2, 2**32 - 1]
+    words = np.concatenate([ends, np.random.default_rng(0).integers(2**32, size=10_000), 2 ** np.arange(32)])
     room = generators.Workspace(len(words))
-    room.words.copy_(torch.tensor(words, dtype=torch.int32))
+    room.signed[:] = words - 2**31
     generators.set_radius(room)
-    expected = [math.sqrt(-2 * math.log1p(-(1 - (w + 2**31 + 0.5) / 2**32))) for w in words]
-    np.testing.assert_allclose(room.radius.numpy(), expected, rtol=1e-4)
-    assert len(set(room.radius.tolist())) == len(words)
-    assert float(room.radius.min()) > 1e-5
+    expected = np.sqrt(-2 * np.log1p(-(2**32 - words - 0.5) / 2**32))
+    expected[words < 2**31] = np.sqrt(-2 * np.log((words[words < 2**31] + 0.5) / 2**32))
+    np.testing.assert_array_max_ulp(room.radii, expected.astype(np.float32), maxulp=4)
+    assert len(set(room.radii[: len(ends)].tolist())) == len(ends)
+    assert float(room.radii.min()) > 1e-5
 
 
 def test_numbers_of_a_pair_and_neighbours_are_independent(many: torch.Tensor) -> None:

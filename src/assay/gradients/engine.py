@@ -31,7 +31,7 @@ from assay.gradients.layouts import Layout
 from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof.calls import Coins
 from assay.gradients.proof.inspector import Inspector, check_hooks
-from assay.gradients.record_grads import RecordGrads, Reduce, by_windows, choose_all
+from assay.gradients.record_grads import RecordGrads, Reduce, choose_all, quickest_way
 from assay.gradients.recorded import Anchor, Recorded, check_losses, takes_rows
 from assay.gradients.rules import attention, bags, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
@@ -81,7 +81,7 @@ class Engine:
         self.model = model
         self._measured = measured
         if measured:
-            rules = {k: ConvRule(by_windows) if type(r) is ConvRule else r for k, r in rules.items()}
+            rules = {k: ConvRule(quickest_way) if type(r) is ConvRule else r for k, r in rules.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")

@@ -27,7 +27,7 @@ from assay.errors import ConfigError
 from assay.gradients.clip_rules import ClipRule
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.uses.base import Rank1, Use
-from assay.gradients.uses.convolution import ChannelsLast, Convolved
+from assay.gradients.uses.convolution import Arranged, Convolved, by_windows
 from assay.mechanisms.exact import Grid
 
 _AT_ONCE = 1 << 16  # numbers of a block: with their float64 copy they stay in a core's cache
@@ -129,11 +129,11 @@ def _scaled(
 def _in_blocks(use: Use, weights: Tensor, shape: torch.Size) -> tuple[Blocks, Callable[[Tensor], Tensor]]:
     if isinstance(use, Rank1):
         return _outer(use.g * weights, use.x), lambda total: total.view(shape)
-    if isinstance(use, ChannelsLast) or (isinstance(use, Convolved) and use.shape.has_windows):
-        # in their order in memory, or the one that is computed fastest: [B, out, height, width, in]
-        values = use.values if isinstance(use, ChannelsLast) else use.shape.window_gradients(use.x, use.g)
-        last = values.shape[1:]
-        return _cut(values.flatten(1), weights), lambda total: total.view(last).permute(0, 3, 1, 2).contiguous()
+    if isinstance(use, Convolved) and use.shape.has_windows:
+        use = by_windows(use.shape, use.x, use.g)  # what is computed fastest
+    if isinstance(use, Arranged):  # in their order in memory
+        stored, order = use.values.shape[1:], use.order
+        return _cut(use.values.flatten(1), weights), lambda total: order(total.view(stored)).contiguous()
     values = use.per_record()
     return _cut(values.reshape(len(values), -1), weights), lambda total: total.view(shape)
 

@@ -3,14 +3,15 @@
 Norms come first: a record whose gradient holds NaN or Inf is zeroed and counted there. All later sums are finite, and
 no record contributes more to them than its norm.
 
-Where two correct computations may be faster, `choose_all` and `by_windows` time both on random numbers of the given
-shape, so that no record influences the choice. Sizes are rounded up to powers of two, so that not every batch needs a
+Where any of several correct computations may be fastest, `choose_all` and `quickest_way` time them on random numbers of
+the given shape, so that no record influences the choice. Sizes are rounded up to powers of two, so that not every batch needs a
 measurement. The process remembers the answers. The two computations differ in the last bits, so runs with a seed, which
 must repeat exactly, are not measured (`PrivateStep`).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,8 @@ from torch import Tensor, nn
 
 from assay.gradients.arithmetic import corner, zeros_for
 from assay.gradients.rules.correlation import Basis, Filtered
-from assay.gradients.uses.base import Apart, Dense, Found, Outer, keeps_product
-from assay.gradients.uses.convolution import ChannelsLast, ConvShape
+from assay.gradients.uses.base import Apart, Found, Outer, keeps_product
+from assay.gradients.uses.convolution import ConvShape, Way, ways
 
 Reduce = Callable[[Tensor], Tensor]
 """Turns a parameter's weighted sum into what is kept of it; called for the parameters in their order."""
@@ -121,25 +122,28 @@ class RecordGrads:
 _REPEATS = 3
 _MOST_RECORDS = 32
 _LAYERS = 6
-_known: dict[tuple[object, ...], bool] = {}
+_known: dict[tuple[object, ...], int] = {}
 
 
 def _up(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def quicker(first: Callable[[], object], second: Callable[[], object], device: torch.device) -> bool:
-    """Whether `first` takes less time than `second`: the best of a few alternating calls, after one call each."""
-    best = [float("inf"), float("inf")]
+def quickest(runs: Sequence[Callable[[], object]], device: torch.device) -> int:
+    """Which of these takes least time: the best of a few alternating calls, after one call each."""
+    # what other processes do on a busy machine does not count, where one thread does all the work
+    alone = device.type == "cpu" and torch.get_num_threads() == 1
+    now = time.thread_time if alone else time.perf_counter
+    best = [float("inf")] * len(runs)
     for repeat in range(_REPEATS + 1):
-        for i, run in enumerate((first, second)):
+        for i, run in enumerate(runs):
             _wait(device)
-            start = time.perf_counter()
+            start = now()
             run()
             _wait(device)
             if repeat:
-                best[i] = min(best[i], time.perf_counter() - start)
-    return best[0] < best[1]
+                best[i] = min(best[i], now() - start)
+    return best.index(min(best))
 
 
 def _wait(device: torch.device) -> None:
@@ -166,14 +170,15 @@ def choose(use: Outer) -> None:
     key = (records, _up(positions), out, inp, use.g.dtype, use.g.device, torch.get_num_threads())
     if key not in _known:
         _known[key] = _measured(records, _up(positions), out, inp, use.g)
-    use.keep = _known[key]
+    use.keep = bool(_known[key])
 
 
-def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> bool:
-    """Whether a convolution's gradients, norms and sums are faster by the windows of its input."""
+def quickest_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:
+    """The fastest way to a convolution's gradients, with their norms and their sum."""
     last = x.is_contiguous(memory_format=torch.channels_last)
     key = (shape, _up(len(x)), x.shape[1:], last, x.dtype, x.device, torch.get_num_threads())
-    if key not in _known:
+    all_ways = ways(shape)
+    if len(all_ways) > 1 and key not in _known:
         source = torch.Generator().manual_seed(0)
 
         def made(like: Tensor) -> Tensor:
@@ -184,18 +189,15 @@ def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> bool:
         some_x, some_g = made(x), made(g)
         weights = some_x.new_ones(len(some_x), 1)
 
-        def way(use: Dense) -> list[Tensor]:
+        def run(way: Way) -> list[Tensor]:
+            use = way(shape, some_x, some_g)
             return [use.sq_norm(), use.weighted_sum(weights)]
 
-        _known[key] = quicker(
-            lambda: way(ChannelsLast(shape.window_gradients(some_x, some_g))),
-            lambda: way(Dense(shape.weight_gradients(some_x, some_g))),
-            x.device,
-        )
-    return _known[key]
+        _known[key] = quickest([functools.partial(run, way) for way in all_ways], x.device)
+    return all_ways[_known.get(key, 0)]
 
 
-def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) -> bool:
+def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) -> int:
     source = torch.Generator().manual_seed(0)  # torch's global state belongs to the user
 
     def made(*shape: int) -> Tensor:
@@ -210,4 +212,4 @@ def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) ->
             use.sq_norm()
         return [use.weighted_sum(weights) for use in uses]
 
-    return quicker(lambda: way(True), lambda: way(False), like.device)
+    return quickest([functools.partial(way, keep) for keep in (False, True)], like.device)

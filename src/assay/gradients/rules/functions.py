@@ -107,7 +107,7 @@ def _conv(transposed: bool) -> Rule:
 
         def kernel(x: Tensor, g: Tensor) -> Use:
             # transposed, the roles of input and output gradient change
-            return convolved(shape, g, x, _never) if transposed else convolved(shape, x, g, _never)
+            return convolved(shape, g, x) if transposed else convolved(shape, x, g)
 
         def run(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             out: Tensor = call.func(x, weight, bias, **options)
@@ -127,10 +127,6 @@ _OPTIONS = {
 
 def _per_channel(x: Tensor, g: Tensor) -> Use:  # noqa: ARG001
     return Dense(g.flatten(2).sum(2))
-
-
-def _never(shape: ConvShape, x: Tensor, g: Tensor) -> bool:  # noqa: ARG001
-    return False
 
 
 def embedding(tracer: Tracer, call: Call, rows: Sequence[int]) -> Any:

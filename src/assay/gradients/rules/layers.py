@@ -25,7 +25,7 @@ from assay.errors import UnsupportedModelError
 from assay.gradients.rules.circulant import CirculantRule
 from assay.gradients.rules.standardised import through_standardising
 from assay.gradients.uses.base import Affine, Apart, Dense, LayerUse, Outer, Rank1, Use
-from assay.gradients.uses.convolution import ConvShape, Windows, convolved
+from assay.gradients.uses.convolution import Choice, ConvShape, convolved, same_way
 from assay.gradients.uses.tables import Rows, SharedRows
 from assay.models.circulant import BlockCirculantLinear
 from assay.models.standardised import StandardisedConv2d, standardised
@@ -115,15 +115,11 @@ def _found(
     return names, Apart([made[name]() for name in names])
 
 
-def _never(shape: ConvShape, x: Tensor, g: Tensor) -> bool:  # noqa: ARG001
-    return False
-
-
 @dataclass(frozen=True, slots=True)
 class ConvRule:
     """Conv1d, Conv2d, Conv3d with any stride, padding (also 'same' and non-zero modes), dilation and groups."""
 
-    by_windows: Windows = field(default=_never, repr=False)
+    choose: Choice = field(default=same_way, repr=False)
 
     def forward(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, params: Params, x: Tensor) -> Tensor:
         weight = params["weight"]
@@ -138,7 +134,7 @@ class ConvRule:
 
     def _weight(self, module: nn.Conv1d | nn.Conv2d | nn.Conv3d, x: Tensor, g: Tensor) -> Use:
         x, shape = self.laid_out(module, x)
-        return convolved(shape, x, g, self.by_windows)
+        return convolved(shape, x, g, self.choose)
 
     @staticmethod
     def laid_out(

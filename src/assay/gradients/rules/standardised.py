@@ -67,5 +67,5 @@ def through_standardising(weight: Tensor, shape: ConvShape, x: Tensor, g: Tensor
     rows, squared = centred(weight.detach().to(g.dtype))
     length = squared.clamp_min(LEAST).sqrt()
     onto = Projection(torch.where(squared >= LEAST, rows / length, 0.0))
-    use = convolved(shape, x, g / length.view(-1, 1, 1), by_windows=lambda *_: False)
+    use = convolved(shape, x, g / length.view(-1, 1, 1))
     return Projected(use, onto) if isinstance(use, Convolved) else Dense(onto(use.per_record()))

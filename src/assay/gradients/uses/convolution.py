@@ -4,8 +4,9 @@ The engine takes the cheapest way for the shape:
 
 - The backend's weight gradient with the records folded into the groups gives one gradient per record, for little more
   than the cost of their sum. If these are smaller than their factors they are kept, and the clipped sum is one
-  matrix-vector product. The same products follow from the input's windows by multiplying matrices, which is faster for
-  some shapes: only a measurement can tell (`assay.gradients.record_grads`).
+  matrix-vector product. The same gradients follow from the input's windows by multiplying matrices. Where there are few
+  channels, backends are faster if the kernel's columns become channels. Only a measurement can tell which is best
+  (`assay.gradients.record_grads`).
 - If they are larger (many channels on small maps), the ghost norm ‖Σ_t g_t p_tᵀ‖² comes from the two Gram matrices of
   output gradients and patches, and the sum is the ordinary weight gradient of the scaled output gradients.
 - If neither is small, the norm is computed the first way in pieces, and the sum as the ordinary weight gradient.
@@ -25,6 +26,8 @@ from torch import Tensor
 from assay.gradients.arithmetic import CHUNK_ELEMENTS as _CHUNK_ELEMENTS
 from assay.gradients.arithmetic import masked, rounding, squares
 from assay.gradients.uses.base import Dense, Outer, Reshaped, Use
+
+_CHANNELS = 16  # that backends compute with at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,42 @@ class ConvShape:
         step = (down * self.stride[0], right * self.stride[1], down * self.dilation[0], right * self.dilation[1])
         windows = x.as_strided(size, (each, *step, across)).reshape(B, -1, math.prod(self.kernel) * channels)
         return torch.bmm(g.flatten(2), windows).view(B, out, *self.kernel, channels)
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether `column_gradients` applies: few channels, windows without holes."""
+        return self.has_windows and self.weight[1] < _CHANNELS and set(self.dilation) == {1}
+
+    def column_gradients(self, x: Tensor, g: Tensor) -> Tensor:
+        """The same with the kernel's columns as channels, [B, out, channels, rows].
+
+        Backends compute these gradients for several channels at a time, and waste that if there are fewer. So every
+        column of the kernel becomes a channel, which holds the input moved by that column. With a stride that divides
+        the kernel's height, every phase of the rows becomes one as well. Channels of zeros fill up the last block.
+        """
+        B, (height, width) = len(x), g.shape[2:]
+        phases, rows = self._phases, self.kernel[0] // self._phases
+        x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        each, across, down, right = x.stride()
+        high = height - 1 + rows if phases > 1 else (height - 1) * self.stride[0] + rows
+        size = (B, phases, self.kernel[1], x.shape[1], high, width)
+        used = math.prod(size[1:4])
+        moved = x.new_zeros(B, -(-used // _CHANNELS) * _CHANNELS, high, width)
+        steps = (each, down, right, across, down * phases, right * self.stride[1])
+        moved[:, :used].view(size).copy_(x.as_strided(size, steps))
+        weight = torch.Size((self.weight[0], moved.shape[1], rows, 1))
+        folded = ConvShape(weight, (1 if phases > 1 else self.stride[0], 1), (0, 0), (1, 1), 1)
+        return folded.weight_gradients(moved, g).squeeze(-1)
+
+    @property
+    def _phases(self) -> int:
+        return self.stride[0] if self.kernel[0] % self.stride[0] == 0 else 1
+
+    def from_columns(self, values: Tensor) -> Tensor:
+        """What `column_gradients` returned, in the order of the kernel: [..., out, in, height, width]."""
+        used = self._phases * self.kernel[1] * self.weight[1]
+        apart = values[..., :used, :].unflatten(-2, (self._phases, self.kernel[1], self.weight[1]))
+        return apart.movedim((-2, -1, -4, -3), (-4, -3, -2, -1)).flatten(-3, -2)
 
     @property
     def has_patches(self) -> bool:
@@ -173,29 +212,63 @@ class Convolved:
         return Convolved(self.shape, masked(self.x, bad), masked(self.g, bad))
 
 
-class ChannelsLast(Dense):
-    """Gradients of kernels [out, in, height, width], kept as a tensor [B, out, height, width, in]."""
+@dataclass(slots=True)
+class Arranged(Dense):
+    """Gradients in another order than the kernel's; `order` puts [..., *values.shape[1:]] into that of the kernel."""
+
+    order: Callable[[Tensor], Tensor]
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return super().weighted_sum(weights).permute(0, 3, 1, 2)
+        return self.order(Dense.weighted_sum(self, weights))
 
     def per_record(self) -> Tensor:
-        return self.values.permute(0, 1, 4, 2, 3)
+        return self.order(self.values)
 
-    def without(self, bad: Tensor) -> ChannelsLast:
-        return ChannelsLast(masked(self.values, bad))
-
-
-Windows = Callable[[ConvShape, Tensor, Tensor], bool]
-"""Whether the gradients of this shape are computed faster by windows."""
+    def without(self, bad: Tensor) -> Arranged:
+        return Arranged(masked(self.values, bad), self.order)
 
 
-def convolved(shape: ConvShape, x: Tensor, g: Tensor, by_windows: Windows) -> Use:
+def channels_first(values: Tensor) -> Tensor:
+    """[..., out, height, width, in] as [..., out, in, height, width]."""
+    return values.movedim(-1, -3)
+
+
+Way = Callable[[ConvShape, Tensor, Tensor], Dense]
+"""One way to a convolution's gradients, from its shape, its input and the gradient of its output."""
+Choice = Callable[[ConvShape, Tensor, Tensor], Way]
+"""Which way to take."""
+
+
+def by_groups(shape: ConvShape, x: Tensor, g: Tensor) -> Dense:
+    """With the records folded into the groups."""
+    return Dense(shape.weight_gradients(x, g))
+
+
+def by_windows(shape: ConvShape, x: Tensor, g: Tensor) -> Dense:
+    """By the windows of the input."""
+    return Arranged(shape.window_gradients(x, g), channels_first)
+
+
+def by_columns(shape: ConvShape, x: Tensor, g: Tensor) -> Dense:
+    """With the kernel's columns as channels."""
+    return Arranged(shape.column_gradients(x, g), shape.from_columns)
+
+
+def ways(shape: ConvShape) -> list[Way]:
+    """All ways that apply."""
+    others = {by_windows: shape.has_windows, by_columns: shape.has_columns}
+    return [by_groups, *(way for way, applies in others.items() if applies)]
+
+
+def same_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:  # noqa: ARG001
+    """Always the first way, for runs that must repeat to the last bit."""
+    return by_groups
+
+
+def convolved(shape: ConvShape, x: Tensor, g: Tensor, choose: Choice = same_way) -> Use:
     """The cheapest form for this shape (see the module's docstring)."""
     if math.prod(shape.weight) <= 4 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
-        if shape.has_windows and by_windows(shape, x, g):
-            return ChannelsLast(shape.window_gradients(x, g))
-        return Dense(shape.weight_gradients(x, g))
+        return choose(shape, x, g)(shape, x, g)
     if shape.has_patches:
         return Reshaped(Outer(g.flatten(2).mT, shape.patches(x, g)), shape.weight)
     return Convolved(shape, x, g)
