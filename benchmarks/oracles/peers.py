@@ -118,6 +118,11 @@ def _jax_privacy(run: Setting) -> Answer | None:
 
 
 def _pld_accounting(run: Setting) -> Answer | None:
+    return allocation_bounds(run, _GRID) if run.sampling == "shuffle" else None
+
+
+def allocation_bounds(run: Setting, grid: float) -> tuple[float, float]:
+    """PLD_accounting's upper and lower bound on ε of random allocation, on a grid of this interval."""
     from PLD_accounting import (
         AllocationSchemeConfig,
         BoundType,
@@ -125,12 +130,10 @@ def _pld_accounting(run: Setting) -> Answer | None:
         gaussian_allocation_epsilon_configurable,
     )
 
-    if run.sampling != "shuffle":
-        return None
     params = PrivacyParams(
         sigma=run.noise, num_steps=run.epoch, num_epochs=run.steps // run.epoch, delta=run.delta, epsilon=None
     )
-    config = AllocationSchemeConfig(loss_discretization=_GRID)
+    config = AllocationSchemeConfig(loss_discretization=grid)
     high, low = (
         gaussian_allocation_epsilon_configurable(params=params, config=config, bound_type=kind)
         for kind in (BoundType.DOMINATES, BoundType.IS_DOMINATED)

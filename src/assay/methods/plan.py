@@ -31,6 +31,8 @@ from assay.errors import ConfigError, check_above_zero, check_fields, check_numb
 from assay.gradients import clip_rules
 from assay.gradients.clip_rules import ClipRule
 from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.buffered import BufferedGaussian
+from assay.mechanisms.correlated import Correlated
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Denoiser
@@ -228,8 +230,10 @@ class Plan:
             raise ConfigError(
                 "noise_schedule", said, "constant with shuffled epochs, which are charged a whole epoch at a time"
             )
-        bands = self._bands
-        if bands > 1 and (self.encode or self.sampling.in_bands(self.records, self.batch_size, bands) is None):
+        buffers = self.noise_schedule.blt
+        if buffers is not None and self.steps > buffers.length:
+            raise ConfigError("noise_schedule length", buffers.length, f"at least the {self.steps} steps of the run")
+        if self._bands > 1 and (self.encode or self._in_turns is None):
             raise ConfigError(
                 "noise_schedule",
                 said,
@@ -312,7 +316,12 @@ class Plan:
 
     @property
     def _bands(self) -> int:
-        return len(self.noise_schedule.strategy)
+        return self.noise_schedule.separation
+
+    @cached_property
+    def _in_turns(self) -> Sampler | None:
+        amplified = self.noise_schedule.blt is None
+        return self.sampling.in_bands(self.records, self.batch_size, self._bands, amplified=amplified)
 
     @cached_property
     def stretches(self) -> list[tuple[int, float]]:
@@ -331,9 +340,7 @@ class Plan:
     @cached_property
     def sampler(self) -> Sampler:
         """Draws the batches and states their amplification."""
-        in_turns = None
-        if self._bands > 1:
-            in_turns = self.sampling.in_bands(self.records, self.batch_size, self._bands)
+        in_turns = self._in_turns if self._bands > 1 else None
         return self.sampling(self.records, self.batch_size) if in_turns is None else in_turns
 
     def epochs_after(self, steps: int) -> float:
@@ -360,10 +367,16 @@ class Plan:
         for part in self.encode:
             chain = part.applied(chain)
         if self._bands > 1:  # methods of varying noise have plain Gaussian noise
-            chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
+            chain = replace(chain, noise=self._correlated(multiplier))
         if self.exact:
             chain = self._made_exact(chain)
         return replace(chain, after=(*chain.after, *map(copy.copy, self.denoise)))
+
+    def _correlated(self, multiplier: float) -> Correlated:
+        buffers = self.noise_schedule.blt
+        if buffers is not None:
+            return BufferedGaussian(multiplier=multiplier, strategy=buffers)
+        return BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy)
 
     def _made_exact(self, chain: Chain) -> Chain:
         """The chain with exact noise instead of floating-point noise of the same multiplier."""
