@@ -75,7 +75,7 @@ class Buffers:
         It compares with `assay.accounting.toeplitz.error`, whose strategies have norm 1.
         """
         coefficients = self.coefficients()
-        return _mean_variance(coefficients, momentum) * _moved(coefficients, self.separation)[-1]
+        return _mean_variance(coefficients, momentum) * float(_moved(coefficients, self.separation)[-1])
 
 
 def optimised(buffers: int, length: int, separation: int, momentum: float = 0.0) -> Buffers:
