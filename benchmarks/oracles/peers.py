@@ -1,4 +1,4 @@
-"""What other packages say about the same runs: `python -m benchmarks.oracles.peers` prints it as JSON.
+"""What other packages say about the same runs: `benchmarks.oracles` runs it in the environment of the peers.
 
 It asks the packages that are installed where it runs, and imports nothing of Assay. Each answer is an upper bound, and
 a lower one where the package has it. `null` means that the package does not cover the run.
@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import metadata
 from typing import Any
 
@@ -118,6 +119,11 @@ def _jax_privacy(run: Setting) -> Answer | None:
 
 
 def _pld_accounting(run: Setting) -> Answer | None:
+    return allocation_bounds(run, _GRID) if run.sampling == "shuffle" else None
+
+
+def allocation_bounds(run: Setting, grid: float) -> tuple[float, float]:
+    """PLD_accounting's upper and lower bound on ε of random allocation, on a grid of this interval."""
     from PLD_accounting import (
         AllocationSchemeConfig,
         BoundType,
@@ -125,12 +131,10 @@ def _pld_accounting(run: Setting) -> Answer | None:
         gaussian_allocation_epsilon_configurable,
     )
 
-    if run.sampling != "shuffle":
-        return None
     params = PrivacyParams(
         sigma=run.noise, num_steps=run.epoch, num_epochs=run.steps // run.epoch, delta=run.delta, epsilon=None
     )
-    config = AllocationSchemeConfig(loss_discretization=_GRID)
+    config = AllocationSchemeConfig(loss_discretization=grid)
     high, low = (
         gaussian_allocation_epsilon_configurable(params=params, config=config, bound_type=kind)
         for kind in (BoundType.DOMINATES, BoundType.IS_DOMINATED)
@@ -166,37 +170,54 @@ PEERS: dict[str, tuple[str, Callable[[Setting], Answer | None]]] = {
 _DISTRIBUTIONS = {"random_allocation": "random-allocation", "PLD_accounting": "pld-accounting"}
 
 
-def answers(wanted: set[str] | None = None) -> dict[str, Any]:
-    """What every installed peer says about every run that it covers, and the versions asked."""
-    found: dict[str, Any] = {"versions": {}, "answers": {}}
+def answers(known: set[tuple[str, str]], limit: int) -> Iterator[dict[str, Any]]:
+    """What every installed peer says about every run, one after the other.
+
+    Args:
+        known: The peers and runs, by their names, that need not be asked about.
+        limit: Seconds of the processor for an answer.
+    """
     for name, (module, ask) in PEERS.items():
-        if wanted is not None and name not in wanted:
-            continue
         try:
             importlib.import_module(module)
         except ImportError:
             continue
-        found["versions"][module] = metadata.version(_DISTRIBUTIONS.get(module, module))
+        version = metadata.version(_DISTRIBUTIONS.get(module, module))
         for run in SETTINGS:
-            found["answers"].setdefault(run.key, {})[name] = _asked(ask, run)
-    return found
+            if (name, run.key) not in known:
+                said = {"peer": name, "module": module, "version": version, "run": run.key}
+                yield said | {"answer": _asked(ask, run, limit)}
 
 
-def _asked(ask: Callable[[Setting], Answer | None], run: Setting) -> dict[str, Any] | None:
-    start = time.perf_counter()
+def _asked(ask: Callable[[Setting], Answer | None], run: Setting, limit: int) -> dict[str, Any] | None:
+    start = time.process_time()
     # some packages print what they think, and the answers are printed as JSON
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
+        signal.setitimer(signal.ITIMER_PROF, limit)
         try:
             answer = ask(run)
         except Exception as error:  # whatever a peer refuses is part of the table
             return {"refused": f"{type(error).__name__}: {error}"[:200]}
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
     if answer is None:
         return None
     upper, lower = answer
-    print(f"{run.key}: {upper:.5g}", file=sys.stderr)
-    return {"upper": upper, "lower": lower, "seconds": round(time.perf_counter() - start, 2)}
+    return {"upper": upper, "lower": lower, "seconds": round(time.process_time() - start, 2)}
+
+
+def _stop(*_: object) -> None:
+    raise TimeoutError("no answer within the limit")
+
+
+def main() -> None:
+    """Read what is known as JSON, and print a line of JSON for each answer as soon as there is one."""
+    given = json.load(sys.stdin)
+    signal.signal(signal.SIGPROF, _stop)
+    for said in answers({(peer, run) for peer, run in given["known"]}, given["limit"]):
+        print(json.dumps(said, ensure_ascii=False), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(answers(set(sys.argv[1:]) or None), ensure_ascii=False))
+    main()

@@ -20,6 +20,7 @@ from assay.data.samplers.cyclic import Cyclic
 from benchmarks.oracles.settings import ADDED, SETTINGS, Setting
 
 RESULTS = Path(__file__).with_name("results.json")
+PARTIAL = Path(__file__).with_name("partial.jsonl")  # answers of a comparison that is under way
 MARGIN = 0.01  # how far above the best peer Assay may be without a reason
 REASONS: dict[str, str] = {
     "without-replacement": (
@@ -75,22 +76,35 @@ def _optimistic(rate: float, noise: float, steps: int, delta: float, *, replaced
     return float(single.self_compose(steps).get_epsilon_for_delta(delta))
 
 
-def asked(interpreters: Iterable[str]) -> dict[str, Any]:
-    """What the peers installed beside each interpreter say; of a peer that is there twice, the last."""
-    merged: dict[str, Any] = {"versions": {}, "answers": {}}
+def ask(interpreters: Iterable[str], limit: int) -> dict[str, Any]:
+    """What the peers installed beside each interpreter say; of a peer that is there twice, the first.
+
+    Every answer is kept in `PARTIAL` as soon as it is there. Whoever was interrupted calls again and goes on.
+    """
+    lines = PARTIAL.read_text(encoding="utf-8").splitlines() if PARTIAL.exists() else []
+    given = [json.loads(line) for line in lines]
     for interpreter in interpreters:
-        said = subprocess.run(
-            [interpreter, "-m", "benchmarks.oracles.peers"], check=True, stdout=subprocess.PIPE, text=True
+        known = [(said["peer"], said["run"]) for said in given]
+        peers = subprocess.Popen(
+            [interpreter, "-m", "benchmarks.oracles.peers"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        merge(merged, json.loads(said.stdout))
-    return merged
-
-
-def merge(into: dict[str, Any], said: Mapping[str, Any]) -> None:
-    """Add the answers of one environment."""
-    into["versions"] |= said["versions"]
-    for key, answers in said["answers"].items():
-        into["answers"].setdefault(key, {}).update({name: value for name, value in answers.items() if value})
+        assert peers.stdin is not None
+        assert peers.stdout is not None
+        with peers.stdin:
+            json.dump({"known": known, "limit": limit}, peers.stdin)
+        with PARTIAL.open("a", encoding="utf-8") as kept:
+            for line in peers.stdout:
+                kept.write(line)
+                kept.flush()
+                given.append(json.loads(line))
+        if peers.wait():
+            raise SystemExit(f"{interpreter} ended with {peers.returncode}; the answers so far are in {PARTIAL}")
+    found: dict[str, Any] = {"versions": {}, "answers": {}}
+    for said in given:
+        found["versions"][said["module"]] = said["version"]
+        if said["answer"] is not None:
+            found["answers"].setdefault(said["run"], {})[said["peer"]] = said["answer"]
+    return found
 
 
 def rows(peers: Mapping[str, Any]) -> list[dict[str, Any]]:

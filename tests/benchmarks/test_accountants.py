@@ -46,3 +46,19 @@ def test_the_table_is_what_the_code_says(run):
 @pytest.mark.parametrize(("records", "batch"), settings.CAPS)
 def test_the_caps_are_those_of_the_sampler(records, batch):
     assert table.parse("truncated-poisson")(records, batch).cap == settings.CAPS[records, batch]
+
+
+def test_bounds_of_random_allocation_close_in_on_what_assay_says():
+    """`grids.json`: PLD_accounting's bounds on finer and finer grids. Each refinement halves their errors, so the exact
+    value is a last change further. Assay's is not below it, and at most 0.1 % above.
+    """
+    stored = json.loads(table.RESULTS.with_name("grids.json").read_text(encoding="utf-8"))
+    (run,) = (run for run in settings.SETTINGS if run.key == stored["run"])
+    ours, rows = table.ours(run), stored["rows"]
+    uppers, lowers = ([row[kind] for row in rows] for kind in ("upper", "lower"))
+    assert uppers == sorted(uppers, reverse=True)
+    assert lowers == sorted(lowers)
+    assert lowers[-1] < ours < uppers[-1]
+    exact = [values[-1] + (values[-1] - values[-2]) for values in (uppers, lowers)]
+    assert exact[0] == pytest.approx(exact[1], rel=2e-4)
+    assert max(exact) < ours < 1.001 * max(exact)

@@ -225,6 +225,7 @@ def test_records_are_recognised_whatever_they_come_in(budget):
     [
         ({"adjacency": assay.Adjacency.REPLACE_ONE}, "adjacency"),
         ({"noise_schedule": schedule("banded:bands=2,momentum=0.5")}, "noise_schedule"),
+        ({"noise_schedule": schedule("blt:buffers=1,separation=4,length=40"), "batch_size": 10}, "noise_schedule"),
     ],
 )
 def test_what_the_budget_does_not_cover_is_refused(budget, tmp_path, changed, said):

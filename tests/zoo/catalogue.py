@@ -366,4 +366,14 @@ ZOO: tuple[Mutant, ...] = (
         "test_trainers.py::test_a_loop_that_leaves_a_step_out_or_ends_early_is_charged_all_the_same",
         ("a step that another trainer leaves out is not charged", "charged before it is taken", ""),
     ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_total_over_noise_that_steps_share_is_refused",
+        ("a total that takes shared noise for independent", "of independent noise", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is",
+        ("a BLT strategy scaled by one column", "scaled by all turns of a record", ""),
+    ),
 )

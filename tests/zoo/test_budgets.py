@@ -2,16 +2,24 @@
 
 import contextlib
 import shutil
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
+from torch import nn
+from torch.utils.data import TensorDataset
 
-from assay import Budget, BudgetSpentError, Plan
+from assay import Budget, BudgetSpentError, ConfigError, Plan, fit
+from assay.accounting.blt import optimised
 from assay.accounting.budget import check_lines
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
+from assay.accounting.schedules import parse
 from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
 from assay.runs.directory import RunDirectory
+from assay.runs.totals import total
 
 from . import mutants
 
@@ -120,3 +128,33 @@ def test_a_copied_run_spends_its_reservation_once(kind, where, tmp_path):
         shutil.rmtree(run.path)
         ((_, refused),) = settle_by_ledgers(Budget(where), copies[1:])  # what a copy lacks is not given back
         assert "continued elsewhere" in str(refused)
+
+
+@pytest.mark.parametrize(
+    "noise", ["banded:bands=2", "toeplitz:bands=2,length=4", "blt:buffers=1,separation=4,length=4"]
+)
+def test_a_total_over_noise_that_steps_share_is_refused(noise, tmp_path):
+    """The theorem behind a total is about releases with noise of their own. A total by the name `banded` alone, as it
+    was once computed, took other correlated noise for independent.
+    """
+    records = TensorDataset(torch.zeros(40, 2), torch.arange(40) % 2)
+
+    def runs(name, text):
+        plan = Plan(records=40, batch_size=10, steps=4, noise_multiplier=2.0, delta=1e-5, noise_schedule=parse(text))
+        paths = [tmp_path / f"{name}{i}" for i in range(2)]
+        for path in paths:
+            fit(nn.Linear(2, 2), records, plan=plan, out=path, names={"data": "patients"})
+        return paths
+
+    with pytest.raises(ConfigError, match="correlated"):
+        total(runs("shared", noise))
+    assert 0 < total(runs("own", "constant")).epsilon < float("inf")
+
+
+def test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is():
+    """A column of norm 1 is enough where columns have no row in common. Here a record that is in five batches would
+    move the sum of its turns by more than is charged: such a strategy cannot be made.
+    """
+    twin = optimised(2, 50, 10)
+    with pytest.raises(AssertionError, match="more than is charged"):
+        replace(twin, scale=twin.scale / float(np.linalg.norm(twin.coefficients())))

@@ -13,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from assay._util import spec
 from assay._util.registry import Registry
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from assay.accounting.blt import Buffers
 
 _INDEPENDENT = (1.0,)
 
@@ -39,6 +42,19 @@ class NoiseSchedule(ABC):
         It is just 1 where the noise of the steps is independent.
         """
         return _INDEPENDENT
+
+    @property
+    def separation(self) -> int:
+        """How far apart two batches of a record are at least, in steps; 1 where the noise of the steps is independent.
+
+        Records are then in groups that take turns (`assay.data.samplers.cyclic`).
+        """
+        return len(self.strategy)
+
+    @property
+    def blt(self) -> Buffers | None:
+        """The strategy, where no step is the last to take back noise; `strategy` is not used then."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,8 +131,7 @@ class Banded(NoiseSchedule):
     def __post_init__(self) -> None:
         if not 2 <= self.bands <= 1024:
             raise ConfigError("noise_schedule bands", self.bands, "a whole number from 2 to 1024")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError("noise_schedule momentum", self.momentum, "that of the optimizer: from 0 to below 1")
+        _check_momentum(self.momentum)
 
     def stretches(self, steps: int) -> list[tuple[int, float]]:
         """One stretch."""
@@ -153,13 +168,72 @@ class Toeplitz(Banded):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 2 <= self.length <= 10**5:
-            raise ConfigError("noise_schedule length", self.length, "the steps of the run: from 2 to 100,000")
+        _check_length(self.length)
 
     @property
     def strategy(self) -> tuple[float, ...]:
         """The coefficients."""
         return _optimised(self.bands, self.momentum, self.length)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffered(NoiseSchedule):
+    """Noise that all later steps partly cancel, at the memory of a few buffers (BLT: `assay.accounting.blt`).
+
+    The best strategies have no last band. So the noise cancels better than with bands, and costs one copy of the
+    parameters for each buffer. In return sampling does not amplify: records are in groups that take turns, and
+    everybody in the group whose turn it is enters the batch.
+
+    Attributes:
+        buffers: how many.
+        separation: the number of groups; a batch is one of them.
+        length: the steps of the run, which may not be longer.
+        momentum: the optimizer's.
+
+    Raises:
+        ConfigError: a setting is out of range.
+    """
+
+    name: ClassVar[str] = "blt"
+
+    buffers: int = 4
+    separation: int = 100
+    length: int = 1000
+    momentum: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.buffers <= 8:
+            raise ConfigError("noise_schedule buffers", self.buffers, "a whole number from 1 to 8")
+        if not 2 <= self.separation <= 10**5:
+            raise ConfigError("noise_schedule separation", self.separation, "a whole number from 2 to 100,000")
+        _check_length(self.length)
+        _check_momentum(self.momentum)
+
+    def stretches(self, steps: int) -> list[tuple[int, float]]:
+        """One stretch."""
+        return [(steps, 1.0)]
+
+    @property
+    def blt(self) -> Buffers:
+        """The strategy."""
+        return _buffered(self.buffers, self.length, self.separation, self.momentum)
+
+
+def _check_length(length: int) -> None:
+    if not 2 <= length <= 10**5:
+        raise ConfigError("noise_schedule length", length, "the steps of the run: from 2 to 100,000")
+
+
+def _check_momentum(momentum: float) -> None:
+    if not 0 <= momentum < 1:
+        raise ConfigError("noise_schedule momentum", momentum, "that of the optimizer: from 0 to below 1")
+
+
+@lru_cache(maxsize=16)
+def _buffered(buffers: int, length: int, separation: int, momentum: float) -> Buffers:
+    from assay.accounting import blt  # scipy's optimizers take a while to import
+
+    return blt.optimised(buffers, length, separation, momentum)
 
 
 @lru_cache(maxsize=16)
@@ -189,7 +263,7 @@ KINDS: Registry[type[NoiseSchedule]] = Registry(
     of=NoiseSchedule,
     classes=True,
     wanted="a class of noise schedules, derived from assay.accounting.schedules.NoiseSchedule",
-    known=(Constant, Decay, Banded, Toeplitz),
+    known=(Constant, Decay, Banded, Toeplitz, Buffered),
 )
 
 

@@ -7,7 +7,7 @@ Gradients are vectors over all parameters and go through the chain's clipping as
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from assay.errors import ConfigError
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.uses.base import Apart, Dense
+from assay.mechanisms.correlated import Correlated
 from assay.mechanisms.types import Bounded
 from assay.methods.chain import Chain
 from assay.methods.plan import Plan
@@ -105,6 +106,8 @@ def releases_of(chain: Chain, total: Mapping[str, Tensor], streams: Sequence[Str
         for columns, value in zip(out.split([v.numel() for v in total.values()], 1), total.values(), strict=True)
     ]
     for stream, *row in zip(streams, *rows, strict=True):
+        if isinstance(chain.noise, Correlated):  # each release is the first of its run, and independent of the others
+            chain = replace(chain, noise=replace(chain.noise))
         value = chain.release(Bounded(dict(zip(total, row, strict=True)), chain.l2), stream).value
         for given, name in zip(row, total, strict=True):
             if value[name] is not given:  # mechanisms may work in place

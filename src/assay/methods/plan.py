@@ -30,6 +30,8 @@ from assay.errors import ConfigError, check_above_zero, check_fields, check_numb
 from assay.gradients import clip_rules
 from assay.gradients.clip_rules import ClipRule
 from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.buffered import BufferedGaussian
+from assay.mechanisms.correlated import Correlated
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Denoiser
@@ -221,8 +223,10 @@ class Plan:
             raise ConfigError(
                 "noise_schedule", said, "constant with shuffled epochs, which are charged a whole epoch at a time"
             )
-        bands = self.bands
-        if bands > 1 and (self.encode or self.sampling.in_bands(self.records, self.batch_size, bands) is None):
+        buffers = self.noise_schedule.blt
+        if buffers is not None and self.steps > buffers.length:
+            raise ConfigError("noise_schedule length", buffers.length, f"at least the {self.steps} steps of the run")
+        if self.bands > 1 and (self.encode or self._in_turns is None):
             raise ConfigError(
                 "noise_schedule",
                 said,
@@ -306,7 +310,12 @@ class Plan:
     @property
     def bands(self) -> int:
         """How many groups of records take turns, where the noise of steps is correlated; 1 where it is not."""
-        return len(self.noise_schedule.strategy)
+        return self.noise_schedule.separation
+
+    @cached_property
+    def _in_turns(self) -> Sampler | None:
+        amplified = self.noise_schedule.blt is None
+        return self.sampling.in_bands(self.records, self.batch_size, self.bands, amplified=amplified)
 
     @cached_property
     def stretches(self) -> list[tuple[int, float]]:
@@ -325,9 +334,7 @@ class Plan:
     @cached_property
     def sampler(self) -> Sampler:
         """Draws the batches and states their amplification."""
-        in_turns = None
-        if self.bands > 1:
-            in_turns = self.sampling.in_bands(self.records, self.batch_size, self.bands)
+        in_turns = self._in_turns if self.bands > 1 else None
         return self.sampling(self.records, self.batch_size) if in_turns is None else in_turns
 
     def epochs_after(self, steps: int) -> float:
@@ -354,10 +361,16 @@ class Plan:
         for part in self.encode:
             chain = part.applied(chain)
         if self.bands > 1:  # methods of varying noise have plain Gaussian noise
-            chain = replace(chain, noise=BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy))
+            chain = replace(chain, noise=self._correlated(multiplier))
         if self.exact:
             chain = self._made_exact(chain)
         return replace(chain, after=(*chain.after, *map(copy.copy, self.denoise)))
+
+    def _correlated(self, multiplier: float) -> Correlated:
+        buffers = self.noise_schedule.blt
+        if buffers is not None:
+            return BufferedGaussian(multiplier=multiplier, strategy=buffers)
+        return BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy)
 
     def _made_exact(self, chain: Chain) -> Chain:
         """The chain with exact noise instead of floating-point noise of the same multiplier."""

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
+from assay.accounting import schedules
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import ANY
@@ -136,7 +137,7 @@ def compose(parts: Sequence[Part], *, delta: float | None = None) -> Total:
                 raise ConfigError(
                     "run",
                     part.name,
-                    "a run whose steps have noise of their own: with --noise-schedule banded no total is proven",
+                    "a run whose steps have noise of their own: with noise that is correlated no total is proven",
                 )
     spent = fixed if alone else ANY.epsilon(np.sum([ANY.costs(event, adjacency) for event in events], axis=0), delta)
     return Total(epsilon=spent, fixed=fixed, delta=delta, adjacency=adjacency, unit=unit, parts=tuple(parts))
@@ -177,7 +178,7 @@ def part_of(path: Path) -> Part:
         delta=plan["delta"],
         adjacency=adjacency,
         replaced=replaced,
-        shared_noise=str(plan.get("noise_schedule", "")).startswith("banded"),
+        shared_noise=schedules.parse(str(plan.get("noise_schedule", "constant"))).separation > 1,
         budget=(spec.get(FIELD) or {}).get("id"),
     )
 

@@ -232,7 +232,13 @@ def _noise(plan: Plan) -> str:
 
 
 def _schedule(plan: Plan) -> list[str]:
-    bands, name = len(plan.noise_schedule.strategy), schedules.describe(plan.noise_schedule)
+    bands, name = plan.noise_schedule.separation, schedules.describe(plan.noise_schedule)
+    if plan.noise_schedule.blt is not None:
+        return [
+            f"The noise is correlated ({name}): a step takes back some of the noise of all steps before it. The"
+            " standard deviation above is for a strategy matrix that a record moves by at most the root of its turns."
+            f" Each of its turns, which are {bands} steps apart, is charged once (McMahan et al. 2024)."
+        ]
     if bands > 1:
         return [
             f"The noise is correlated ({name}): a step takes back some of the noise of the {bands - 1} steps before it."

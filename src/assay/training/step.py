@@ -49,7 +49,7 @@ from assay.gradients.proof.handed import FIRST, Handed
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
-from assay.mechanisms.banded import BandedGaussian
+from assay.mechanisms.correlated import Correlated
 from assay.mechanisms.exact import ExactGaussian
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, SideQuery
@@ -185,7 +185,7 @@ class PrivateStep(Unique):
             if self.randomness.fingerprint is None:  # a seeded run's dropout follows the seed of the caller
                 self._masks = Masks(model, self.randomness.stream("model", 0))
                 undo.callback(self._masks.stop)
-            if isinstance(self.chain.noise, BandedGaussian):
+            if isinstance(self.chain.noise, Correlated):
                 self._catch_up(self.chain.noise)
             undo.pop_all()
         self._expected_size = plan.sampler.expected_size
@@ -242,7 +242,7 @@ class PrivateStep(Unique):
         self.randomness = self._segment.own(self.randomness)
         self._limit = self._origin + world.once(lambda: self._segment.allowed)
 
-    def _catch_up(self, noise: BandedGaussian) -> None:
+    def _catch_up(self, noise: Correlated) -> None:
         """Draw the noise of earlier steps again, which later steps take back in part; none with fresh randomness."""
         first = self.engine.parameters[min(self.engine.parameters)]
         streams = [self.placement.noise(self._noise.at(local)) for local in range(self.taken - self._origin)]

@@ -114,7 +114,14 @@ class Sampler(ABC):
         """A sentence for the privacy statement."""
 
     @classmethod
-    def in_bands(cls, records: int, expected_size: float, bands: int) -> Sampler | None:  # noqa: ARG003
+    def in_bands(
+        cls,
+        records: int,  # noqa: ARG003
+        expected_size: float,  # noqa: ARG003
+        bands: int,  # noqa: ARG003
+        *,
+        amplified: bool = True,  # noqa: ARG003
+    ) -> Sampler | None:
         """The sampler in which `bands` groups of records take turns, for correlated noise; None if there is none."""
         return None
 

@@ -27,11 +27,15 @@ class Cyclic(Sampler):
     Guarantee: no record is in two of any `bands` consecutive batches, and each of a record's at most ⌈steps/bands⌉
     chances is an independent coin flip. Each record draws its group by itself, so adding or removing one moves no
     other.
+
+    Where the noise of a batch and of the record's next one have steps in common, sampling is not known to amplify
+    (`amplified` is false). Then all members enter, and each turn is charged whole.
     """
 
     name: ClassVar[str] = "cyclic"
 
     bands: int
+    amplified: bool = True
     _groups: dict[Randomness, Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,11 +46,18 @@ class Cyclic(Sampler):
                 self.expected_size,
                 f"at most {self.records / self.bands:g}, one of {self.bands} bands of the {self.records} records",
             )
+        if not self.amplified and self.bands * self.expected_size < self.records * (1 - 1e-9):
+            raise ConfigError(
+                "batch_size",
+                self.expected_size,
+                f"{self.records / self.bands:.12g}, one of {self.bands} groups of the {self.records} records: smaller "
+                "samples cost as much with this noise",
+            )
 
     @property
     def member_rate(self) -> float:
         """The probability that a member of the current group enters."""
-        return min(1.0, self.bands * self.rate)
+        return min(1.0, self.bands * self.rate) if self.amplified else 1.0
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         """Coin flips of the members of one group. Groups do not change while this randomness is in use."""
@@ -58,7 +69,8 @@ class Cyclic(Sampler):
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
         """Poisson sampling among the members, once for every turn of the first group, which has the most turns."""
-        return SelfComposedDpEvent(PoissonSampledDpEvent(self.member_rate, event), math.ceil(steps / self.bands))
+        turns = math.ceil(steps / self.bands)
+        return SelfComposedDpEvent(PoissonSampledDpEvent(self.member_rate, event) if self.amplified else event, turns)
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:  # noqa: ARG002
         """The first step alone: a record's group is secret, and we do not know how much that hides in later steps."""
@@ -72,6 +84,11 @@ class Cyclic(Sampler):
 
     def describe(self) -> str:
         """A sentence for the statement."""
+        if not self.amplified:
+            return (
+                f"each record belongs to one of {self.bands} groups, drawn by itself, which take turns: all of a group "
+                "are in its batch"
+            )
         return (
             f"cyclic Poisson sampling: each record belongs to one of {self.bands} groups, drawn by itself, which take "
             f"turns, and enters its group's batch independently with probability {self.member_rate:.5g}"

@@ -37,9 +37,9 @@ class Poisson(Sampler):
         return self.compose(event, steps)
 
     @classmethod
-    def in_bands(cls, records: int, expected_size: float, bands: int) -> Sampler:
+    def in_bands(cls, records: int, expected_size: float, bands: int, *, amplified: bool = True) -> Sampler:
         """Cyclic Poisson sampling."""
-        return Cyclic(records, expected_size, bands)
+        return Cyclic(records, expected_size, bands, amplified)
 
     def describe(self) -> str:
         """A sentence for the statement."""
