@@ -38,6 +38,7 @@ def own_cache(tmp_path, monkeypatch):
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
         ("deskew+scatter", 1),
         ("mirror+opponent+scatter", 3),
+        ("synthetic:pictures=20,patches=16", 3),
     ],
 )
 def test_one_record_never_touches_the_features_of_another(text, channels):
