@@ -179,6 +179,10 @@ class Engine:
         """Whether the latest forward pass is one that is checked."""
         return self._inspector.proof is not None
 
+    def copied(self) -> nn.Module | None:
+        """The model as it is, without the engine and sharing its parameters; None if it cannot be copied."""
+        return self._forwards.copy()
+
     def expanded(self) -> list[nn.Module]:
         """The modules that run with a copy of their parameters for every record."""
         return [unit.module for unit in self._expanded]

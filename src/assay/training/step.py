@@ -45,7 +45,8 @@ from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
 from assay.gradients.engine import Engine
 from assay.gradients.proof import position
-from assay.gradients.proof.handed import FIRST, Handed
+from assay.gradients.proof.handed import LoopWatch
+from assay.gradients.proof.tape import Tape
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
@@ -83,8 +84,10 @@ class _BatchState:
     total: dict[str, Tensor] = field(default_factory=dict)
     measured: list[Tensor] = field(default_factory=list)
     """What the side queries have measured, one number each."""
-    handed: Handed | None = None
-    """What the loop was handed last, where it is to show what the loop makes of it."""
+    looked_at: bool = False
+    """Whether what a loop of the user's own makes of it is looked at."""
+    tape: Tape | None = None
+    """What the loop does with the part handed out last."""
 
     def add(self, total: dict[str, Tensor], measured: list[Tensor]) -> None:
         """Add the clipped sum and the side queries' numbers of one part."""
@@ -195,7 +198,8 @@ class PrivateStep(Unique):
         self._block, self._charged_at = 1, -math.inf
         self._loop = 0
         self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
-        self._hands_out = not compiled(model)  # a compiled model would be compiled twice
+        self._compiled = compiled(model)
+        self._loops = LoopWatch(model, self.engine.copied, self.randomness.stream("loops", taken - self._origin))
         self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
@@ -391,6 +395,7 @@ class PrivateStep(Unique):
         self._check_usable()
         if self._masks is not None:
             self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
+        self._loops.stop()
         self._loop += 1
         loop = self._loop
         self._check_apart(records)
@@ -402,12 +407,12 @@ class PrivateStep(Unique):
             batch = next(ahead)
             passes = self.placement.passes(len(batch))
             # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
-            self._batch = _BatchState(passes)
+            self._batch = _BatchState(passes, looked_at=not own and self._looks() and self._loops.is_due())
             for part in batch.parts(passes):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
-                yield None if own and self._is_forgotten(part) else self._handed_out(batch.gather(part), own=own)
+                yield None if own and self._is_forgotten(part) else self._watched(batch.gather(part), part)
                 self._check_usable()
                 if self._loop != loop:
                     raise AssayError(
@@ -417,14 +422,15 @@ class PrivateStep(Unique):
             if self.taken == now:
                 raise AssayError(_NO_BACKWARD)
 
-    def _handed_out(self, batch: Any, *, own: bool) -> Any:
-        """What a loop gets. On the first batches it shows what a loop that is not ours makes of the records."""
-        part = self._batch.part
-        late = self.taken - self._origin >= FIRST
-        if own or late or not self._hands_out or part is None or part.padding or self.placement.split:
-            return batch
-        self._batch.handed = handed = Handed(batch)
-        return handed.batch
+    def _looks(self) -> bool:
+        """Whether what loops do with their batches can be looked at: a compiled model would be compiled twice."""
+        return not self._compiled and not self.placement.split
+
+    def _watched(self, batch: Any, part: BatchPart) -> Any:
+        """The part that a loop gets. What the loop does with it is written down if that is looked at."""
+        if self._batch.looked_at and not part.padding:
+            self._batch.tape = self._loops.hand_out(batch, len(part) * self._views)
+        return batch
 
     def _check_apart(self, records: Records) -> None:
         """Refuse a way of putting records together that mixes them, once for each."""
@@ -449,6 +455,7 @@ class PrivateStep(Unique):
             ConfigError: The losses do not belong to the part drawn last.
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
+        self._loops.stop()
         with _without_autocast(losses.device.type):
             self._check_call(losses)
             return self._advance(losses)
@@ -552,7 +559,7 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
-        mixed = self._mixed_before(losses, part)
+        mixed = self._mixed_around(losses, part)
         if part.persons is not None:  # a person's loss is the mean over their rows
             grads = self.engine.collect(part.persons.shares(losses), part.persons)
             losses = part.persons.sums(part.persons.shares(losses.detach()))
@@ -574,13 +581,12 @@ class PrivateStep(Unique):
                 total = {name: torch.zeros_like(value) for name, value in total.items()}
         return total, measured
 
-    def _mixed_before(self, losses: Tensor, part: BatchPart) -> str | None:
+    def _mixed_around(self, losses: Tensor, part: BatchPart) -> str | None:
         """What is wrong with what the loop did to the batch, if that is looked at."""
-        handed, self._batch.handed = self._batch.handed, None
-        if handed is None:
+        tape, self._batch.tape = self._batch.tape, None
+        if tape is None:
             return None
-        in_order = part.persons is not None or self._views > 1
-        return handed.fault(losses, self.randomness.stream("handed", self.taken - self._origin), in_order=in_order)
+        return self._loops.fault(tape, losses, in_order=part.persons is not None or self._views > 1)
 
     def _collect(self, losses: Tensor, fill: int) -> RecordGrads:
         """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""
@@ -674,6 +680,7 @@ class PrivateStep(Unique):
     def close(self) -> None:
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         self._closed = True
+        self._loops.stop()
         if not self.is_inherited:  # a forked child has nothing to settle: its parent continues
             self.settle()
         if self._own_ledger:
