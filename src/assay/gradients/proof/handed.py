@@ -26,13 +26,20 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof.calls import Coins, only, others, splits
-from assay.gradients.proof.tape import Tape
+from assay.gradients.proof.tape import Path, Tape
 
 FIRST = 4
 """How many batches of a loop are looked at, one after the other."""
-_SAMPLED = 16
+_SIZES, _FOR_SIZES = 3, 16  # how many sizes of batches are compared, and how many batches are looked at for them
+_SAMPLED = 16  # records that are each put in all places
 _EVERY = 512  # then one of this many, at random: it costs as much as three or four forward passes
 
+_EARLIER_ONES = WeakTensorKeyDictionary()  # what loops hold of the batches that were looked at, of all steps
+
+_ELSEWHERE = (
+    "nothing was done with the batch that batches() gave, so these are losses of other records: ε is true only for "
+    "batches that the plan's sampler drew"
+)
 _MIXED = (
     "a record of the batch enters the losses of several: something between batches() and backward() mixes records "
     "(mixup, CutMix, centring or scaling by the batch, targets that are mixed, weights by the classes of the batch). "
@@ -67,14 +74,14 @@ class LoopWatch:
         self._model, self._copied, self._coins = model, copied, coins
         self._left = self._seen = 0
         self._tape: Tape | None = None
-        self._earlier = WeakTensorKeyDictionary()
         self._factors: list[tuple[int, list[tuple[str, float]]]] = []
         self._warned = False
 
     def is_due(self) -> bool:
         """Whether the next batch is looked at. Call once for each batch."""
         self._seen += 1
-        if self._seen <= FIRST:
+        sizes, multiplied = {size for size, _ in self._factors}, any(factors for _, factors in self._factors)
+        if self._seen <= FIRST or (self._seen <= _FOR_SIZES and multiplied and len(sizes) < _SIZES):
             self._left = self._gap()
             return True
         self._left -= 1
@@ -89,7 +96,7 @@ class LoopWatch:
     def hand_out(self, batch: Any, rows: int) -> Tape:
         """A tape of what the loop does with this batch, which begins at once."""
         self.stop()
-        self._tape = tape = Tape(batch, rows, self._model, self._copied, self._earlier)
+        self._tape = tape = Tape(batch, rows, self._model, self._copied, _EARLIER_ONES)
         tape.start()
         return tape
 
@@ -110,20 +117,22 @@ class LoopWatch:
         Returns:
             A message, or None where nothing is wrong.
         """
-        records = len(losses)
-        if not tape.holds_rows or records < 2:
+        if not tape.holds_rows or len(losses) < 2:
             return None
+        if not tape.touched:
+            return _ELSEWHERE
         if tape.blind or not tape.made_of_batch(losses):
             self._warn("torch does not show how inputs or losses are made of the batch (NumPy, vmap, scripted code)")
             return None
-        self._factors.append((records, tape.factors))
+        path = tape.path_to(losses)
+        self._factors.append((len(losses), path.factors))
         try:
-            found = self._compared(tape, losses, in_order=in_order)
+            found = self._compared(path, in_order=in_order)
         except Exception as error:  # the user's own code, which need not take other records
             self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
             found = None
         for t in tape.kept():
-            self._earlier[t] = True
+            _EARLIER_ONES[t] = True
         return found or (_COUNTED if _in_proportion(self._factors) else None)
 
     def _warn(self, why: str) -> None:
@@ -135,30 +144,34 @@ class LoopWatch:
                 stacklevel=2,
             )
 
-    def _compared(self, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
-        plain = tape.repeat(losses)
-        if self._earlier and not _close(plain, tape.repeat(losses, others=self._disturbed)):
+    def _compared(self, path: Path, *, in_order: bool) -> str | None:
+        plain = path.again()
+        if any(map(_is_earlier, path.constants)) and not _close(plain, path.again(others=_disturbed)):
             return _EARLIER
-        records = len(losses)
-        (mask,) = splits(records, self._coins, 1)
+        (mask,) = splits(len(plain), self._coins, 1)
         halves = (mask, ~mask) if self._seen <= FIRST else (mask,)
         for half in halves:
             other = others(half, self._coins)
-            if not _close(plain[other.kept], tape.repeat(losses, other.change)[other.kept]):
+            if not _close(plain[other.kept], path.again(other.change)[other.kept]):
                 break
         else:
             return None
-        if _sorted_by_content(tape, losses, self._coins) or _in_another_order(tape, losses, plain, self._coins):
+        if _sorted_by_content(path, self._coins) or _in_another_order(path, plain, self._coins):
             return _MOVED if in_order else None
         return _MIXED
 
-    def _disturbed(self, t: Tensor) -> Tensor:
-        """Another value, for what was kept of an earlier batch."""
-        if t not in self._earlier and (t._base is None or t._base not in self._earlier):
-            return t
-        if t.is_floating_point():
-            return 1.5 * t + 0.25 * (1 + t.abs().mean())
-        return ~t if t.dtype is torch.bool else t.flip(0) if t.dim() else t + 1
+
+def _is_earlier(t: Tensor) -> bool:
+    return t in _EARLIER_ONES or (t._base is not None and t._base in _EARLIER_ONES)
+
+
+def _disturbed(t: Tensor) -> Tensor:
+    """Another value, for what was kept of an earlier batch."""
+    if not _is_earlier(t):
+        return t
+    if t.is_floating_point():
+        return 1.5 * t + 0.25 * (1 + t.abs().mean())
+    return ~t if t.dtype is torch.bool else t.flip(0) if t.dim() else t + 1
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -176,7 +189,7 @@ def _equal(a: Tensor, b: Tensor) -> Tensor:
     return same | (a == b) | (a.isnan() & b.isnan())
 
 
-def _in_another_order(tape: Tape, losses: Tensor, plain: Tensor, coins: Coins) -> bool:
+def _in_another_order(path: Path, plain: Tensor, coins: Coins) -> bool:
     """Whether each loss changes with one record only, and no two with the same one.
 
     Every record has a secret word of bits, one for each repetition. A loss that depends on one record changes only in
@@ -186,7 +199,7 @@ def _in_another_order(tape: Tape, losses: Tensor, plain: Tensor, coins: Coins) -
     records = len(plain)
     words = torch.stack([coins.uniform(records) < 0.5 for _ in range(24 + 3 * (records - 1).bit_length())])
     words = words[words.any(1) & ~words.all(1)]
-    told = torch.stack([~_equal(plain, tape.repeat(losses, others(mask, coins).change)).cpu() for mask in words])
+    told = torch.stack([~_equal(plain, path.again(others(mask, coins).change)).cpu() for mask in words])
     told = told[:, told.any(0)]  # a loss that never changes shows nothing
     beyond = (~words).T.double() @ told.double()  # [records, losses]: how often a loss changed without the record
     common = words.T.double() @ told.double()
@@ -194,18 +207,18 @@ def _in_another_order(tape: Tape, losses: Tensor, plain: Tensor, coins: Coins) -
     return bool((best.values > 0).all()) and len(best.indices.unique()) == told.shape[1]
 
 
-def _sorted_by_content(tape: Tape, losses: Tensor, coins: Coins) -> bool:
+def _sorted_by_content(path: Path, coins: Coins) -> bool:
     """Whether the losses are those of single records, in whatever order (sorted by length).
 
     If all rows are those of one record, all losses must be one number, and before it must have been there once for
     each copy of that record.
     """
-    before = tape.repeat(losses, in_eval=True)
+    before = path.again(in_eval=True)
     for record in coins.uniform(len(before)).argsort()[:_SAMPLED].tolist():
-        alone = tape.repeat(losses, functools.partial(only, record, len(before)), in_eval=True)
+        alone = path.again(functools.partial(only, record, len(before)), in_eval=True)
         if not _close(alone[:1].expand_as(alone), alone):
             return False
-        if int(_equal(alone[:1].expand_as(before), before).sum()) != tape.copies(record):
+        if int(_equal(alone[:1].expand_as(before), before).sum()) != path.copies(record):
             return False
     return True
 
@@ -214,7 +227,7 @@ def _in_proportion(factors: list[tuple[int, list[tuple[str, float]]]]) -> bool:
     """Whether a factor is the number of records times, or divided into, the same constant on every batch."""
     names = [[name for name, _ in one] for _, one in factors]
     sizes = [size for size, _ in factors]
-    if len(factors) < FIRST or len(set(sizes)) < 3 or any(one != names[0] for one in names):
+    if len(factors) < FIRST or len(set(sizes)) < _SIZES or any(one != names[0] for one in names):
         return False
     for place in range(len(names[0])):
         values = [one[place][1] for _, one in factors]

@@ -4,8 +4,8 @@ Between `batches` and `backward` a loop may do anything: change the records, cal
 is on torch's stack of function modes meanwhile. It sees every torch function that is called, and notes those whose
 arguments come from the batch. A call of the model is one entry; what happens inside is the engine's concern.
 
-`repeat` runs the entries again, with other rows in the batch. It changes nothing: random numbers are those of the first
-time, and what is written in place is a copy.
+A `Path` is what of it leads to the losses. It can be gone again with other rows in the batch. That changes nothing:
+random numbers are those of the first time, and what is written in place is a copy.
 
 A tape does not see what leaves torch: NumPy, `tolist`, Python's own numbers. A number that `item()` gave is followed
 while it is handed on as it is. It sees one thread.
@@ -14,7 +14,7 @@ while it is handed on as it is. It sees one thread.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Container, Iterator, MutableMapping
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ _MOST = 100_000  # calls; a loop that does more than that with one batch is not 
 _TIMES = frozenset(
     ["mul", "mul_", "__rmul__", "multiply", "div", "div_", "__rdiv__", "__rtruediv__", "divide", "true_divide"]
 )
+_ABOUT = frozenset(("__len__", "size", "dim", "ndimension", "numel", "nelement"))  # about a tensor, not its numbers
 _WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics, without a new version
 
 
@@ -53,6 +54,14 @@ class _Entry:
     random_state: calls.RandomState | None
     """What it drew from, if it drew random numbers."""
     autocast: torch.dtype | None
+    needs: frozenset[int]
+    """The slots of its arguments."""
+    memory: frozenset[int]
+    """Where the numbers of its arguments and outputs are."""
+    writes: frozenset[int]
+    """Where it writes."""
+    factors: list[tuple[str, float]]
+    """Python's numbers that it multiplies or divides by."""
 
 
 @dataclass(slots=True)
@@ -97,13 +106,12 @@ class Tape(TorchFunctionMode):
         self._model, self._copied = model, copied
         self._known, self._entries = _Known(), list[_Entry]()
         self._left = _MOST
-        self._writes = False  # whether something is written in place
         self._batch: dict[int, Tensor] = {}
         for t in calls.tensors(batch):
             if calls.by_record(t, rows) and t not in self._known.slots:
                 self._batch[self._slot(t, from_batch=True)] = t.detach().clone()
-        self.factors: list[tuple[str, float]] = []
-        """Python's numbers by which tensors were multiplied or divided, in order."""
+        self.touched = False
+        """Whether anything was done with the numbers of the batch."""
         self.blind = False
         """Whether the model was called, and never with anything that torch made of the batch."""
         self._running, self._hooks = False, list[Any]()
@@ -112,14 +120,6 @@ class Tape(TorchFunctionMode):
     def holds_rows(self) -> bool:
         """Whether the batch has tensors with a row for each record."""
         return bool(self._batch)
-
-    def copies(self, record: int) -> int:
-        """How many rows of the batch are equal to this one, itself included."""
-        same = torch.ones(self.rows, dtype=torch.bool)
-        for t in self._batch.values():
-            flat = t.reshape(self.rows, -1)
-            same &= (flat == flat[record]).all(1).cpu()
-        return int(same.sum())
 
     def start(self) -> None:
         """Begin to listen."""
@@ -173,12 +173,10 @@ class Tape(TorchFunctionMode):
             return func(*args, **kwargs)
         state, versions = calls.random_state(), [_version(t) for t in given]
         out = func(*args, **kwargs)
-        name = getattr(func, "__name__", "")
-        if name in _TIMES:
-            self.factors += [(name, float(a)) for a in args if isinstance(a, int | float)]
         written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
-        self._writes |= name in _WRITE_UNSEEN
-        self._note(func, args, kwargs, out, state if calls.drawn_since(state) else None, _autocast(), written)
+        if getattr(func, "__name__", "") in _WRITE_UNSEEN:
+            written = given
+        self._note(func, args, kwargs, out, state if calls.drawn_since(state) else None, written)
         return out
 
     def _note_call(self, args: Any, kwargs: Any, output: Any, state: calls.RandomState) -> None:
@@ -186,7 +184,7 @@ class Tape(TorchFunctionMode):
         seen = any(not self._is_constant(t) for t in calls.tensors((args, kwargs)))
         first = not any(entry.run is None for entry in self._entries)
         self.blind = not seen and (first or self.blind)
-        self._note(None, args, kwargs, output, state, _autocast())
+        self._note(None, args, kwargs, output, state)
 
     def _slot(self, t: Tensor, *, from_batch: bool) -> int:
         number = self._known.slots[t] = self._known.new()
@@ -198,9 +196,14 @@ class Tape(TorchFunctionMode):
         return self._known.slots.get(t) not in self._known.from_batch
 
     def _note(
-        self, run: Callable[..., Any] | None, args: Any, kwargs: Any, out: Any, state: calls.RandomState | None,
-        precision: torch.dtype | None, written: list[Tensor] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        run: Callable[..., Any] | None,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        state: calls.RandomState | None,
+        written: Sequence[Tensor] = (),
+    ) -> None:
         known, flat = self._known, pytree.tree_leaves(out)
         used = pytree.tree_leaves((args, kwargs))
         for a in used:
@@ -210,27 +213,43 @@ class Tape(TorchFunctionMode):
             (isinstance(a, Tensor) and not self._is_constant(a)) or (type(a) is float and id(a) in known.floats)
             for a in used
         )
+        name = getattr(run, "__name__", "")
+        self.touched |= depends and name not in _ABOUT and (name != "__get__" or bool(calls.tensors(out)))
         views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
         if not depends and not views and run is not None:
             return
-        self._writes |= bool(written)
-        given = pytree.tree_map(self._stored, (args, kwargs))
-        outputs: list[int | None] = []
-        for value in flat:
-            if isinstance(value, Tensor):
-                outputs.append(self._slot(value, from_batch=depends))
-            elif type(value) is float and depends:
-                number = known.new()
-                known.floats[id(value)] = value, number
-                known.from_batch.add(number)
-                outputs.append(number)
-            else:
-                outputs.append(None)
+        stored = pytree.tree_map(self._stored, (args, kwargs))
+        outputs = [self._made(value, depends=depends) for value in flat]
         if depends:
-            for t in written or ():
+            for t in written:
                 self._mark(t)
-        if (outputs and any(o is not None for o in outputs)) or written:
-            self._entries.append(_Entry(run, *given, outputs, state, precision))
+        if not written and all(o is None for o in outputs):
+            return
+        leaves = pytree.tree_leaves(stored, is_leaf=_is_slot)
+        self._entries.append(
+            _Entry(
+                run,
+                *stored,
+                outputs,
+                state,
+                _autocast(),
+                needs=frozenset(v.number for v in leaves if isinstance(v, _Slot)),
+                memory=frozenset(_memory(t) for t in (*used, *flat) if isinstance(t, Tensor)),
+                writes=frozenset(map(_memory, written)),
+                factors=[(name, float(a)) for a in args if name in _TIMES and isinstance(a, int | float)],
+            )
+        )
+
+    def _made(self, value: Any, *, depends: bool) -> int | None:
+        """The slot of what a function returned."""
+        if isinstance(value, Tensor):
+            return self._slot(value, from_batch=depends)
+        if type(value) is not float or not depends:
+            return None
+        number = self._known.new()
+        self._known.floats[id(value)] = value, number
+        self._known.from_batch.add(number)
+        return number
 
     def _mark(self, t: Tensor) -> None:
         """What is written with something of the batch, and what it is a view of, is made of the batch from here on."""
@@ -261,9 +280,49 @@ class Tape(TorchFunctionMode):
             if number in self._known.from_batch:
                 yield t
 
-    def repeat(
+    def path_to(self, losses: Tensor) -> Path:
+        """What these losses are made by; they must be made of the batch."""
+        needed, memory = {self._known.slots[losses]}, set[int]()
+        taken = []
+        for entry in reversed(self._entries):
+            if needed.isdisjoint(o for o in entry.outputs if o is not None) and memory.isdisjoint(entry.writes):
+                continue
+            needed |= entry.needs
+            memory |= entry.memory
+            taken.append(entry)
+        slot, constants = self._known.slots[losses], self._known.constants
+        return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way from a batch to its losses, to be gone again with other records."""
+
+    _losses: int
+    _entries: Sequence[_Entry]
+    _batch: Mapping[int, Tensor]
+    _constants: Mapping[int, Tensor]
+    _model: nn.Module
+    _copied: Callable[[], nn.Module | None]
+
+    @property
+    def factors(self) -> list[tuple[str, float]]:
+        """Python's numbers that something is multiplied or divided by on the way, in order."""
+        return [factor for entry in self._entries for factor in entry.factors]
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """The tensors that were there before the batch."""
+        needed = frozenset[int]().union(*(entry.needs for entry in self._entries))
+        return [t for number, t in self._constants.items() if number in needed]
+
+    def copies(self, record: int) -> int:
+        """How many rows of the batch are equal to this one, itself included."""
+        same = [(flat == flat[record]).all(1).cpu() for flat in (t.reshape(len(t), -1) for t in self._batch.values())]
+        return int(torch.stack(same).all(0).sum())
+
+    def again(
         self,
-        losses: Tensor,
         rows: calls.Change = lambda t: t,
         others: calls.Change = lambda t: t,
         *,
@@ -272,7 +331,6 @@ class Tape(TorchFunctionMode):
         """The losses, if the batch had had other rows. Nothing that the loop holds is changed.
 
         Args:
-            losses: What the loop gave to `backward`; it must be made of the batch.
             rows: Gives the rows of each tensor of the batch.
             others: Gives the value of each tensor that was there before the batch.
             in_eval: Call the model in eval mode, where dropout is off.
@@ -281,44 +339,47 @@ class Tape(TorchFunctionMode):
             Exception: The loop cannot be repeated; anything may fail in code that is not ours.
         """
         values: dict[int, Any] = {number: rows(t).clone() for number, t in self._batch.items()}
+        writes = any(entry.writes for entry in self._entries)
+
+        def value(of: Any) -> Any:
+            if not isinstance(of, _Slot):
+                return of
+            if of.number not in values:
+                constant = others(self._constants[of.number]).detach()
+                values[of.number] = constant.clone() if writes else constant
+            return values[of.number]
+
         model = self._copied() or self._model
         modes = [(m, m.training) for m in model.modules()]
-        now = calls.random_state()
+        now, buffers = calls.random_state(), calls.copied(model.named_buffers())
         try:
             if in_eval:
                 model.eval()
             with torch.no_grad():
                 for entry in self._entries:
-                    self._run(entry, values, others, model)
-                found: Tensor = values[self._known.slots[losses]]
-                return found.detach()
+                    args, kwargs = pytree.tree_map(value, (entry.args, entry.kwargs), is_leaf=_is_slot)
+                    if entry.random_state is not None:
+                        calls.set_random_state(entry.random_state)
+                    with _precision(entry.autocast, args):
+                        out = (entry.run or model)(*args, **kwargs)
+                    made = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
+                    values |= {number: one for number, one in made if number is not None}
+            found: Tensor = values[self._losses]
+            return found.detach()
         finally:
             calls.set_random_state(now)
+            calls.put_back(model, buffers)
             for module, mode in modes:
                 module.training = mode
 
-    def _run(self, entry: _Entry, values: dict[int, Any], others: calls.Change, model: nn.Module) -> None:
-        def value(of: Any) -> Any:
-            if not isinstance(of, _Slot):
-                return of
-            if of.number not in values:
-                constant = others(self._known.constants[of.number]).detach()
-                values[of.number] = constant.clone() if self._writes else constant
-            return values[of.number]
 
-        args, kwargs = pytree.tree_map(value, (entry.args, entry.kwargs), is_leaf=lambda v: isinstance(v, _Slot))
-        if entry.random_state is not None:
-            calls.set_random_state(entry.random_state)
-        with _precision(entry.autocast, args):
-            if entry.run is None:
-                buffers = calls.copied(model.named_buffers())
-                out = model(*args, **kwargs)
-                calls.put_back(model, buffers)
-            else:
-                out = entry.run(*args, **kwargs)
-        for number, one in zip(entry.outputs, pytree.tree_leaves(out), strict=True):
-            if number is not None:
-                values[number] = one
+def _is_slot(value: Any) -> bool:
+    return isinstance(value, _Slot)
+
+
+def _memory(t: Tensor) -> int:
+    """Where a tensor's numbers are."""
+    return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
 
 
 def _version(t: Tensor) -> int:
