@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
-from assay.data.apart import check_apart
+from assay.data.apart import check_apart, check_once_each
 from assay.data.loading import PREFETCH, Collate, Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
@@ -197,8 +198,9 @@ class PrivateStep(Unique):
         self._batch = _BatchState()
         self._block, self._charged_at = 1, -math.inf
         self._loop = 0
+        self._busy = threading.Lock()
         self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
-        self._compiled = compiled(model)
+        self._looks_at_loops = not compiled(model)  # a compiled model would be compiled twice
         self._loops = LoopWatch(model, self.engine.copied, self.randomness.stream("loops", taken - self._origin))
         self._closed = self._unfinished = self._rest_charged = False
 
@@ -407,7 +409,7 @@ class PrivateStep(Unique):
             batch = next(ahead)
             passes = self.placement.passes(len(batch))
             # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
-            self._batch = _BatchState(passes, looked_at=not own and self._looks() and self._loops.is_due())
+            self._batch = _BatchState(passes, looked_at=not own and self._loop_is_due())
             for part in batch.parts(passes):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
@@ -422,9 +424,9 @@ class PrivateStep(Unique):
             if self.taken == now:
                 raise AssayError(_NO_BACKWARD)
 
-    def _looks(self) -> bool:
-        """Whether what loops do with their batches can be looked at: a compiled model would be compiled twice."""
-        return not self._compiled and not self.placement.split
+    def _loop_is_due(self) -> bool:
+        """Whether what a loop of the user's own does with the next batch is looked at."""
+        return self._looks_at_loops and not self.placement.split and self._loops.is_due()
 
     def _watched(self, batch: Any, part: BatchPart) -> Any:
         """The part that a loop gets. What the loop does with it is written down if that is looked at."""
@@ -433,9 +435,11 @@ class PrivateStep(Unique):
         return batch
 
     def _check_apart(self, records: Records) -> None:
-        """Refuse a way of putting records together that mixes them, once for each."""
+        """Refuse a data set that holds a record twice, or a way of putting records together that mixes them."""
         source = records.dataset, records.loading.collate
         if not any(a is source[0] and b is source[1] for a, b in self._apart):
+            if self.plan.unit is None:
+                check_once_each(records.dataset)
             seed = int(self.randomness.stream("apart", len(self._apart)).integers(2**31, 1))
             check_apart(records.dataset, records.loading, seed)
             self._apart.append(source)
@@ -456,7 +460,7 @@ class PrivateStep(Unique):
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
         self._loops.stop()
-        with _without_autocast(losses.device.type):
+        with self._in_one_thread(), _without_autocast(losses.device.type):
             self._check_call(losses)
             return self._advance(losses)
 
@@ -476,6 +480,16 @@ class PrivateStep(Unique):
         device = next(iter(self.engine.parameters.values())).device
         with _without_autocast(device.type):
             return self._advance(None)
+
+    @contextlib.contextmanager
+    def _in_one_thread(self) -> Iterator[None]:
+        """Refuse a second thread: it could add a part of a batch twice, or use the noise of one step for two."""
+        if not self._busy.acquire(blocking=False):
+            raise AssayError("another thread is in backward() of this PrivateStep: let one thread train")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _advance(self, losses: Tensor | None) -> bool:
         """Count one part of the batch; release after the last."""
@@ -559,7 +573,7 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
-        mixed = self._mixed_around(losses, part)
+        given = losses
         if part.persons is not None:  # a person's loss is the mean over their rows
             grads = self.engine.collect(part.persons.shares(losses), part.persons)
             losses = part.persons.sums(part.persons.shares(losses.detach()))
@@ -568,7 +582,8 @@ class PrivateStep(Unique):
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
-        if mixed is not None:  # not before the engine, which names the layer if the model itself mixes
+        # not before the engine, which names the layer if the model itself mixes
+        if (mixed := self._mixed_around(given, part)) is not None:
             raise UnsupportedModelError(mixed)
         total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite

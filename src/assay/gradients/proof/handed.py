@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -32,7 +33,7 @@ FIRST = 4
 """How many batches of a loop are looked at, one after the other."""
 _SIZES, _FOR_SIZES = 3, 16  # how many sizes of batches are compared, and how many batches are looked at for them
 _SAMPLED = 16  # records that are each put in all places
-_EVERY = 512  # then one of this many, at random: it costs as much as three or four forward passes
+_EVERY = 256  # then one of this many, at random: it costs as much as one step
 
 _EARLIER_ONES = WeakTensorKeyDictionary()  # what loops hold of the batches that were looked at, of all steps
 
@@ -73,7 +74,8 @@ class LoopWatch:
     def __init__(self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins) -> None:
         self._model, self._copied, self._coins = model, copied, coins
         self._left = self._seen = 0
-        self._tape: Tape | None = None
+        self._tapes: list[Tape] = []  # the one that is running, if any
+        weakref.finalize(self, _stop, self._tapes).atexit = False
         self._factors: list[tuple[int, list[tuple[str, float]]]] = []
         self._warned = False
 
@@ -96,15 +98,14 @@ class LoopWatch:
     def hand_out(self, batch: Any, rows: int) -> Tape:
         """A tape of what the loop does with this batch, which begins at once."""
         self.stop()
-        self._tape = tape = Tape(batch, rows, self._model, self._copied, _EARLIER_ONES)
+        tape = Tape(batch, rows, self._model, self._copied, _EARLIER_ONES)
         tape.start()
+        self._tapes.append(tape)
         return tape
 
     def stop(self) -> None:
         """End the tape that is running, if any."""
-        if self._tape is not None:
-            self._tape.stop()
-            self._tape = None
+        _stop(self._tapes)
 
     def fault(self, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
         """Why these losses must be refused: several depend on one record, or rows have left their places.
@@ -159,6 +160,11 @@ class LoopWatch:
         if _sorted_by_content(path, self._coins) or _in_another_order(path, plain, self._coins):
             return _MOVED if in_order else None
         return _MIXED
+
+
+def _stop(tapes: list[Tape]) -> None:
+    while tapes:
+        tapes.pop().stop()
 
 
 def _is_earlier(t: Tensor) -> bool:
