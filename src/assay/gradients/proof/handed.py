@@ -140,8 +140,8 @@ class LoopWatch:
         if not self._warned:
             self._warned = True
             warnings.warn(
-                f'Assay cannot see whether this loop mixes records before or after the model: {why}. See "Mixing '
-                'before the model" in the threat model',
+                f"Assay cannot see whether this loop mixes records before or after the model: {why}. See "
+                '"What is seen of your own loop" in the threat model',
                 stacklevel=2,
             )
 
