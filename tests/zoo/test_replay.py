@@ -33,7 +33,7 @@ def without_proof(model, plan, randomness):
     """A step whose engine does not look whether records mix."""
     step = PrivateStep(model, plan, randomness=randomness)
     step.engine._inspector.proof = None
-    step._hands_out = False
+    step._looks_at_loops = False
     return step
 
 

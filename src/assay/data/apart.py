@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
 from assay.data.loading import Collate, Loading, seeded
 from assay.errors import ConfigError
@@ -66,6 +66,43 @@ def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
             "CutMix, centring, a statistic of the batch), so one record would enter the gradients of several, and ε "
             "would be too small. Use constants, or change each record by itself in the data set",
         )
+
+
+def check_once_each(dataset: Dataset[Any]) -> None:
+    """Refuse a `Subset` or `ConcatDataset` of torch that holds a record several times, as oversampling does.
+
+    Such a record is drawn as often as several, and ε would be that of one.
+
+    Args:
+        dataset: The records.
+
+    Raises:
+        ConfigError: A record is there twice.
+    """
+    if not isinstance(dataset, Subset | ConcatDataset):
+        return
+    sources: dict[int, int] = {}
+    origin = _origin(dataset, sources)
+    found, times = np.unique(origin, axis=0, return_counts=True)
+    if times.size and times.max() > 1:
+        again = found[times.argmax()]
+        raise ConfigError(
+            "dataset",
+            type(dataset).__name__,
+            f"every record once. Here record {again[1]} is there {times.max()} times, and would count as one. Take out "
+            "the copies, weigh its loss instead, or give `units`, which make all its copies one person",
+        )
+
+
+def _origin(dataset: Any, sources: dict[int, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """For each record the data set that it comes from, by number, and its place there."""
+    if isinstance(dataset, Subset):
+        return _origin(dataset.dataset, sources)[np.asarray(dataset.indices, dtype=np.int64)]
+    if isinstance(dataset, ConcatDataset):
+        return np.concatenate([_origin(one, sources) for one in dataset.datasets])
+    number = sources.setdefault(id(dataset), len(sources))
+    size = len(dataset)
+    return np.stack([np.full(size, number), np.arange(size)], 1)
 
 
 class _Comparison(Dataset[Any]):

@@ -85,6 +85,12 @@ class Engine:
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
+        for name, parameter in self.parameters.items():
+            if parameter.is_complex():
+                raise UnsupportedModelError(
+                    f"parameter {name} is complex: norms and noise are those of real numbers. Train its real and "
+                    "imaginary parts as two parameters, and put them together in forward"
+                )
         check_hooks(self.parameters.items())
         units = Units(model, self.parameters, rules)
         self._expanded = [*units.expanded, *(traced.unit for traced in units.traced)]
@@ -178,6 +184,10 @@ class Engine:
     def proving(self) -> bool:
         """Whether the latest forward pass is one that is checked."""
         return self._inspector.proof is not None
+
+    def copied(self) -> nn.Module | None:
+        """The model as it is, without the engine and sharing its parameters; None if it cannot be copied."""
+        return self._forwards.copy()
 
     def expanded(self) -> list[nn.Module]:
         """The modules that run with a copy of their parameters for every record."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,7 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
-from assay.data.apart import check_apart
+from assay.data.apart import check_apart, check_once_each
 from assay.data.loading import PREFETCH, Collate, Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
@@ -45,7 +46,8 @@ from assay.gradients import on_grid
 from assay.gradients.arithmetic import zeros_for
 from assay.gradients.engine import Engine
 from assay.gradients.proof import position
-from assay.gradients.proof.handed import FIRST, Handed
+from assay.gradients.proof.handed import LoopWatch
+from assay.gradients.proof.tape import Tape
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
@@ -83,8 +85,10 @@ class _BatchState:
     total: dict[str, Tensor] = field(default_factory=dict)
     measured: list[Tensor] = field(default_factory=list)
     """What the side queries have measured, one number each."""
-    handed: Handed | None = None
-    """What the loop was handed last, where it is to show what the loop makes of it."""
+    looked_at: bool = False
+    """Whether what a loop of the user's own makes of it is looked at."""
+    tape: Tape | None = None
+    """What the loop does with the part handed out last."""
 
     def add(self, total: dict[str, Tensor], measured: list[Tensor]) -> None:
         """Add the clipped sum and the side queries' numbers of one part."""
@@ -194,8 +198,10 @@ class PrivateStep(Unique):
         self._batch = _BatchState()
         self._block, self._charged_at = 1, -math.inf
         self._loop = 0
+        self._busy = threading.Lock()
         self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
-        self._hands_out = not compiled(model)  # a compiled model would be compiled twice
+        self._looks_at_loops = not compiled(model)  # a compiled model would be compiled twice
+        self._loops = LoopWatch(model, self.engine.copied, self.randomness.stream("loops", taken - self._origin))
         self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
@@ -391,6 +397,7 @@ class PrivateStep(Unique):
         self._check_usable()
         if self._masks is not None:
             self._masks.begin([parameter.device for parameter in self.engine.parameters.values()])
+        self._loops.stop()
         self._loop += 1
         loop = self._loop
         self._check_apart(records)
@@ -402,12 +409,12 @@ class PrivateStep(Unique):
             batch = next(ahead)
             passes = self.placement.passes(len(batch))
             # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
-            self._batch = _BatchState(passes)
+            self._batch = _BatchState(passes, looked_at=not own and self._loop_is_due())
             for part in batch.parts(passes):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
-                yield None if own and self._is_forgotten(part) else self._handed_out(batch.gather(part), own=own)
+                yield None if own and self._is_forgotten(part) else self._watched(batch.gather(part), part)
                 self._check_usable()
                 if self._loop != loop:
                     raise AssayError(
@@ -417,19 +424,22 @@ class PrivateStep(Unique):
             if self.taken == now:
                 raise AssayError(_NO_BACKWARD)
 
-    def _handed_out(self, batch: Any, *, own: bool) -> Any:
-        """What a loop gets. On the first batches it shows what a loop that is not ours makes of the records."""
-        part = self._batch.part
-        late = self.taken - self._origin >= FIRST
-        if own or late or not self._hands_out or part is None or part.padding or self.placement.split:
-            return batch
-        self._batch.handed = handed = Handed(batch)
-        return handed.batch
+    def _loop_is_due(self) -> bool:
+        """Whether what a loop of the user's own does with the next batch is looked at."""
+        return self._looks_at_loops and not self.placement.split and self._loops.is_due()
+
+    def _watched(self, batch: Any, part: BatchPart) -> Any:
+        """The part that a loop gets. What the loop does with it is written down if that is looked at."""
+        if self._batch.looked_at and not part.padding:
+            self._batch.tape = self._loops.hand_out(batch, len(part) * self._views)
+        return batch
 
     def _check_apart(self, records: Records) -> None:
-        """Refuse a way of putting records together that mixes them, once for each."""
+        """Refuse a data set that holds a record twice, or a way of putting records together that mixes them."""
         source = records.dataset, records.loading.collate
         if not any(a is source[0] and b is source[1] for a, b in self._apart):
+            if self.plan.unit is None:
+                check_once_each(records.dataset)
             seed = int(self.randomness.stream("apart", len(self._apart)).integers(2**31, 1))
             check_apart(records.dataset, records.loading, seed)
             self._apart.append(source)
@@ -449,7 +459,8 @@ class PrivateStep(Unique):
             ConfigError: The losses do not belong to the part drawn last.
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
-        with _without_autocast(losses.device.type):
+        self._loops.stop()
+        with self._in_one_thread(), _without_autocast(losses.device.type):
             self._check_call(losses)
             return self._advance(losses)
 
@@ -469,6 +480,16 @@ class PrivateStep(Unique):
         device = next(iter(self.engine.parameters.values())).device
         with _without_autocast(device.type):
             return self._advance(None)
+
+    @contextlib.contextmanager
+    def _in_one_thread(self) -> Iterator[None]:
+        """Refuse a second thread: it could add a part of a batch twice, or use the noise of one step for two."""
+        if not self._busy.acquire(blocking=False):
+            raise AssayError("another thread is in backward() of this PrivateStep: let one thread train")
+        try:
+            yield
+        finally:
+            self._busy.release()
 
     def _advance(self, losses: Tensor | None) -> bool:
         """Count one part of the batch; release after the last."""
@@ -552,7 +573,7 @@ class PrivateStep(Unique):
 
     def _clipped_sum(self, losses: Tensor, part: BatchPart) -> tuple[dict[str, Tensor], list[Tensor]]:
         """The clipped sum of one part's gradients, and what the side queries measure on it."""
-        mixed = self._mixed_before(losses, part)
+        given = losses
         if part.persons is not None:  # a person's loss is the mean over their rows
             grads = self.engine.collect(part.persons.shares(losses), part.persons)
             losses = part.persons.sums(part.persons.shares(losses.detach()))
@@ -561,7 +582,8 @@ class PrivateStep(Unique):
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
-        if mixed is not None:  # not before the engine, which names the layer if the model itself mixes
+        # not before the engine, which names the layer if the model itself mixes
+        if (mixed := self._mixed_around(given, part)) is not None:
             raise UnsupportedModelError(mixed)
         total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
         self.nonfinite += grads.nonfinite
@@ -574,13 +596,12 @@ class PrivateStep(Unique):
                 total = {name: torch.zeros_like(value) for name, value in total.items()}
         return total, measured
 
-    def _mixed_before(self, losses: Tensor, part: BatchPart) -> str | None:
+    def _mixed_around(self, losses: Tensor, part: BatchPart) -> str | None:
         """What is wrong with what the loop did to the batch, if that is looked at."""
-        handed, self._batch.handed = self._batch.handed, None
-        if handed is None:
+        tape, self._batch.tape = self._batch.tape, None
+        if tape is None:
             return None
-        in_order = part.persons is not None or self._views > 1
-        return handed.fault(losses, self.randomness.stream("handed", self.taken - self._origin), in_order=in_order)
+        return self._loops.fault(tape, losses, in_order=part.persons is not None or self._views > 1)
 
     def _collect(self, losses: Tensor, fill: int) -> RecordGrads:
         """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""
@@ -674,6 +695,7 @@ class PrivateStep(Unique):
     def close(self) -> None:
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         self._closed = True
+        self._loops.stop()
         if not self.is_inherited:  # a forked child has nothing to settle: its parent continues
             self.settle()
         if self._own_ledger:

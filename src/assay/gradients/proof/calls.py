@@ -257,12 +257,12 @@ def rounds(
         made = []
         for i, mask in enumerate(masks):
             mine = kinds[i :: len(masks)]
-            made.append([kind(half, coins) for half in (mask, ~mask) for kind in (_others, *mine)])
+            made.append([kind(half, coins) for half in (mask, ~mask) for kind in (others, *mine)])
         return made
     (mask,) = splits(records, coins, 1)
     if _chance(coins, 2):
         mask = ~mask
-    return [[_others(mask, coins), kinds[_chance(coins, len(kinds))](mask, coins)]]
+    return [[others(mask, coins), kinds[_chance(coins, len(kinds))](mask, coins)]]
 
 
 _Kind = Callable[[Tensor, Coins], Replacement]
@@ -272,8 +272,8 @@ def _chance(coins: Coins, n: int) -> int:
     return int(coins.uniform(1) * n)
 
 
-def _others(mask: Tensor, coins: Coins) -> Replacement:
-    """Rows of the other half, in random order."""
+def others(mask: Tensor, coins: Coins) -> Replacement:
+    """Rows of the other half, in random order, in the place of these."""
     return Replacement((~mask).nonzero().flatten(), functools.partial(_from, _source(mask, coins)))
 
 

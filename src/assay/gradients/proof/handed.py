@@ -1,124 +1,244 @@
-"""What a loop does with a batch before the model sees it must keep records apart, too.
+"""What a loop does with a batch, before the model and after it, must keep records apart, too.
 
-A loop may mix records between `batches` and `model(...)`: mixup, centring by the batch's mean, targets that are mixed.
-The model sees only the result. So on the first batches the loop gets floating-point tensors that carry a graph, and the
-graph shows which records enter which loss.
+A loop may mix records where the model does not show it: mixup, centring by the batch's mean, targets that are mixed,
+weights by the classes of the batch. So on its first batches, and on random later ones, what the loop does is written
+down (`assay.gradients.proof.tape`) and repeated with rows of some records in the place of others. The losses of the
+records that stayed must be what they were. A loop may put its records in another order, if each enters one loss.
 
-Let x_j be what the loop was given of record j, l_i the losses, and w_i secret weights. With
+What was kept of an earlier batch (a memory bank, a running mean) is replaced as well: no loss may change with it. And a
+number by which losses are multiplied or divided may not be in proportion to the number of records, which one record
+changes for all others.
 
-    g_j = ∂ Σ_i l_i / ∂x_j   and   h_j = ∂ Σ_i w_i l_i / ∂x_j,
-
-a record that enters one loss alone has h_j = w_i g_j, where i is that loss. A record that enters several has a mixture
-of weights, which is none of them but by chance. A few backward passes so check all records at once.
-
-What it does not see: whole numbers (word ids, classes), numbers taken out of the graph (`detach`, `numpy`), and what
-begins after the first batches.
+What it does not see: numbers that the loop takes out of torch and brings back (NumPy, `tolist`), and mixing on batches
+that nobody looks at.
 """
 
 from __future__ import annotations
 
+import functools
+import math
+import warnings
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from assay.gradients.proof.calls import Coins
+from assay.gradients.proof.calls import Coins, only, others, splits
+from assay.gradients.proof.tape import Path, Tape
 
-_SAME = 1.37
 FIRST = 4
-"""How many batches of a loop are handed out with a graph."""
+"""How many batches of a loop are looked at, one after the other."""
+_SIZES, _FOR_SIZES = 3, 16  # how many sizes of batches are compared, and how many batches are looked at for them
+_SAMPLED = 16  # records that are each put in all places
+_EVERY = 256  # then one of this many, at random: it costs as much as one step
 
+_EARLIER_ONES = WeakTensorKeyDictionary()  # what loops hold of the batches that were looked at, of all steps
+
+_ELSEWHERE = (
+    "nothing was done with the batch that batches() gave, so these are losses of other records: ε is true only for "
+    "batches that the plan's sampler drew"
+)
 _MIXED = (
     "a record of the batch enters the losses of several: something between batches() and backward() mixes records "
-    "(mixup, CutMix, centring or scaling by the batch, targets that are mixed). Clipping cannot bound what one record "
-    "then does. Change each record by itself, in the data set or with `augment`, or use constants"
+    "(mixup, CutMix, centring or scaling by the batch, targets that are mixed, weights by the classes of the batch). "
+    "Clipping cannot bound what one record then does. Change each record by itself, in the data set or with `augment`, "
+    "or use constants"
 )
-
-
 _MOVED = (
     "the losses are in another order than the rows of the batch: the rows of a person, or the views of a record, are "
     "told by their places. Keep the order that batches() gave"
 )
+_EARLIER = (
+    "the losses depend on records of an earlier batch (a memory bank, a running mean, kept targets): clipping "
+    "cannot bound what those records do here. Use constants, or what step.backward has released"
+)
+_COUNTED = (
+    "the losses are multiplied or divided by a number that is in proportion to the number of records in the batch, and "
+    "so tells whether another one is among them: give the plain loss of each (reduction='none'); the step divides by "
+    "the expected batch size, a constant"
+)
 
 
-class Handed:
-    """The tensors of one part of a batch, as the loop got them."""
+class LoopWatch:
+    """Looks at what a loop does with its batches.
 
-    def __init__(self, batch: Any) -> None:
-        self._leaves: list[Tensor] = []
-        self.batch = pytree.tree_map(self._hand_out, batch)
-        """The same batch with a graph behind its floating-point tensors."""
+    Args:
+        model: The model.
+        copied: Gives a copy of the model; None where it cannot be copied.
+        coins: Which records are replaced, and on which batches.
+    """
 
-    def _hand_out(self, value: Any) -> Any:
-        if not (isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0):
-            return value
-        leaf = value.detach().requires_grad_()
-        self._leaves.append(leaf)
-        return leaf.clone()  # no leaf: loops may write into their batches
+    def __init__(self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins) -> None:
+        self._model, self._copied, self._coins = model, copied, coins
+        self._left = self._seen = 0
+        self._tapes: list[Tape] = []  # the one that is running, if any
+        weakref.finalize(self, _stop, self._tapes).atexit = False
+        self._factors: list[tuple[int, list[tuple[str, float]]]] = []
+        self._warned = False
 
-    def fault(self, losses: Tensor, coins: Coins, *, in_order: bool) -> str | None:
+    def is_due(self) -> bool:
+        """Whether the next batch is looked at. Call once for each batch."""
+        self._seen += 1
+        sizes, multiplied = {size for size, _ in self._factors}, any(factors for _, factors in self._factors)
+        if self._seen <= FIRST or (self._seen <= _FOR_SIZES and multiplied and len(sizes) < _SIZES):
+            self._left = self._gap()
+            return True
+        self._left -= 1
+        if self._left > 0:
+            return False
+        self._left = self._gap()
+        return True
+
+    def _gap(self) -> int:
+        return 1 + int(math.log1p(-float(self._coins.uniform(1))) / math.log1p(-1 / _EVERY))
+
+    def hand_out(self, batch: Any, rows: int) -> Tape:
+        """A tape of what the loop does with this batch, which begins at once."""
+        self.stop()
+        tape = Tape(batch, rows, self._model, self._copied, _EARLIER_ONES)
+        tape.start()
+        self._tapes.append(tape)
+        return tape
+
+    def stop(self) -> None:
+        """End the tape that is running, if any."""
+        _stop(self._tapes)
+
+    def fault(self, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
         """Why these losses must be refused: several depend on one record, or rows have left their places.
 
         Args:
+            tape: What the loop did.
             losses: One for each row of the batch.
-            coins: Where the weights come from.
             in_order: Whether loss i must be that of row i, because rows belong together by their places.
 
         Returns:
             A message, or None where nothing is wrong.
         """
-        rows = [leaf for leaf in self._leaves if len(leaf) == len(losses)]
-        if not rows or len(losses) < 2 or not losses.requires_grad:
+        if not tape.holds_rows or len(losses) < 2:
             return None
-        weights = 0.5 + coins.uniform(len(losses)).to(losses.device)
-        plain, weighted = (_gradients(losses, rows, of) for of in (torch.ones_like(weights), weights))
-        if plain is None or weighted is None:
+        if not tape.touched:
+            return _ELSEWHERE
+        if tape.blind or not tape.made_of_batch(losses):
+            self._warn("torch does not show how inputs or losses are made of the batch (NumPy, vmap, scripted code)")
             return None
-        norms = weighted.norm(dim=1)
-        told = norms.isfinite() & plain.isfinite().all(1)
-        if not bool(told.any()):
+        path = tape.path_to(losses)
+        self._factors.append((len(losses), path.factors))
+        try:
+            found = self._compared(path, in_order=in_order)
+        except Exception as error:  # the user's own code, which need not take other records
+            self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
+            found = None
+        for t in tape.kept():
+            _EARLIER_ONES[t] = True
+        return found or (_COUNTED if _in_proportion(self._factors) else None)
+
+    def _warn(self, why: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"Assay cannot see whether this loop mixes records before or after the model: {why}. See "
+                '"What is seen of your own loop" in the threat model',
+                stacklevel=2,
+            )
+
+    def _compared(self, path: Path, *, in_order: bool) -> str | None:
+        plain = path.again()
+        if any(map(_is_earlier, path.constants)) and not _close(plain, path.again(others=_disturbed)):
+            return _EARLIER
+        (mask,) = splits(len(plain), self._coins, 1)
+        halves = (mask, ~mask) if self._seen <= FIRST else (mask,)
+        for half in halves:
+            other = others(half, self._coins)
+            if not _close(plain[other.kept], path.again(other.change)[other.kept]):
+                break
+        else:
             return None
-        rounding = 1e-6 * norms[told].max()
-        tolerance = rounding + _tolerance(losses, rows) * norms
-        if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
-            return None
-        # one weight for all shows how far rounding goes: the gradient of a loss near its minimum is little else
-        scaled = _gradients(losses, rows, torch.full_like(weights, _SAME))
-        assert scaled is not None
-        told &= scaled.isfinite().all(1)
-        seen = 16 * (scaled - _SAME * plain).norm(dim=1)
-        rounding, tolerance = rounding + seen, tolerance + seen
-        if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
-            return None
-        # The loop may have put the rows in another order: then each has the weight of another loss.
-        ratio = (plain * weighted).sum(1) / plain.square().sum(1)
-        other = (ratio.nan_to_num().unsqueeze(1) - weights).abs().argmin(1)
-        moved = _alone(plain, weighted, weights[other].to(plain), tolerance)
-        clear = told & (norms > 1e3 * rounding)
-        if not bool(moved[told].all()) or len(other[clear].unique()) < int(clear.sum()):
-            return _MIXED
-        return _MOVED if in_order else None
+        if _sorted_by_content(path, self._coins) or _in_another_order(path, plain, self._coins):
+            return _MOVED if in_order else None
+        return _MIXED
 
 
-def _gradients(losses: Tensor, rows: list[Tensor], weights: Tensor) -> Tensor | None:
-    """∂ Σ w_i l_i / ∂x_j, a row for each record; None where the losses depend on nothing that was handed out."""
-    summed = (losses * weights.to(losses)).sum()
-    found = torch.autograd.grad(summed, rows, retain_graph=True, allow_unused=True)
-    flat = [g.double().reshape(len(g), -1) for g in found if g is not None]
-    return torch.cat(flat, 1) if flat else None
+def _stop(tapes: list[Tape]) -> None:
+    while tapes:
+        tapes.pop().stop()
 
 
-def _alone(plain: Tensor, weighted: Tensor, weights: Tensor, tolerance: Tensor) -> Tensor:
-    """Whether h_j = w_j g_j, for every record."""
-    gap: Tensor = (weighted - weights.unsqueeze(1) * plain).norm(dim=1)
-    alone: Tensor = gap <= tolerance
-    return alone
+def _is_earlier(t: Tensor) -> bool:
+    return t in _EARLIER_ONES or (t._base is not None and t._base in _EARLIER_ONES)
 
 
-def _tolerance(losses: Tensor, rows: list[Tensor]) -> float:
-    """Rounding of gradients, relative; arithmetic in half precision is coarse."""
-    if torch.is_autocast_enabled(losses.device.type):
-        return 0.1
-    coarsest = max(torch.finfo(t.dtype).eps for t in (losses, *rows))
-    return 0.1 if coarsest > 1e-4 else 1e-3
+def _disturbed(t: Tensor) -> Tensor:
+    """Another value, for what was kept of an earlier batch."""
+    if not _is_earlier(t):
+        return t
+    if t.is_floating_point():
+        return 1.5 * t + 0.25 * (1 + t.abs().mean())
+    return ~t if t.dtype is torch.bool else t.flip(0) if t.dim() else t + 1
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two vectors of losses are equal up to rounding: the shapes are the same, and so are the kernels."""
+    if a.shape != b.shape:
+        return False
+    return bool(_equal(a, b).all())
+
+
+def _equal(a: Tensor, b: Tensor) -> Tensor:
+    eps = torch.finfo(a.dtype).eps
+    a, b = a.double(), b.double()
+    scale = a.abs().nan_to_num(0, 0, 0).max()
+    same = (a - b).abs() <= max(1e-5, 4 * eps) * (a.abs() + 0.1 * scale)
+    return same | (a == b) | (a.isnan() & b.isnan())
+
+
+def _in_another_order(path: Path, plain: Tensor, coins: Coins) -> bool:
+    """Whether each loss changes with one record only, and no two with the same one.
+
+    Every record has a secret word of bits, one for each repetition. A loss that depends on one record changes only in
+    the repetitions that replace it. One that depends on several changes in others, too: with 24 + 3 log2 n repetitions
+    it fits the word of one of n records with probability below 0.001.
+    """
+    records = len(plain)
+    words = torch.stack([coins.uniform(records) < 0.5 for _ in range(24 + 3 * (records - 1).bit_length())])
+    words = words[words.any(1) & ~words.all(1)]
+    told = torch.stack([~_equal(plain, path.again(others(mask, coins).change)).cpu() for mask in words])
+    told = told[:, told.any(0)]  # a loss that never changes shows nothing
+    beyond = (~words).T.double() @ told.double()  # [records, losses]: how often a loss changed without the record
+    common = words.T.double() @ told.double()
+    best = torch.where(beyond == 0, common, -1.0).max(0)
+    return bool((best.values > 0).all()) and len(best.indices.unique()) == told.shape[1]
+
+
+def _sorted_by_content(path: Path, coins: Coins) -> bool:
+    """Whether the losses are those of single records, in whatever order (sorted by length).
+
+    If all rows are those of one record, all losses must be one number, and before it must have been there once for
+    each copy of that record.
+    """
+    before = path.again(in_eval=True)
+    for record in coins.uniform(len(before)).argsort()[:_SAMPLED].tolist():
+        alone = path.again(functools.partial(only, record, len(before)), in_eval=True)
+        if not _close(alone[:1].expand_as(alone), alone):
+            return False
+        if int(_equal(alone[:1].expand_as(before), before).sum()) != path.copies(record):
+            return False
+    return True
+
+
+def _in_proportion(factors: list[tuple[int, list[tuple[str, float]]]]) -> bool:
+    """Whether a factor is the number of records times, or divided into, the same constant on every batch."""
+    names = [[name for name, _ in one] for _, one in factors]
+    sizes = [size for size, _ in factors]
+    if len(factors) < FIRST or len(set(sizes)) < _SIZES or any(one != names[0] for one in names):
+        return False
+    for place in range(len(names[0])):
+        values = [one[place][1] for _, one in factors]
+        pairs = list(zip(values, sizes, strict=True))
+        for found in ([v * n for v, n in pairs], [v / n for v, n in pairs]):
+            if found[0] != 0 and all(math.isclose(v, found[0], rel_tol=1e-6) for v in found):
+                return True
+    return False

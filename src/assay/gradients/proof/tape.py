@@ -1,0 +1,403 @@
+"""What a loop does with a batch, written down while it happens, so that it can be repeated with other records.
+
+Between `batches` and `backward` a loop may do anything: change the records, call the model, weigh the losses. A `Tape`
+is on torch's stack of function modes meanwhile. It sees every torch function that is called, and notes those whose
+arguments come from the batch. A call of the model is one entry; what happens inside is the engine's concern.
+
+A `Path` is what of it leads to the losses. It can be gone again with other rows in the batch. That changes nothing:
+random numbers are those of the first time, and what is written in place is a copy.
+
+A tape does not see what leaves torch: NumPy, `tolist`, Python's own numbers. A number that `item()` gave is followed
+while it is handed on as it is. It sees one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
+from torch.utils import _pytree as pytree
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from assay.gradients.proof import calls
+
+_MOST = 100_000  # calls; a loop that does more than that with one batch is not followed to its end
+_TIMES = frozenset(
+    ["mul", "mul_", "__rmul__", "multiply", "div", "div_", "__rdiv__", "__rtruediv__", "divide", "true_divide"]
+)
+_ABOUT = frozenset(("__len__", "size", "dim", "ndimension", "numel", "nelement"))  # about a tensor, not its numbers
+_WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics, without a new version
+
+
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """Stands for a value that the tape knows."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One call of a function, with slots in place of what the tape knows."""
+
+    run: Callable[..., Any] | None
+    """None stands for the model."""
+    args: Any
+    kwargs: Any
+    outputs: list[int | None]
+    """The slot of each leaf of the result; None for one that nobody will ask for."""
+    random_state: calls.RandomState | None
+    """What it drew from, if it drew random numbers."""
+    autocast: torch.dtype | None
+    needs: frozenset[int]
+    """The slots of its arguments."""
+    memory: frozenset[int]
+    """Where the numbers of its arguments and outputs are."""
+    writes: frozenset[int]
+    """Where it writes."""
+    factors: list[tuple[str, float]]
+    """Python's numbers that it multiplies or divides by."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """What slots stand for, while the loop runs."""
+
+    slots: MutableMapping[Tensor, int] = field(default_factory=WeakTensorKeyDictionary)
+    floats: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Numbers that `item()` gave, by identity."""
+    constants: dict[int, Tensor] = field(default_factory=dict)
+    """Tensors that are not made of the batch, and where they were first used."""
+    from_batch: set[int] = field(default_factory=set)
+    count: int = 0
+
+    def new(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+
+class Tape(TorchFunctionMode):
+    """Notes what is done with a batch from `start` to `stop`.
+
+    Args:
+        batch: What the loop gets.
+        rows: How many rows a tensor of the batch has.
+        model: Calls of it are single entries.
+        copied: Gives a copy of the model, for repetitions; None where it cannot be copied.
+        earlier: What was made of earlier batches, which is followed as well.
+    """
+
+    def __init__(
+        self,
+        batch: Any,
+        rows: int,
+        model: nn.Module,
+        copied: Callable[[], nn.Module | None],
+        earlier: Container[Tensor] = (),
+    ) -> None:
+        super().__init__()
+        self._earlier = earlier
+        self.rows = rows
+        self._model, self._copied = model, copied
+        self._known, self._entries = _Known(), list[_Entry]()
+        self._left = _MOST
+        self._batch: dict[int, Tensor] = {}
+        for t in calls.tensors(batch):
+            if calls.by_record(t, rows) and t not in self._known.slots:
+                self._batch[self._slot(t, from_batch=True)] = t.detach().clone()
+        self.touched = False
+        """Whether anything was done with the numbers of the batch."""
+        self.blind = False
+        """Whether the model was called, and never with anything that torch made of the batch."""
+        self._running, self._hooks = False, list[Any]()
+
+    @property
+    def holds_rows(self) -> bool:
+        """Whether the batch has tensors with a row for each record."""
+        return bool(self._batch)
+
+    def start(self) -> None:
+        """Begin to listen."""
+        # functions and not methods: a copy of the model has these hooks as well, and must not copy this object
+        model = self._model
+        begun: list[tuple[Any, Any, calls.RandomState]] = []
+
+        def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if module is model and self._running:
+                self._leave()
+                begun.append((args, kwargs, calls.random_state()))
+
+        def end(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
+            if module is model and begun:
+                args, kwargs, state = begun.pop()
+                if not begun and self._running:
+                    self._note_call(args, kwargs, output, state)
+                    _push_mode(self)
+
+        self._hooks = [
+            model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
+            model.register_forward_hook(end, with_kwargs=True, always_call=True),
+        ]
+        self._running = True
+        _push_mode(self)
+
+    def stop(self) -> None:
+        """Listen no longer."""
+        if self._running:
+            self._running = False
+            for hook in self._hooks:
+                hook.remove()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Take this mode off the stack; others that were put on it later stay."""
+        above = []
+        while _len_torch_function_stack() > 0 and (top := _pop_mode()) is not self:
+            above.append(top)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, and note the call."""
+        kwargs = kwargs or {}
+        self._left -= 1
+        if not self._running or self._left < 0:
+            return func(*args, **kwargs)
+        given = calls.tensors((args, kwargs))
+        if not given or any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
+            return func(*args, **kwargs)
+        state, versions = calls.random_state(), [_version(t) for t in given]
+        out = func(*args, **kwargs)
+        written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
+        if getattr(func, "__name__", "") in _WRITE_UNSEEN:
+            written = given
+        self._note(func, args, kwargs, out, state if calls.drawn_since(state) else None, written)
+        return out
+
+    def _note_call(self, args: Any, kwargs: Any, output: Any, state: calls.RandomState) -> None:
+        """Note a call of the model."""
+        seen = any(not self._is_constant(t) for t in calls.tensors((args, kwargs)))
+        first = not any(entry.run is None for entry in self._entries)
+        self.blind = not seen and (first or self.blind)
+        self._note(None, args, kwargs, output, state)
+
+    def _slot(self, t: Tensor, *, from_batch: bool) -> int:
+        number = self._known.slots[t] = self._known.new()
+        if from_batch:
+            self._known.from_batch.add(number)
+        return number
+
+    def _is_constant(self, t: Tensor) -> bool:
+        return self._known.slots.get(t) not in self._known.from_batch
+
+    def _note(
+        self,
+        run: Callable[..., Any] | None,
+        args: Any,
+        kwargs: Any,
+        out: Any,
+        state: calls.RandomState | None,
+        written: Sequence[Tensor] = (),
+    ) -> None:
+        known, flat = self._known, pytree.tree_leaves(out)
+        used = pytree.tree_leaves((args, kwargs))
+        for a in used:
+            if isinstance(a, Tensor) and a not in known.slots and a in self._earlier:
+                known.constants[self._slot(a, from_batch=True)] = a
+        depends = any(
+            (isinstance(a, Tensor) and not self._is_constant(a)) or (type(a) is float and id(a) in known.floats)
+            for a in used
+        )
+        name = getattr(run, "__name__", "")
+        self.touched |= depends and name not in _ABOUT and (name != "__get__" or bool(calls.tensors(out)))
+        views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
+        if not depends and not views and run is not None:
+            return
+        stored = pytree.tree_map(self._stored, (args, kwargs))
+        outputs = [self._made(value, depends=depends) for value in flat]
+        if depends:
+            for t in written:
+                self._mark(t)
+        if not written and all(o is None for o in outputs):
+            return
+        leaves = pytree.tree_leaves(stored, is_leaf=_is_slot)
+        self._entries.append(
+            _Entry(
+                run,
+                *stored,
+                outputs,
+                state,
+                _autocast(),
+                needs=frozenset(v.number for v in leaves if isinstance(v, _Slot)),
+                memory=frozenset(_memory(t) for t in (*used, *flat) if isinstance(t, Tensor)),
+                writes=frozenset(map(_memory, written)),
+                factors=[(name, float(a)) for a in args if name in _TIMES and isinstance(a, int | float)],
+            )
+        )
+
+    def _made(self, value: Any, *, depends: bool) -> int | None:
+        """The slot of what a function returned."""
+        if isinstance(value, Tensor):
+            return self._slot(value, from_batch=depends)
+        if type(value) is not float or not depends:
+            return None
+        number = self._known.new()
+        self._known.floats[id(value)] = value, number
+        self._known.from_batch.add(number)
+        return number
+
+    def _mark(self, t: Tensor) -> None:
+        """What is written with something of the batch, and what it is a view of, is made of the batch from here on."""
+        for one in (t, t._base):
+            if one is not None:
+                if one not in self._known.slots:
+                    self._stored(one)
+                self._known.from_batch.add(self._known.slots[one])
+
+    def _stored(self, value: Any) -> Any:
+        known = self._known
+        if isinstance(value, Tensor):
+            if value not in known.slots:
+                number = self._slot(value, from_batch=False)
+                known.constants[number] = value
+            return _Slot(known.slots[value])
+        if type(value) is float and id(value) in known.floats:
+            return _Slot(known.floats[id(value)][1])
+        return value
+
+    def made_of_batch(self, t: Tensor) -> bool:
+        """Whether this tensor was made of the batch, as far as torch shows."""
+        return self._left >= 0 and not self._is_constant(t)
+
+    def kept(self) -> Iterator[Tensor]:
+        """What was made of the batch and is still there, for the next tape to know."""
+        for t, number in self._known.slots.items():
+            if number in self._known.from_batch:
+                yield t
+
+    def path_to(self, losses: Tensor) -> Path:
+        """What these losses are made by; they must be made of the batch."""
+        needed, memory = {self._known.slots[losses]}, set[int]()
+        taken = []
+        for entry in reversed(self._entries):
+            if needed.isdisjoint(o for o in entry.outputs if o is not None) and memory.isdisjoint(entry.writes):
+                continue
+            needed |= entry.needs
+            memory |= entry.memory
+            taken.append(entry)
+        slot, constants = self._known.slots[losses], self._known.constants
+        return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way from a batch to its losses, to be gone again with other records."""
+
+    _losses: int
+    _entries: Sequence[_Entry]
+    _batch: Mapping[int, Tensor]
+    _constants: Mapping[int, Tensor]
+    _model: nn.Module
+    _copied: Callable[[], nn.Module | None]
+
+    @property
+    def factors(self) -> list[tuple[str, float]]:
+        """Python's numbers that something is multiplied or divided by on the way, in order."""
+        return [factor for entry in self._entries for factor in entry.factors]
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """The tensors that were there before the batch."""
+        needed = frozenset[int]().union(*(entry.needs for entry in self._entries))
+        return [t for number, t in self._constants.items() if number in needed]
+
+    def copies(self, record: int) -> int:
+        """How many rows of the batch are equal to this one, itself included."""
+        same = [(flat == flat[record]).all(1).cpu() for flat in (t.reshape(len(t), -1) for t in self._batch.values())]
+        return int(torch.stack(same).all(0).sum())
+
+    def again(
+        self,
+        rows: calls.Change = lambda t: t,
+        others: calls.Change = lambda t: t,
+        *,
+        in_eval: bool = False,
+    ) -> Tensor:
+        """The losses, if the batch had had other rows. Nothing that the loop holds is changed.
+
+        Args:
+            rows: Gives the rows of each tensor of the batch.
+            others: Gives the value of each tensor that was there before the batch.
+            in_eval: Call the model in eval mode, where dropout is off.
+
+        Raises:
+            Exception: The loop cannot be repeated; anything may fail in code that is not ours.
+        """
+        values: dict[int, Any] = {number: rows(t).clone() for number, t in self._batch.items()}
+        writes = any(entry.writes for entry in self._entries)
+
+        def value(of: Any) -> Any:
+            if not isinstance(of, _Slot):
+                return of
+            if of.number not in values:
+                constant = others(self._constants[of.number]).detach()
+                values[of.number] = constant.clone() if writes else constant
+            return values[of.number]
+
+        model = self._copied() or self._model
+        modes = [(m, m.training) for m in model.modules()]
+        now, buffers = calls.random_state(), calls.copied(model.named_buffers())
+        try:
+            if in_eval:
+                model.eval()
+            with torch.no_grad():
+                for entry in self._entries:
+                    args, kwargs = pytree.tree_map(value, (entry.args, entry.kwargs), is_leaf=_is_slot)
+                    if entry.random_state is not None:
+                        calls.set_random_state(entry.random_state)
+                    with _precision(entry.autocast, args):
+                        out = (entry.run or model)(*args, **kwargs)
+                    made = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
+                    values |= {number: one for number, one in made if number is not None}
+            found: Tensor = values[self._losses]
+            return found.detach()
+        finally:
+            calls.set_random_state(now)
+            calls.put_back(model, buffers)
+            for module, mode in modes:
+                module.training = mode
+
+
+def _is_slot(value: Any) -> bool:
+    return isinstance(value, _Slot)
+
+
+def _memory(t: Tensor) -> int:
+    """Where a tensor's numbers are."""
+    return t.untyped_storage()._cdata if t.layout is torch.strided else id(t)
+
+
+def _version(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version
+
+
+def _autocast() -> torch.dtype | None:
+    """The precision of autocast, where it is on."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    return None
+
+
+def _precision(autocast: torch.dtype | None, args: Any) -> contextlib.AbstractContextManager[Any]:
+    if autocast is None:
+        return contextlib.nullcontext()
+    device = next((t.device.type for t in calls.tensors(args)), "cpu")
+    return torch.autocast(device, dtype=autocast)

@@ -1,0 +1,313 @@
+"""What a loop of one's own does with a batch, before the model and after it, is repeated with other records in it."""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from assay import Plan, PrivateStep
+from assay.data.units import Unit
+from assay.errors import ConfigError, UnsupportedModelError
+from assay.randomness.streams import Seeded
+
+RECORDS = 120
+SEVERAL, EARLIER, COUNTED = "enters the losses of several", "records of an earlier batch", "in proportion to the number"
+
+
+def records(*, words: bool = False) -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = (
+        torch.randint(1, 20, (RECORDS, 7), generator=generator)
+        if words
+        else torch.randn(RECORDS, 6, generator=generator)
+    )
+    return TensorDataset(x, torch.randint(0, 3, (RECORDS,), generator=generator))
+
+
+class Words(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.last = nn.Embedding(20, 5), nn.Linear(5, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.last(self.table(ids).mean(1))
+
+
+Body = Callable[[nn.Module, dict[str, Any], Tensor, Tensor], Tensor]
+
+
+def loop(body: Body, *, steps: int = 16, words: bool = False, data: Dataset[Any] | None = None, **options: Any) -> int:
+    """A loop as a user would write it, with something to keep from batch to batch. The steps that were taken."""
+    torch.manual_seed(0)
+    model = Words() if words else nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
+    plan = Plan(records=RECORDS, batch_size=16, steps=steps, noise_multiplier=1.0, delta=1e-5)
+    step, kept = PrivateStep(model, plan, **options), dict[str, Any]()
+    try:
+        for x, y in step.batches(data or records(words=words)):
+            step.backward(body(model, kept, x, y))
+        return step.taken
+    finally:
+        step.close()
+
+
+def losses(outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
+    return F.cross_entropy(outputs, y, reduction="none", **options)
+
+
+# --- wrong ---
+
+
+def weights_by_counts(model, kept, x, y):
+    return losses(model(x), y, weight=1 / (1.0 + y.bincount(minlength=3)))
+
+
+def weights_for_each_record_by_counts(model, kept, x, y):
+    return losses(model(x), y) / y.bincount(minlength=3)[y]
+
+
+def divided_by_a_number_taken_out(model, kept, x, y):
+    found = losses(model(x), y)
+    return found / found.sum().item()
+
+
+def classes_in_another_order(model, kept, x, y):
+    return losses(model(x), y[torch.randperm(len(y))])
+
+
+def classes_mixed(model, kept, x, y):
+    outputs = model(x)
+    return 0.7 * losses(outputs, y) + 0.3 * losses(outputs, y.roll(1))
+
+
+def smoothed_by_the_batch(model, kept, x, y):
+    own = F.one_hot(y, 3).float()
+    return losses(model(x), 0.9 * own + 0.1 * own.mean(0))
+
+
+def weighted_by_rank(model, kept, x, y):
+    found = losses(model(x), y)
+    return found * found.detach().argsort().argsort()
+
+
+def normalised_without_gradients(model, kept, x, y):
+    with torch.no_grad():
+        x = kept.setdefault("norm", nn.BatchNorm1d(6))(x)
+    return losses(model(x), y)
+
+
+def a_memory_bank(model, kept, x, y):
+    outputs = model(x)
+    found = losses(outputs, y)
+    if "bank" in kept:
+        found = found + (outputs - kept["bank"].mean(0)).square().sum(1)
+    kept["bank"] = outputs.detach()
+    return found
+
+
+def a_running_mean(model, kept, x, y):
+    found = losses(model(x), y)
+    mean = kept.get("mean", torch.ones(()))
+    kept["mean"] = 0.9 * mean + 0.1 * found.detach().mean()
+    return found / mean
+
+
+def divided_by_their_number(model, kept, x, y):
+    return losses(model(x), y) / len(y)
+
+
+def random_and_divided_by_their_number(model, kept, x, y):
+    return losses(model(x), y) * torch.rand(len(y)) * (16 / x.shape[0])
+
+
+def words_mixed(model, kept, x, y):
+    return losses(model(torch.where(torch.rand(x.shape) < 0.2, x.roll(1, 0), x)), y)
+
+
+def other_records(model, kept, x, y):
+    there = records().tensors
+    return losses(model(there[0][: len(x)]), there[1][: len(x)])
+
+
+WRONG = {
+    SEVERAL: [
+        weights_by_counts,
+        weights_for_each_record_by_counts,
+        divided_by_a_number_taken_out,
+        classes_in_another_order,
+        classes_mixed,
+        smoothed_by_the_batch,
+        weighted_by_rank,
+        normalised_without_gradients,
+    ],
+    EARLIER: [a_memory_bank, a_running_mean],
+    COUNTED: [divided_by_their_number, random_and_divided_by_their_number],
+    "losses of other records": [other_records],
+}
+
+
+@pytest.mark.parametrize(("message", "body"), [(message, body) for message, bodies in WRONG.items() for body in bodies])
+def test_a_loop_that_mixes_records_around_the_model_is_refused_every_time(message: str, body: Body) -> None:
+    for _ in range(3):
+        with pytest.raises(UnsupportedModelError, match=message):
+            loop(body)
+
+
+# --- right ---
+
+
+def weights_that_are_constants(model, kept, x, y):
+    return losses(model(x), y, weight=torch.tensor([1.0, 2.0, 3.0])) * (0.1 * (1 + kept.setdefault("done", 0)))
+
+
+def figures_that_are_only_shown(model, kept, x, y):
+    outputs = model(x)
+    found = losses(outputs, y)
+    kept["accuracy"] = float((outputs.argmax(1) == y).sum() / len(y))
+    kept["total"] = kept.get("total", torch.zeros(())) + found.detach().sum() / len(x)
+    return found
+
+
+def a_buffer_that_is_filled_again(model, kept, x, y):
+    buffer = kept.setdefault("buffer", torch.zeros(RECORDS, 6))
+    buffer[: len(x)].copy_(x)
+    return losses(model(buffer[: len(x)]), y)
+
+
+def sorted_by_content(model, kept, x, y):
+    order = x[:, 0].argsort()
+    return losses(model(x[order]), y[order])
+
+
+def noise_in_another_order(model, kept, x, y):
+    order = torch.randperm(len(x))
+    return losses(model(F.dropout(x[order]) + torch.randn_like(x)), y[order])
+
+
+def some_left_out(model, kept, x, y):
+    found, used = losses(model(x), y), y != 0
+    kept_ones = torch.zeros_like(found)
+    kept_ones[used] = found[used]
+    return kept_ones
+
+
+def a_teacher(model, kept, x, y):
+    with torch.no_grad():
+        soft = kept.setdefault("teacher", nn.Linear(6, 3))(x).softmax(1)
+        hard = model(x).argmax(1)
+    outputs = model(x - 0.5)
+    return losses(outputs, soft) + losses(outputs, hard) + outputs.square().mean(1) / x.shape[1]
+
+
+def one_by_one(model, kept, x, y):
+    x[:, 0] = 0
+    return torch.stack([F.cross_entropy(one, label) for one, label in zip(model(x), y, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        weights_that_are_constants,
+        figures_that_are_only_shown,
+        a_buffer_that_is_filled_again,
+        sorted_by_content,
+        noise_in_another_order,
+        some_left_out,
+        a_teacher,
+        one_by_one,
+    ],
+)
+def test_a_loop_that_keeps_records_apart_is_left_alone(body: Body) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loop(body) == 16
+
+
+def test_words_that_the_loop_mixes_are_refused_and_masked_words_are_not() -> None:
+    with pytest.raises(UnsupportedModelError, match=SEVERAL):
+        loop(words_mixed, words=True)
+    masked: Body = lambda model, kept, x, y: losses(model(x.masked_fill(torch.rand(x.shape) < 0.2, 0)), y)  # noqa: E731
+    assert loop(masked, words=True) == 16
+
+
+def test_mixing_that_begins_after_a_warm_up_is_found_on_a_random_batch() -> None:
+    def mixes_later(model, kept, x, y):
+        kept["done"] = kept.get("done", 0) + 1
+        return classes_mixed(model, kept, x, y) if kept["done"] > 20 else losses(model(x), y)
+
+    with pytest.raises(UnsupportedModelError, match=SEVERAL):
+        loop(mixes_later, steps=60, randomness=Seeded(3))
+
+
+def test_a_loop_that_leaves_torch_is_told_that_it_is_not_seen() -> None:
+    def by_numpy(model, kept, x, y):
+        return losses(model(torch.from_numpy(2 * x.numpy())), y)
+
+    with pytest.warns(UserWarning, match="cannot see whether this loop mixes records"):
+        assert loop(by_numpy) == 16
+
+
+def test_batches_of_another_step_are_records_of_an_earlier_batch() -> None:
+    """Two models, each with a step of its own: what one was given must not scale the losses of the other."""
+    plan = Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5)
+    one, other = nn.Linear(6, 3), nn.Linear(6, 3)
+    first, second = PrivateStep(one, plan), PrivateStep(other, plan)
+    x, y = next(first.batches(records()))
+    first.backward(losses(one(x), y))
+    u, v = next(second.batches(records()))
+    with pytest.raises(UnsupportedModelError, match=EARLIER):
+        second.backward(losses(other(u), v) * x.mean().abs())
+    first.close()
+    second.close()
+
+
+def test_nothing_of_a_loop_is_left_behind() -> None:
+    """A loop that ends in the middle of a batch leaves torch, and the model, as they were."""
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5))
+    for _ in step.batches(records()):
+        break
+    step.close()
+    assert torch.overrides._len_torch_function_stack() == 0
+    assert not model._forward_hooks
+    assert not model._forward_pre_hooks
+
+
+def plain(model, kept, x, y):
+    return losses(model(x), y)
+
+
+@pytest.mark.parametrize(
+    "twice",
+    [
+        Subset(records(), [*range(RECORDS - 1), 0]),
+        ConcatDataset([Subset(records_ := records(), range(80)), Subset(records_, range(40, 80))]),
+    ],
+)
+def test_a_record_that_a_data_set_holds_twice_is_refused(twice: Dataset[Any]) -> None:
+    with pytest.raises(ConfigError, match="is there 2 times"):
+        loop(plain, data=twice)
+    whole = records()
+    assert loop(plain, data=ConcatDataset([Subset(whole, range(50, RECORDS)), Subset(whole, range(50))])) == 16
+
+
+def test_copies_of_a_record_may_be_one_person() -> None:
+    plan = Plan(
+        records=RECORDS // 2,
+        batch_size=10,
+        steps=2,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        unit=Unit(name="patient", persons=RECORDS // 2, rows=2),
+    )
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, plan)
+    half = torch.arange(RECORDS) % (RECORDS // 2)
+    for x, y in step.batches(Subset(records(), half.tolist()), units=half):
+        step.backward(losses(model(x), y))
+    assert step.taken == 2
+    step.close()
