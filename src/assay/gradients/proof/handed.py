@@ -75,26 +75,26 @@ class Handed:
         plain, weighted = (_gradients(losses, rows, of) for of in (torch.ones_like(weights), weights))
         if plain is None or weighted is None:
             return None
-        norms = weighted.norm(dim=1)
-        told = norms.isfinite() & plain.isfinite().all(1)
+        norms = _norms(weighted)
+        told = norms.isfinite() & _norms(plain).isfinite()
         if not bool(told.any()):
             return None
         rounding = 1e-6 * norms[told].max()
         tolerance = rounding + _tolerance(losses, rows) * norms
-        if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
+        if bool(_alone(plain, weighted, weights, tolerance)[told].all()):
             return None
         # one weight for all shows how far rounding goes: the gradient of a loss near its minimum is little else
         scaled = _gradients(losses, rows, torch.full_like(weights, _SAME))
         assert scaled is not None
-        told &= scaled.isfinite().all(1)
-        seen = 16 * (scaled - _SAME * plain).norm(dim=1)
+        told &= _norms(scaled).isfinite()
+        seen = 16 * _norms(scaled - _SAME * plain)
         rounding, tolerance = rounding + seen, tolerance + seen
-        if bool(_alone(plain, weighted, weights.to(plain), tolerance)[told].all()):
+        if bool(_alone(plain, weighted, weights, tolerance)[told].all()):
             return None
         # The loop may have put the rows in another order: then each has the weight of another loss.
-        ratio = (plain * weighted).sum(1) / plain.square().sum(1)
+        ratio = (plain * weighted).sum(1, dtype=torch.float64) / _norms(plain).square()
         other = (ratio.nan_to_num().unsqueeze(1) - weights).abs().argmin(1)
-        moved = _alone(plain, weighted, weights[other].to(plain), tolerance)
+        moved = _alone(plain, weighted, weights[other], tolerance)
         clear = told & (norms > 1e3 * rounding)
         if not bool(moved[told].all()) or len(other[clear].unique()) < int(clear.sum()):
             return _MIXED
@@ -105,14 +105,21 @@ def _gradients(losses: Tensor, rows: list[Tensor], weights: Tensor) -> Tensor | 
     """∂ Σ w_i l_i / ∂x_j, a row for each record; None where the losses depend on nothing that was handed out."""
     summed = (losses * weights.to(losses)).sum()
     found = torch.autograd.grad(summed, rows, retain_graph=True, allow_unused=True)
-    flat = [g.double().reshape(len(g), -1) for g in found if g is not None]
-    return torch.cat(flat, 1) if flat else None
+    flat = [g.to(torch.promote_types(g.dtype, torch.float32)).reshape(len(g), -1) for g in found if g is not None]
+    if not flat:
+        return None
+    return flat[0] if len(flat) == 1 else torch.cat(flat, 1)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """The norm of each row, added up in double precision: finite if all its numbers are."""
+    norms: Tensor = torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64)
+    return norms
 
 
 def _alone(plain: Tensor, weighted: Tensor, weights: Tensor, tolerance: Tensor) -> Tensor:
     """Whether h_j = w_j g_j, for every record."""
-    gap: Tensor = (weighted - weights.unsqueeze(1) * plain).norm(dim=1)
-    alone: Tensor = gap <= tolerance
+    alone: Tensor = _norms(torch.addcmul(weighted, weights.to(plain).unsqueeze(1), plain, value=-1)) <= tolerance
     return alone
 
 
