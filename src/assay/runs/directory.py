@@ -23,6 +23,7 @@ SHA-256 of all other files. Earlier versions wrote no digest into `run.json`; th
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import shutil
 import time
@@ -266,6 +267,21 @@ class RunDirectory:
         own = read_ledger(self.ledger, self.digest() if self.spec.exists() else None)
         charges = made.charges()
         return None if own is not None and len(charges) == 1 and own.paid(charges[0].event) else made
+
+    def read_estimate(self) -> dict[str, Any] | None:
+        """What an estimate of columns has showed, and for which records; None where there is none, or no longer.
+
+        Raises:
+            AssayError: The file is damaged.
+        """
+        if not self.estimate.exists():
+            return None
+        try:
+            kept: dict[str, Any] = json.loads(self.estimate.read_text(encoding="utf-8"))
+            seals.check(self.estimate, kept)
+        except ValueError as error:
+            raise AssayError(f"{self.estimate} is damaged: {error}") from error
+        return kept
 
     def _next_earlier(self, suffix: str) -> Path:
         """A name for one more ledger of an earlier run."""
