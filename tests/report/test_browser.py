@@ -243,6 +243,25 @@ def test_it_prints(opened):
     assert base64.b64decode(made["data"]).startswith(b"%PDF")
 
 
+def test_a_statement_is_printed_on_one_page(opened):
+    """A4 without margins of 10 mm has 718 by 1047 pixels of the style sheet."""
+    page = {"width": 718, "height": 1047, "deviceScaleFactor": 1, "mobile": False}
+    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    opened.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", page)
+    try:
+        heights = opened.execute_script(
+            """
+            document.querySelectorAll("details").forEach((one) => { one.open = true; });
+            return [...document.querySelectorAll(".statement")].map((one) => one.getBoundingClientRect().height);
+            """
+        )
+    finally:
+        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert heights
+    assert max(heights) <= 1047
+
+
 def test_three_hundred_runs_open_and_sort_quickly(browser, tmp_path, trained, resealed):
     record = json.loads((trained / "record.json").read_text())
     for n in range(300):

@@ -7,12 +7,12 @@ import time
 from html.parser import HTMLParser
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from assay import at_most
 from assay.report import charts, html, statement
-from assay.report.charts import HEIGHT, WIDTH, Axis, Point, Series
+from assay.report.charts import HEIGHT, WIDTH, Axis, Point, Series, legend
 from assay.report.collect import Collector
 from assay.report.elements import epsilon
 from assay.report.groups import Tone, group_runs, verdict
@@ -262,6 +262,7 @@ finite = st.floats(min_value=1e-3, max_value=1e6)
     ),
     st.booleans(),
 )
+@example([(499999.9999999999, 0.0, 0.0)], True)  # not below its own round number
 def test_every_mark_is_inside_its_chart(points, log):
     made = [Point(x=x, y=y, low=max(0, y - s), high=y + s, tip="t") for x, y, s in points]
     drawn = charts.plot(
@@ -332,6 +333,12 @@ def test_three_hundred_runs_are_quick(tmp_path, trained, resealed):
     assert time.process_time() - begun < 15
     assert len(made) < 12e6
     assert made.count("<details") >= 300
+
+
+def test_series_beyond_the_number_of_colours_can_be_told_apart():
+    series = [Series(label=str(i), style=i, method="m", points=[Point(x=1, y=0.5, tip="")]) for i in range(20)]
+    marks = re.findall(r'<g class="(series s\d)[^"]*"><path d="M([^"]*)"', str(legend(series)))
+    assert len(marks) == len(set(marks)) == 20
 
 
 def test_curves_of_two_epsilons_have_two_colours_and_names(tmp_path, run):

@@ -82,6 +82,26 @@ def test_a_table_is_not_read_twice_for_one_charge(stays: Path, tmp_path: Path) -
     assert (run / "ledgers" / "001.jsonl").read_bytes() == charged
 
 
+def test_a_total_counts_an_estimate_that_no_run_followed(stays: Path, tmp_path: Path) -> None:
+    from assay.training.from_names import begin_run
+
+    run = tmp_path / "run"
+    begin_run(asked(stays), out=run)
+    alone = assay.runs.total([run])
+    (part,) = alone.parts
+    assert 0.7 < alone.epsilon <= 0.75
+    assert (part.begun, part.unit, part.data, part.delta) == (False, "who", str(stays), 1e-4)
+    (run / "schema.json").unlink()  # a process was killed before it was written
+    assert assay.runs.total([run]).epsilon == alone.epsilon
+    begin_run(asked(stays, epsilon=2), out=run, force=True)
+    both = assay.runs.total([run])
+    assert both.epsilon > alone.epsilon
+    assert both.parts[0].replaced == 1
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ConfigError, match=r"run\.json"):
+        assay.runs.total([tmp_path / "empty"])
+
+
 def test_a_budget_covers_the_estimate_before_it_is_made(stays: Path, tmp_path: Path, monkeypatch) -> None:
     from assay.training.from_names import begin_run
 

@@ -322,6 +322,11 @@ ZOO: tuple[Mutant, ...] = (
         ("levels without a threshold", "levels above one", "ListsEveryLevel"),
     ),
     *_each(
+        "two answers compared",
+        "test_columns.py::test_a_seed_gives_another_request_other_noise",
+        ("estimates with one seed share their noise", "noise by request", "same_noise_for_every_request"),
+    ),
+    *_each(
         "ledger",
         "test_columns.py::test_an_estimate_that_is_not_charged",
         ("columns estimated and not charged", "charged before the first step", "NeverPays"),

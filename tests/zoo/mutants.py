@@ -27,6 +27,7 @@ from assay.methods.plan import Plan
 from assay.randomness.generators import Hashed
 from assay.randomness.streams import Blocks, OsSeeded, Seeded
 from assay.runs.directory import RunDirectory
+from assay.training import estimating
 from assay.training.step import PrivateStep
 
 # --- clipping ---
@@ -547,6 +548,11 @@ def exact_bounds(counts: Sequence[float], noise: float) -> estimates.Found:
     """Bounds that are the outermost cells that any row is in, charged as if they came from the noisy counts."""
     there = [cells.NUMBERS[i] for i in range(len(cells.NUMBERS)) if counts[i] > 0]
     return estimates.Found(column=Number(low=there[0][0], high=there[-1][1]))
+
+
+def same_noise_for_every_request(private, draft, columns, randomness, request):
+    """A seed that gives every estimate of a table the same noise: two answers show the counts."""
+    return estimating.release(private, draft, columns, randomness, "")
 
 
 class NeverPays(Ledger):

@@ -1,5 +1,6 @@
 """Bugs in the estimate of a table's columns: an attack on one record shows each, and does not show its correct twin."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -10,9 +11,12 @@ from assay import ConfigError, Plan
 from assay.accounting.ledger import Ledger, read_ledger
 from assay.audit.bounds import Errors, epsilon_lower
 from assay.data.tables import cells, estimates
+from assay.data.tables.drafts import read_draft, training_rows
 from assay.methods.columns import Columns
 from assay.presets import of_options
+from assay.randomness.streams import Seeded
 from assay.runs.directory import RunDirectory
+from assay.training import estimating
 from assay.training.from_names import begin_run
 from assay.training.step import PrivateStep
 
@@ -52,6 +56,21 @@ def test_what_one_record_shows_of_a_column(shows, rows, more, mutant):
     false = sum(shows(rows, draw, mutant) for _ in range(TRIALS))
     errors = Errors(false_positives=false, excluded=TRIALS, false_negatives=missed, included=TRIALS)
     assert (epsilon_lower(errors, delta=1e-5, significance=1e-6) > 1.1) == mutant
+
+
+@pytest.mark.parametrize("release", [mutants.same_noise_for_every_request, estimating.release])
+def test_a_seed_gives_another_request_other_noise(release, tmp_path):
+    """Thirty levels lie at the threshold, so that noise decides on each. By chance both answers agree once in 2^30."""
+    path, columns = tmp_path / "t.csv", Columns(noise=1.0, count=3)
+    often = round(estimates.threshold("level 10") * math.sqrt(estimates.ROUNDS) / 0.8)  # a fifth is for testing
+    rows = [f"{i}{k},level {i},{k % 2}" for i in range(10, 40) for k in range(often)]
+    path.write_text("age,ward,back\n" + "\n".join(rows) + "\n")
+    draft = read_draft(path, "auto", "back", None)
+    private = training_rows(path, draft, None)
+    first, same, other = (release(private, draft, columns, Seeded(7), request) for request in ("a", "a", "b"))
+    assert 0 < len(first["ward"].to_json()["levels"]) < 30
+    assert first == same
+    assert (first == other) == (release is mutants.same_noise_for_every_request)
 
 
 def test_an_estimate_that_is_not_charged():

@@ -269,8 +269,9 @@ def total(
         return
     out = console()
     for part in found.parts:
-        replaced = f", with {part.replaced} replaced there" if part.replaced else ""
-        out.print(f"ε = {_epsilon(part.epsilon)} at δ = {part.delta:g}   {part.name} ({part.data}{replaced})")
+        said = f", with {part.replaced} replaced there" if part.replaced else ""
+        said += "" if part.begun else ", where no run has begun"
+        out.print(f"ε = {_epsilon(part.epsilon)} at δ = {part.delta:g}   {part.name} ({part.data}{said})")
     out.print(
         f"together ε ≤ {_epsilon(found.epsilon)} at δ = {found.delta:g} (unit: {found.unit}, {found.adjacency.value})"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -83,7 +84,8 @@ def _print(study: Study, as_json: bool) -> None:
     accuracy = "validation accuracy (%)" if study.grid.shared.get("validation") else "accuracy (%)"
     for heading in (accuracy, "ε claimed", "ε verified", "ε audited", *titles, "seeds"):
         table.add_column(heading, justify="right")
-    for cell in summary.cells(runs, list(study.grid.cells())):
+    cells = summary.cells(runs, list(study.grid.cells()))
+    for cell in cells:
         table.add_row(
             *cell.labels,
             cell.accuracy,
@@ -97,6 +99,8 @@ def _print(study: Study, as_json: bool) -> None:
     if not out.is_terminal:
         out.width = 200  # a pipe has no width: nothing is cut off
     out.print(table)
+    if any(cell.claimed == math.inf for cell in cells):
+        out.print("ε claimed ∞: the paper's accountant finds no finite ε for that run")
     out.print(
         f"{study.grid.title}; fixed seeds: reproducible, not private. A page with charts: assay report {study.path}"
     )

@@ -38,7 +38,8 @@ def outcome(result: Result) -> None:
         f"{scored(record)} accuracy": None if accuracy is None else f"{accuracy:.2%}",
         "figures": ", ".join(f"{name} {value}" for name, value in shown_figures(record["result"]).items()) or None,
         "ε verified": f"{shown(eps['verified'])} at δ = {eps['delta']:g}{asked['verified']}",
-        "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report)",
+        "ε claimed": f"{shown(eps['claimed'])}{asked['claimed']} (what the paper's accountant would report"
+        f"{': it finds no finite ε' if eps['claimed'] == 'inf' else ''})",
         "steps": f"{record['steps']}" + (", the budget is spent" if result.budget_spent else ""),
         "chosen": in_words(tuning["chosen"]) if "chosen" in tuning else None,
         "settings": "; then ".join(choices(record.get("tuning"))) or None,

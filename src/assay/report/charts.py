@@ -147,8 +147,8 @@ def _round_below(value: float) -> float:
 
 def _round_above(value: float) -> float:
     """The next of 1, 2 and 5 times a power of ten above the value."""
-    power = 10.0 ** math.floor(math.log10(value))
-    return min(power * factor for factor in (1, 2, 5, 10) if power * factor > value)
+    power = 10.0 ** math.floor(math.log10(value) + 1e-12)
+    return min(power * factor for factor in (1, 2, 5, 10) if power * factor > value * (1 + 1e-12))
 
 
 def _step(low: float, high: float, wanted: int) -> float:
@@ -214,8 +214,12 @@ def _series(one: Series, frame: _Frame) -> Html:
         drawing += _bar(p, across, frame)
         if one.marks is not None:
             drawing.append(_mark(p, across, frame.y.at(p.y), one))
-    styled = f"series s{one.style % SHAPES}{' hollow' if one.hollow else ''}"
-    return tag("g", drawing, class_=styled, data_method=one.method)
+    return tag("g", drawing, class_=_styled(one.style, hollow=one.hollow), data_method=one.method)
+
+
+def _styled(style: int, *, hollow: bool) -> str:
+    """The class that gives a series its colour; with more series than colours, lines are dashed the second time."""
+    return f"series s{style % SHAPES}{' hollow' if hollow else ''}{' dashed' if style // SHAPES % 2 else ''}"
 
 
 def _bar(p: Point, across: float, frame: _Frame) -> list[Html]:
@@ -237,8 +241,8 @@ def _mark(p: Point, x: float, y: float, one: Series) -> Html:
 
 
 def shape(style: int, x: float, y: float, r: float) -> str:
-    """The outline of a series' mark."""
-    number = style % SHAPES
+    """The outline of a series' mark. Series of one colour have different shapes, up to the square of `SHAPES`."""
+    number = (style + style // SHAPES) % SHAPES
     if number == 0:
         return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0Z"
     return "M" + "L".join(f"{x + right * r:.1f} {y + down * r:.1f}" for right, down in _POLYGONS[number - 1]) + "Z"
@@ -251,7 +255,7 @@ def legend(entries: Sequence[Series]) -> Html:
     items = []
     for label, style, hollow, method in ordered:
         mark = tag("path", d=shape(style, 8, 8, 5), class_="mark")
-        styled = f"series s{style % SHAPES}{' hollow' if hollow else ''}"
+        styled = _styled(style, hollow=hollow)
         drawing = tag(
             "svg", tag("g", mark, class_=styled), viewBox="0 0 16 16", width=16, height=16, aria_hidden="true"
         )

@@ -62,10 +62,10 @@ def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> 
     `what` is `test_accuracy`, `test_loss` or `epsilon`. `styles` has a colour and shape for each family. Where a family
     has several settings in this chart, each setting has its own: two curves of one colour could not be told apart.
     """
-    drawn = [(group, _mean_history(group, what)) for group in groups]
-    drawn = [(group, points) for group, points in drawn if points]
+    all_of_them = [(at, group, _mean_history(group, what)) for at, group in enumerate(groups)]
+    drawn = [one for one in all_of_them if one[2]]
     most = max(8, _MOST_MARKS // max(1, len(drawn)))
-    apart = len({group.label for group, _ in drawn}) < len(drawn)
+    apart = len({group.label for _, group, _ in drawn}) < len(drawn)
     return [
         Series(
             label=_setting_label(group) if apart else group.label,
@@ -75,7 +75,7 @@ def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> 
             marks=False,
             points=_thin(points, most),
         )
-        for at, (group, points) in enumerate(drawn)
+        for at, group, points in drawn
     ]
 
 

@@ -285,6 +285,21 @@ class RunDirectory:
         charges = made.charges()
         return None if own is not None and len(charges) == 1 and own.paid(charges[0].event) else made
 
+    def read_estimate(self) -> dict[str, Any] | None:
+        """What an estimate of columns has showed, and for which records; None where there is none, or no longer.
+
+        Raises:
+            AssayError: The file is damaged.
+        """
+        if not self.estimate.exists():
+            return None
+        try:
+            kept: dict[str, Any] = json.loads(self.estimate.read_text(encoding="utf-8"))
+            seals.check(self.estimate, kept)
+        except ValueError as error:
+            raise AssayError(f"{self.estimate} is damaged: {error}") from error
+        return kept
+
     def _next_earlier(self, suffix: str) -> Path:
         """A name for one more ledger of an earlier run."""
         self.earlier.mkdir(exist_ok=True)

@@ -171,7 +171,8 @@ def budget_headline(record: Mapping[str, Any]) -> list[str]:
     lines = [said, ""]
     for other in budget["overlaps"]:
         lines += [
-            f"> {other['records']} of the records are also in the budget {other['name']}: for those, both add up.",
+            f"> {other['records']} of the {'persons' if record.get('persons') else 'records'} are also in the budget"
+            f" {other['name']}: for those, both add up.",
             "",
         ]
     return lines

@@ -127,7 +127,8 @@ def _head(record: Mapping[str, Any]) -> list[str]:
         *_warnings(record),
         "| ε | value | meaning |",
         "|---|---|---|",
-        f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run |",
+        f"| claimed | {shown(eps['claimed'])} | what the method's paper would report for this run"
+        f"{': its accountant finds no finite ε' if eps['claimed'] == 'inf' else ''} |",
         f"| verified | {shown(eps['verified'])} |"
         " what follows from the noise, the clipping and the sampling really done |",
         f"| audited | {shown(eps['audited'], lower_bound=True)} | what an attack could show: a lower bound |",

@@ -21,7 +21,7 @@ from assay.accounting import schedules
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import ANY
-from assay.accounting.ledger import read_ledger
+from assay.accounting.ledger import Ledger, read_ledger
 from assay.errors import AssayError, ConfigError
 from assay.runs.budgeted import FIELD
 from assay.runs.directory import RunDirectory
@@ -35,25 +35,28 @@ class Part:
         name: Its directory.
         data: What its data set was called.
         records: How many records it had.
-        unit: What ε protects: `record`, `client`, or a column that says whose a record is.
+        unit: What ε protects: `record`, `client`, or a column that says whose a record is; None where no run was
+            begun, and its files do not say.
         event: Everything that its ledger was charged with.
         delta: The run's own δ.
         adjacency: Which data sets are neighbours.
         replaced: How many earlier runs in the same directory, replaced with --force, are part of it.
         shared_noise: Whether steps have noise in common.
         budget: The id of the budget that it is under; None without one.
+        begun: Whether there is a run; if not, its columns were estimated and it never began.
     """
 
     name: str
     data: str
     records: int | None
-    unit: str
+    unit: str | None
     event: DpEvent
     delta: float
     adjacency: Adjacency
     replaced: int
     shared_noise: bool
     budget: str | None = None
+    begun: bool = True
 
     @cached_property
     def epsilon(self) -> float:
@@ -122,7 +125,8 @@ def compose(parts: Sequence[Part], *, delta: float | None = None) -> Total:
     Raises:
         ConfigError: As `total`.
     """
-    unit = _same("unit", [part.unit for part in parts], "the same unit of privacy in all runs")
+    units = [part.unit for part in parts if part.unit is not None]
+    unit = _same("unit", units, "the same unit of privacy in all runs") if units else "not known"
     adjacency = _same("adjacency", [part.adjacency for part in parts], "the same adjacency in all runs")
     if delta is None:
         delta = _same("delta", [part.delta for part in parts], "the same δ in all runs, or one for the total (--delta)")
@@ -150,6 +154,9 @@ def part_of(path: Path) -> Part:
         ConfigError: It is not the directory of a run, or runs in it differ in adjacency.
         AssayError: A ledger is damaged.
     """
+    run = RunDirectory(path)
+    if not run.spec.exists() and (run.estimate_ledger.exists() or run.earlier.exists()):
+        return _begun_no_run(run)
     run = RunDirectory.open(path)
     spec = run.read_spec()
     if run.finished:
@@ -157,30 +164,62 @@ def part_of(path: Path) -> Part:
         if not run.ledger.exists():
             raise AssayError(f"{run.ledger} is missing: without it the ε of this run is not known")
     plan, names = spec["plan"], spec["names"]
-    events, adjacency, replaced = [], None, 0
-    unpaid = [] if run.unpaid_estimate() is None else [run.estimate_ledger]
-    for file in (run.ledger, *unpaid, *sorted(run.earlier.glob("*.jsonl"))):
-        ledger = read_ledger(file, run.digest() if file == run.ledger else None)
-        if ledger is None:
-            continue
-        if adjacency not in (None, ledger.adjacency):
-            raise ConfigError("adjacency", ledger.adjacency.value, f"{adjacency}, that of the other runs in {path}")
-        adjacency = ledger.adjacency
-        replaced += file not in (run.ledger, *unpaid)
-        events.append(ledger.event())
-    adjacency = Adjacency(plan.get("adjacency", Adjacency.ADD_OR_REMOVE_ONE)) if adjacency is None else adjacency
+    ledgers = _ledgers(run)
+    planned = Adjacency(plan.get("adjacency", Adjacency.ADD_OR_REMOVE_ONE))
     return Part(
         name=str(path),
         data=str(names.get("data", "unnamed")),
         records=plan.get("records") or names.get("records"),
         unit=_unit(plan, names),
-        event=ComposedDpEvent(events),
+        event=ComposedDpEvent([ledger.event() for ledger in ledgers.values()]),
         delta=plan["delta"],
-        adjacency=adjacency,
-        replaced=replaced,
+        adjacency=next((ledger.adjacency for ledger in ledgers.values()), planned),
+        replaced=sum(file.parent == run.earlier for file in ledgers),
         shared_noise=schedules.parse(str(plan.get("noise_schedule", "constant"))).separation > 1,
         budget=(spec.get(FIELD) or {}).get("id"),
     )
+
+
+def _begun_no_run(run: RunDirectory) -> Part:
+    """What was spent in a directory where no run has begun: an estimate of columns, or runs that were replaced.
+
+    Raises:
+        ConfigError: Nothing was.
+        AssayError: A ledger is damaged.
+    """
+    ledgers = _ledgers(run)
+    if not ledgers:
+        raise ConfigError("run", str(run.path), "the directory of a run (it holds a run.json)")
+    about: dict[str, Any] = (run.read_estimate() or {}).get("about") or {}
+    return Part(
+        name=str(run.path),
+        data=str(about.get("data", "unnamed")),
+        records=about.get("records"),
+        unit=about.get("unit"),
+        event=ComposedDpEvent([ledger.event() for ledger in ledgers.values()]),
+        delta=max(ledger.delta for ledger in ledgers.values()),
+        adjacency=next(iter(ledgers.values())).adjacency,
+        replaced=sum(file.parent == run.earlier for file in ledgers),
+        shared_noise=False,
+        begun=False,
+    )
+
+
+def _ledgers(run: RunDirectory) -> dict[Path, Ledger]:
+    """Every ledger in the directory of a run whose charges count, by its file.
+
+    Raises:
+        ConfigError: They differ in adjacency.
+    """
+    found: dict[Path, Ledger] = {}
+    unpaid = [] if run.unpaid_estimate() is None else [run.estimate_ledger]
+    for file in (run.ledger, *unpaid, *sorted(run.earlier.glob("*.jsonl"))):
+        own = run.digest() if file == run.ledger and run.spec.exists() else None
+        if (ledger := read_ledger(file, own)) is not None:
+            found[file] = ledger
+    adjacencies = dict.fromkeys(ledger.adjacency.value for ledger in found.values())
+    _same("adjacency", list(adjacencies) or [None], f"one adjacency in all ledgers of {run.path}")
+    return found
 
 
 def _unit(plan: dict[str, Any], names: dict[str, Any]) -> str:

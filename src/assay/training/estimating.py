@@ -17,7 +17,6 @@ puts its ledger among those of earlier runs, which count.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable, Mapping
@@ -59,12 +58,16 @@ class Terms:
         delta: δ.
         adjacency: Which data sets are neighbours.
         budget: The folder of the budget that the run is under.
+        data: What the table is called.
+        unit: The column that says whose a row is; None where a record is the unit.
     """
 
     epsilon: float
     delta: float
     adjacency: Adjacency
     budget: str | None = None
+    data: str = "unnamed"
+    unit: str | None = None
 
 
 def cost_of(draft: Draft, units: int, terms: Terms) -> Columns:
@@ -233,22 +236,16 @@ def estimate(
         ledger.pay(columns.event(), draws=randomness.fingerprint)
         schema = _usable(draft, release(private, draft, columns, randomness, digest))
         if directory is not None:
-            kept = {"request": digest, "found": schema.to_json(), "lease": lease}
+            about = {"data": terms.data, "unit": terms.unit or "record", "records": counted}  # for a total
+            kept = {"request": digest, "found": schema.to_json(), "lease": lease, "about": about}
             replace_json(directory.estimate, seals.sealed(kept))
     return Estimated(schema=schema, columns=columns, units=private.units, counted=counted, lease=lease)
 
 
 def _kept(directory: RunDirectory, digest: str) -> dict[str, Any] | None:
     """What the directory has of an estimate that was asked for in the same words."""
-    path = directory.estimate
-    if not path.exists() or not directory.estimate_ledger.exists():
-        return None
-    try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        seals.check(path, kept)
-    except ValueError as error:
-        raise AssayError(f"{path} is damaged: {error}") from error
-    return kept if kept["request"] == digest else None
+    kept = directory.read_estimate() if directory.estimate_ledger.exists() else None
+    return kept if kept is not None and kept["request"] == digest else None
 
 
 def _check_unspent(directory: RunDirectory, *, force: bool) -> None:

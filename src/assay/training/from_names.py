@@ -520,6 +520,8 @@ def _before_estimate(o: Settings) -> tuple[Private, Draft, Plan, Terms]:
         delta=o.delta,
         adjacency=o.adjacency,
         budget=None if o.budget is None else str(folder_of(o.budget).absolute()),
+        data=o.data,
+        unit=o.unit,
     )
     columns = cost_of(draft, private.units, terms)
     unit, counted = None, private.units
