@@ -1,6 +1,9 @@
-"""An empty Poisson batch is a step like any other, and a model that cannot take zeros is never given any."""
+"""An empty Poisson batch is a step like any other, and no model is given a record that it cannot take."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -9,22 +12,24 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, TensorDataset
 
 import assay
+from assay.data.records import Records
+from assay.data.units import Unit
+from assay.gradients.clip_rules.adaptive import AdaptiveQuantile
 from assay.randomness.streams import Seeded
 
 RECORDS, STEPS = 8, 24
 
 
 class Words(nn.Module):
-    """Word ids begin at 1; 0 is an error unless it is said to be padding."""
+    """Word ids begin at 1, and 0 is an error."""
 
-    def __init__(self, padded: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.padded = padded
         self.linear = nn.Linear(4, 2)
         self.lookup = torch.eye(4)
 
     def forward(self, ids: Tensor) -> Tensor:
-        if int(ids.min()) < 1 and not self.padded:
+        if int(ids.min()) < 1:
             raise IndexError("index -1 is out of range")
         out: Tensor = self.linear(self.lookup[ids - 1].mean(1))
         return out
@@ -38,13 +43,17 @@ class Sentences(Dataset[tuple[Tensor, int]]):
         return torch.tensor([1 + index % 4, 4]), index % 2
 
 
-def plan() -> assay.Plan:
-    return assay.Plan(records=RECORDS, batch_size=1, steps=STEPS, noise_multiplier=1.0, delta=1e-2)
+def plan(**others: Any) -> assay.Plan:
+    return assay.Plan(records=RECORDS, batch_size=1, steps=STEPS, noise_multiplier=1.0, delta=1e-2, **others)
 
 
-def model(padded: bool = False) -> Words:
+def is_empty(step: int) -> bool:
+    return len(plan().sampler.draw(step, Seeded(3))) == 0
+
+
+def model() -> Words:
     torch.manual_seed(0)
-    return Words(padded)
+    return Words()
 
 
 def stacked() -> TensorDataset:
@@ -52,51 +61,117 @@ def stacked() -> TensorDataset:
     return TensorDataset(torch.stack(words), torch.tensor(targets))
 
 
+def losses_of(network: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(network(batch[0]), batch[1], reduction="none")
+
+
+def trained(chosen: assay.Plan, step_of: Callable[[nn.Module], assay.PrivateStep], batches: Any) -> tuple[Tensor, ...]:
+    """Train in a loop of one's own: the parameters, and how often an empty batch moved them."""
+    network, moved = model(), []
+    step = step_of(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for batch in batches(step):
+        before = network.linear.weight.detach().clone()
+        stepped = step.backward_of_none() if batch is None else step.backward(losses_of(network, batch))
+        assert stepped
+        optimizer.step()
+        moved.append(not torch.equal(before, network.linear.weight))
+    assert step.taken == chosen.steps
+    assert step.epsilon() == pytest.approx(chosen.epsilon())
+    assert all(moved)
+    return network.linear.weight.detach(), network.linear.bias.detach()
+
+
+def equal(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_some_batches_of_these_plans_are_empty() -> None:
+    assert 0 < sum(map(is_empty, range(STEPS))) < STEPS
+
+
 @pytest.mark.parametrize("data", [Sentences(), stacked()])
 def test_a_run_with_empty_batches_never_shows_the_model_zeros(data: Dataset[tuple[Tensor, int]]) -> None:
-    drawn = [len(plan().sampler.draw(step, Seeded(3))) for step in range(STEPS)]
-    assert 0 < drawn.count(0) < STEPS
-    training = assay.Training(seed=3)
-    result = assay.fit(model(), data, plan=plan(), training=training)
+    result = assay.fit(model(), data, plan=plan(), training=assay.Training(seed=3))
     assert result.record["steps"] == result.record["steps_charged"] == STEPS
     assert result.epsilon == pytest.approx(plan().epsilon())
 
 
-def test_an_empty_batch_moves_the_model_by_noise_in_your_own_loop() -> None:
-    network, moved, empty = model(padded=True), [], []
+@pytest.mark.parametrize("others", [{}, {"clip": AdaptiveQuantile(0.5)}])
+def test_a_stand_in_leaves_every_bit_as_a_step_of_noise_alone(others: dict[str, Any]) -> None:
+    chosen = plan(**others)
+
+    def seeded(network: nn.Module) -> assay.PrivateStep:
+        return assay.PrivateStep(network, chosen, randomness=Seeded(3))
+
+    with_stand_ins = trained(chosen, seeded, lambda step: step.batches(Sentences()))
+    as_loader = trained(chosen, seeded, lambda step: (b for _ in range(3) for b in step.loader(stacked())))
+    without = trained(chosen, seeded, lambda step: step.batches_or_none(Records(Sentences())))
+    assert equal(with_stand_ins, without)
+    assert equal(as_loader, without)
+
+
+def test_a_stand_in_without_finite_numbers_leaves_no_trace() -> None:
+    inputs = torch.randn(RECORDS, 3)
+    spoilt = inputs.clone()
+    spoilt[0] = torch.nan
+    chosen = plan()
+    empty = [step for step in range(STEPS) if is_empty(step)]
+
+    def weights(first: Tensor) -> list[Tensor]:
+        torch.manual_seed(0)
+        network, released = nn.Linear(3, 2), []
+        step = assay.PrivateStep(network, chosen, randomness=Seeded(3))
+        for batch in step.batches(TensorDataset(first, torch.zeros(RECORDS, dtype=torch.int64))):
+            counted, number = step.nonfinite, step.taken
+            step.backward(losses_of(network, batch))
+            if number in empty:
+                assert step.nonfinite == counted
+                released.append(network.weight.grad.clone())
+        return released
+
+    assert equal(weights(inputs), weights(spoilt))
+
+
+def test_rows_of_persons_stand_in_as_well() -> None:
+    unit = Unit(name="patient", persons=4, rows=2)
+    chosen = assay.Plan(records=4, batch_size=1, steps=STEPS, noise_multiplier=1.0, delta=1e-2, unit=unit)
+    network = model()
+    step = assay.PrivateStep(network, chosen, randomness=Seeded(3))
+    for batch in step.batches(Sentences(), units=[i // 2 for i in range(RECORDS)]):
+        assert step.backward(losses_of(network, batch))
+    assert step.taken == STEPS
+
+
+def test_exact_noise_fills_its_parts_with_records_that_the_model_can_take() -> None:
+    training = assay.Training(seed=3)
+    result = assay.fit(model(), stacked(), plan=plan(exact=True), training=training)
+    assert result.record["steps"] == STEPS
+
+
+class Remembers(Words):
+    """Keeps a sum of what it has seen, once it is told to."""
+
+    told = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = torch.zeros(())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        if self.told:
+            self.seen = self.seen + ids.sum()
+        return super().forward(ids) + self.seen
+
+
+def test_a_model_that_keeps_something_of_a_stand_in_is_refused() -> None:
+    network = Remembers()
     step = assay.PrivateStep(network, plan(), randomness=Seeded(3))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for ids, labels in step.batches(Sentences()):
-        empty.append(len(plan().sampler.draw(step.taken, Seeded(3))) == 0)
-        before = network.linear.weight.detach().clone()
-        assert step.backward(F.cross_entropy(network(ids), labels, reduction="none"))
-        optimizer.step()
-        moved.append(not torch.equal(before, network.linear.weight))
-    assert len(moved) == STEPS
-    assert any(empty)
-    assert all(moved)
-    assert step.epsilon() == pytest.approx(plan().epsilon())
-
-
-def test_both_loops_release_the_same_bits() -> None:
-    network = model(padded=True)
-    step = assay.PrivateStep(network, plan(), randomness=Seeded(3))
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    for ids, labels in step.batches(Sentences()):
-        step.backward(F.cross_entropy(network(ids), labels, reduction="none"))
-        optimizer.step()
-    other = model()
-    again = assay.PrivateStep(other, plan(), randomness=Seeded(3))
-    optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    from assay.data.records import Records
-
-    for batch in again.batches_or_none(Records(Sentences())):
-        if batch is None:
-            assert again.backward_of_none()
-        else:
-            again.backward(F.cross_entropy(other(batch[0]), batch[1], reduction="none"))
-        optimizer.step()
-    assert torch.equal(network.linear.weight, other.linear.weight)
+    with pytest.raises(assay.UnsupportedModelError, match="seen"):
+        for batch in step.batches(Sentences()):
+            network.told = is_empty(step.taken)
+            step.backward(losses_of(network, batch))
+    assert network.told
 
 
 def test_a_missing_backward_names_its_likely_causes() -> None:

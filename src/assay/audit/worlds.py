@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
 from assay.accounting.epsilon import Adjacency
@@ -190,6 +189,3 @@ class _Counted(PlaceholderRecords):
         counts = torch.ones(len(index), device=self.device)
         counts[self.places] = 0.0
         return [inputs, (targets, counts)]
-
-    def zeros(self, count: int = 1) -> Any:
-        return pytree.tree_map(torch.zeros_like, self.gather(torch.zeros(count, dtype=torch.long)))

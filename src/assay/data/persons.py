@@ -112,6 +112,10 @@ class UnitRecords(Records):
         """Rows of zeros, shaped like the others."""
         return self.rows.zeros(count)
 
+    def stand_ins(self, count: int = 1) -> Any:
+        """The first rows, for a pass through the model in which they do not count."""
+        return self.rows.stand_ins(count)
+
     def places_of(self, index: Tensor) -> Tensor:
         """Where the rows of these persons, or these rows, are in the data set."""
         if not self.unit.whole:

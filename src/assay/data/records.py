@@ -106,17 +106,25 @@ class Records:
             )
 
     def filled(self, index: Tensor, fill: int) -> Any:
-        """The records of these indices, followed by `fill` records of zeros.
+        """The records of these indices, followed by `fill` stand-ins.
 
         Raises:
             ConfigError: a record holds anything but tensors and numbers, which become tensors.
         """
-        batch, zeros = self.gather(index), self.zeros(fill)
+        others, batch = self.stand_ins(fill), self.gather(index)
         if not all(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(batch)):
             raise ConfigError(
                 "dataset", type(self._dataset).__name__, "records of tensors and numbers with exact noise"
             )
-        return pytree.tree_map(lambda a, b: torch.cat([a, b]), batch, zeros)
+        return pytree.tree_map(lambda a, b: torch.cat([a, b]), batch, others)
+
+    def stand_ins(self, count: int = 1) -> Any:
+        """The first records, for a pass through the model in which they do not count.
+
+        The model must be able to take them, and need not be able to take zeros: word ids may begin at 1. Where this
+        rank has no records, zeros are all there is.
+        """
+        return self.gather(torch.arange(count) % len(self)) if len(self) else self.zeros(count)
 
     def zeros(self, count: int = 1) -> Any:
         """Records of zeros with the shapes of the others. They stand for no record, and say nothing about any.
@@ -133,11 +141,7 @@ class Records:
                 "a TensorDataset on a rank without records: what a record looks like must be known",
             )
         one = self.gather(torch.zeros(count, dtype=torch.int64))
-        zeros = pytree.tree_map(lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, one)
-        if isinstance(zeros, dict) and isinstance(zeros.get("attention_mask"), Tensor):
-            # a softmax over no position is not a number, and this record must not be one that is left out
-            zeros["attention_mask"] = torch.ones_like(zeros["attention_mask"])
-        return zeros
+        return pytree.tree_map(lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, one)
 
 
 def pair(batch: Any) -> tuple[Any, Any]:

@@ -1,8 +1,8 @@
 """The batches that a loop gets: this rank's share of the records that the sampler drew, in parts that fit memory.
 
 Every record that was drawn is in exactly one part, and a micro-batch is never cut. If the rank has no record in a
-batch, it gets one record of zeros that does not count. With exact noise all parts have the same size and are filled up
-with such records: a record's gradient must not depend, by a single bit, on how many others there are. Where persons are
+batch, a stand-in comes in its place, which does not count. With exact noise all parts have the same size and are filled
+up with stand-ins: a record's gradient must not depend, by a single bit, on how many others there are. Where persons are
 sampled, the rows of a person stay in one part: they are clipped as one there, and nobody is in two parts. The records,
 micro-batches and views of a step follow from its number and the randomness alone, however it is cut.
 """
@@ -68,19 +68,19 @@ def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
 
 @dataclass(frozen=True, slots=True)
 class BatchPart:
-    """Some records of a batch, as places in the data set; without any, one record of zeros fills an empty pass."""
+    """Some records of a batch, as places in the data set; without any, a stand-in fills an empty pass."""
 
     index: Tensor | None
     slots: Tensor | None
     """The micro-batch of each record, if there are any."""
     fill: int = 0
-    """How many records of zeros follow, which do not count."""
+    """How many stand-ins follow, which do not count."""
     persons: Persons | None = None
     """Where persons are sampled, whom the rows belong to; `index` then names persons."""
 
     @property
     def padding(self) -> bool:
-        """Whether it holds records of zeros only, which do not count."""
+        """Whether it holds stand-ins only, which do not count."""
         return self.index is None
 
     def __len__(self) -> int:
@@ -139,7 +139,7 @@ class Batch:
     def gather(self, part: BatchPart) -> Any:
         """The records of a part, each as its views. Call it for the parts in order: they draw from one stream."""
         if part.index is None:
-            batch = self._records.zeros(part.fill)
+            batch = self._records.stand_ins(part.fill)
         elif part.fill:
             batch = self._records.filled(part.index, part.fill)
         else:

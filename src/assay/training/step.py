@@ -295,9 +295,9 @@ class PrivateStep(Unique):
 
         Poisson sampling sometimes draws an empty batch. It must look like any other: it is charged, gets its noise, and
         your optimizer steps on noise alone. A model that stood still would tell that nobody was drawn, which ε does not
-        cover. So a record of zeros comes in its place, and `backward` throws its loss away. No record of the data set
-        stands in: a model that keeps something of it would keep it without a charge. If your model cannot take zeros,
-        as where word ids begin at 1, loop over `batches_or_none`.
+        cover. So a stand-in comes in its place: the data set's first record, which your model can take. It counts
+        nowhere: `backward` checks, as for every batch, that the model keeps nothing of it, and throws its gradient and
+        its loss away. To take such steps without calling the model, loop over `batches_or_none`.
 
         Without a seed, torch's own generators, which dropout draws from, get secret states for every part
         (`assay.training.masks`).
@@ -564,6 +564,8 @@ class PrivateStep(Unique):
         if batch.passes_left > 1:
             for parameter in self.engine.parameters.values():
                 parameter.grad = None
+        if losses is not None and self._is_forgotten(part):
+            self.engine.collect(losses)  # so that a model that keeps something of the stand-in is refused
         if self._is_forgotten(part):
             self.engine.forget()
         else:
@@ -581,12 +583,14 @@ class PrivateStep(Unique):
             grads = self._collect(losses / self._views, part.fill)
             losses = losses.detach().view(-1, self._views).mean(1)
         else:
+            # a split model adds up over the ranks at once, so a stand-in must have gradient zero there
             grads = self._collect(losses * 0.0 if part.padding else losses, part.fill)
         # not before the engine, which names the layer if the model itself mixes
         if (mixed := self._mixed_around(given, part)) is not None:
             raise UnsupportedModelError(mixed)
         total, norms = self.chain.clipped_sum(grads, self.groups, part.slots)
-        self.nonfinite += grads.nonfinite
+        if not part.padding:
+            self.nonfinite += grads.nonfinite
         if self.chain.rules:
             self._forms |= grads.bases()
         measured = [query.measure(losses, norms) for query in self._side]

@@ -227,6 +227,11 @@ def only(one: int, records: int, t: Any) -> Any:
     return torch.zeros_like(t) if records == 1 else t[one : one + 1].expand_as(t).clone()
 
 
+def levelled(t: Any) -> Any:
+    """A tensor with one row, which gets its least value everywhere: a word that the model knows, where 0 is none."""
+    return t.amin().expand_as(t).clone() if by_record(t, 1) and t.numel() and not t.is_complex() else t
+
+
 def rounds(
     tensors: Sequence[Tensor], records: int, coins: Coins, *, full: bool, gaps: bool = True
 ) -> list[list[Replacement]]:

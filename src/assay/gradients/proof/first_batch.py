@@ -339,7 +339,7 @@ class Proof:
             used = frozenset(i for i, t in enumerate(calls.tensors(call.output)) if graph.holds(t))
             call = replace(call, used=used)
             isolation.check(call, self._model, records, self._coins, full=self.full)
-            # the record of zeros of an empty batch shows nothing
+            # a record of zeros shows nothing
             self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
 
     def lowest_precision(self) -> torch.dtype:

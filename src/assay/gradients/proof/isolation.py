@@ -33,6 +33,7 @@ from assay.gradients.proof.calls import (
     copied,
     drawn_since,
     extra_states,
+    levelled,
     only,
     picked,
     put_back,
@@ -107,9 +108,12 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
                 )
         start = None if start is None else copies.elsewhere(start)
     one = int(coins.uniform(1) * records)
+    must = records > 1  # every model takes rows of its own batch, but maybe no zeros
     alone = Replacement(torch.tensor([one]), functools.partial(only, one, records))
     asked = [[alone]] if full or records == 1 else []
-    if records > 1:
+    if records == 1:
+        asked.append([Replacement(torch.tensor([0]), levelled)])
+    else:
         asked += rounds(inputs, records, coins, full=full)
     others = [_one_more(start) for _ in asked]  # copied before the first call, which may store what it sees
     last = _one_more(start) if full else None
@@ -120,7 +124,7 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
     compared = axes if records > 1 else [None] * len(axes)
     for replacements, other in zip(asked, others, strict=True):
         for replacement in replacements:
-            _check_replaced(call, other or model, plain, replacement, compared, must=replacement is alone)
+            _check_replaced(call, other or model, plain, replacement, compared, must=must and replacement is alone)
         if other is not None:
             _check_left(call, mine, other)
         _check_same(plain, call.again(other or model))

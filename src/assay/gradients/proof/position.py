@@ -2,8 +2,8 @@
 
 Exact noise (`assay.mechanisms.exact`) needs that: leaving a record out must not change a single bit of the others.
 Kernels add up in an order that depends on the shapes: a batch of 5 gives other last bits than one of 64. So exact runs
-put all batches through the model in parts of one shape, filled up with zeros. Within one shape, kernels usually compute
-every row in the same way. The first batch tests this, and models for which it does not hold are refused.
+put all batches through the model in parts of one shape, filled up with stand-ins. Within one shape, kernels usually
+compute every row in the same way. The first batch tests this, and models for which it does not hold are refused.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ class Replayed:
     def check(self, engine: Engine, views: int, rows: Rows) -> RecordGrads | None:
         """Refuse a model that gives a record other bits elsewhere in its batch.
 
-        The model is called twice more, the second time with the records moved and every other one replaced by zeros.
-        A model that draws random numbers (dropout) is tested in eval mode: its numbers depend on a record's place, but
-        they are independent and secret.
+        The model is called twice more, the second time with the records moved and every other one replaced, by zeros or
+        (whole numbers, which may be words) by another. A model that draws random numbers (dropout) is tested in eval
+        mode: its numbers depend on a record's place, but they are independent and secret.
 
         Args:
             engine: The engine on the model.
@@ -103,7 +103,8 @@ class Replayed:
             if not (isinstance(t, Tensor) and t.dim() and len(t) == self.size):
                 return t
             kept = torch.arange(self.size) // views % 2 == 0
-            return torch.where(kept.view(-1, *[1] * (t.dim() - 1)), t, torch.zeros_like(t)).roll(by, 0)
+            other = torch.zeros_like(t) if t.is_floating_point() else t.roll(views, 0)  # 0 may be no class and no word
+            return torch.where(kept.view(-1, *[1] * (t.dim() - 1)), t, other).roll(by, 0)
 
         with torch.random.fork_rng(devices=[]):
             before = torch.get_rng_state()
