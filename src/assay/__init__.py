@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from assay.runs.callbacks import Callback
     from assay.runs.result import Progress, Result
     from assay.training.fitting import fit, resume
-    from assay.training.from_names import Settings, train
+    from assay.training.from_names import train
+    from assay.training.options import Settings
     from assay.training.settings import Optimizer, Training
     from assay.training.step import PrivateStep
     from assay.training.tuning import choose
@@ -100,7 +101,8 @@ _HOMES = {
     "assay.training.step": ("PrivateStep",),
     "assay.training.fitting": ("fit", "resume"),
     "assay.training.settings": ("Optimizer", "Training"),
-    "assay.training.from_names": ("Settings", "train"),
+    "assay.training.from_names": ("train",),
+    "assay.training.options": ("Settings",),
     "assay.training.tuning": ("choose",),
     "assay.inference.loading": ("TrainedModel", "load"),
     "assay.inference.predicting": ("Predictions",),

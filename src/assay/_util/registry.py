@@ -19,7 +19,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from typing import Any, Generic, TypeVar
@@ -194,6 +194,37 @@ class Registry(Mapping[str, T], Generic[T]):
     def _add_from(self, module: str) -> list[str]:
         found = getattr(importlib.import_module(module), self._attribute, ())
         return [self._add(thing) for thing in (found if isinstance(found, tuple) else (found,))]
+
+
+class Parts(Registry[type[T]]):
+    """Classes whose objects are given as texts, by the name of the class and its settings (`assay._util.spec`).
+
+    Args:
+        kind: one of `HOMES`, and the setting that a text belongs to.
+        of: a member that the classes have.
+        wanted: what that means, in words.
+        package: where the files are.
+        attribute: the name of the class in a file.
+    """
+
+    def __init__(self, kind: str, *, of: str, wanted: str, package: str, attribute: str) -> None:
+        super().__init__(kind, of=of, classes=True, wanted=wanted, package=package, attribute=attribute)
+
+    def parse(self, text: str) -> T:
+        """The object that a text such as `sign:tau=0.01` names.
+
+        Raises:
+            ConfigError: there is none, or it does not take these settings.
+        """
+        return spec.parse(self._kind, text, self)
+
+    def parse_all(self, texts: Sequence[str]) -> tuple[T, ...]:
+        """Several of them, in the order in which they are applied."""
+        return tuple(map(self.parse, texts))
+
+    def describe(self, thing: T) -> str:
+        """The text that `parse` turns into this object."""
+        return spec.describe(thing, self)
 
 
 def _modules(package: str) -> list[str]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
 from assay.errors import ConfigError
@@ -52,11 +52,6 @@ def parse(field: str, text: str, kinds: Mapping[str, type[T]], *, bare: str | No
             raise ConfigError(field, text, f"settings as key=value, each once: {usage(name, kind)}")
         given[key] = value
     return kind(**converted(f"{field} {name}", kind, given))
-
-
-def parse_all(field: str, texts: Sequence[str], kinds: Mapping[str, type[T]]) -> tuple[T, ...]:
-    """The objects that several texts describe, in their order."""
-    return tuple(parse(field, text, kinds) for text in texts)
 
 
 def _is_number(text: str) -> bool:

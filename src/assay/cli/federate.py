@@ -92,21 +92,13 @@ def federate(
     certificates: Annotated[
         Path | None, typer.Option(help="With --engine deploy: the directory with ca.crt (`assay federation`).")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
-    ] = None,
-    secure_rng: Annotated[
-        bool,
-        typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
-    ] = False,
+    seed: options.Seed = None,
+    secure_rng: options.SecureRng = False,
     data_dir: options.DataDir = None,
     budget: options.Budget = None,
     budget_key: options.BudgetKey = None,
     operator: options.Operator = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
-    ] = False,
+    force: options.Force = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:

@@ -49,6 +49,15 @@ Workers = Annotated[
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Check the settings, say what they would spend, and train nothing.")
 ]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
+]
+Seed = Annotated[int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")]
+SecureRng = Annotated[
+    bool,
+    typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 DataDir = Annotated[Path | None, typer.Option("--data-dir", help="A folder that holds data sets, looked in first.")]
 Clip = Annotated[

@@ -24,7 +24,7 @@ from assay.training import defaults
 
 if TYPE_CHECKING:
     from assay.runs.directory import RunDirectory
-    from assay.training.from_names import Settings
+    from assay.training.options import Settings
 
 
 def register(app: typer.Typer) -> None:
@@ -149,13 +149,8 @@ def train(
     max_physical_batch: Annotated[
         int | None, typer.Option(help="Largest number of records (or views) in memory at once; results do not change.")
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Fixes all randomness: reproducible, and therefore not private.")
-    ] = None,
-    secure_rng: Annotated[
-        bool,
-        typer.Option("--secure-rng", help="Every random number from SHAKE-256 and 64 bits, on every device; slower."),
-    ] = False,
+    seed: options.Seed = None,
+    secure_rng: options.SecureRng = False,
     exact_noise: Annotated[
         bool,
         typer.Option(
@@ -175,10 +170,7 @@ def train(
         str, typer.Option(help="float32, or bf16: the model's passes under autocast; clipping and noise stay float32.")
     ] = "float32",
     data_dir: options.DataDir = None,
-    force: Annotated[
-        bool,
-        typer.Option("--force", help="Replace an earlier run in the same directory; its ledger stays, in ledgers/."),
-    ] = False,
+    force: options.Force = False,
     log: Annotated[
         str | None,
         typer.Option(
@@ -232,7 +224,7 @@ def train(
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     """The settings that were asked for. Only options that a person gave override a preset."""
     from assay.presets import default_of, of_options
-    from assay.training.from_names import Settings
+    from assay.training.options import Settings
 
     typed = config_files.given(context)
     given = options.given(Settings, {name: asked[name] for name in typed})

@@ -199,10 +199,10 @@ class Ranks:
     def once(self, make: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Broadcast by the leader."""
         if not self.leader:
-            given, error = self._broadcast(None)
+            told, error = self._broadcast(None)
             if error is not None:
                 raise LeaderError(*error)
-            return given  # type: ignore[no-any-return]
+            return told  # type: ignore[no-any-return]
         try:
             made = make(*given, **named)
         except Exception as error:

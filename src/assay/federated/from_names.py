@@ -30,8 +30,8 @@ from assay.runs.budgeted import FIELD, Lease, lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
-from assay.training.from_names import options_of, read_options
 from assay.training.inputs import build, check_features, load, of_run
+from assay.training.options import options_of, read_options
 from assay.training.planning import check_ceiling
 
 

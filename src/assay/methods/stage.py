@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -140,25 +140,3 @@ class Stage(ABC):
 def event_of(stage: Stage) -> DpEvent:
     """The cost of the stage itself."""
     return ComposedDpEvent([part.event for part in stage.parts() if not part.each_step])
-
-
-def rows(
-    parts: Sequence[Part], epsilon: Callable[[DpEvent], float], number: Callable[[float | None], Any]
-) -> list[Mapping[str, Any]]:
-    """The parts as the record holds them.
-
-    Args:
-        parts: the parts of a stage.
-        epsilon: the verified ε of an event.
-        number: how the record writes a number, ∞ and None included.
-    """
-    return [
-        {
-            "name": part.name,
-            "unit": part.unit,
-            "claimed": number(part.claimed),
-            "verified": number(min(part.pure, epsilon(part.event))),
-            "reason": part.reason,
-        }
-        for part in parts
-    ]

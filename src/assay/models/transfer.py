@@ -26,7 +26,13 @@ from assay.models.torchvision import adopt, is_torchvision
 
 
 def begin(model: nn.Module, init: Path | None, layers: str, sha256: str | None = None) -> dict[str, Any]:
-    """Load the model's initial weights (`load_weights`) and freeze all but `layers` (`train_only`).
+    """Load the model's initial weights and freeze all but `layers` (`train_only`).
+
+    A checkpoint is a safetensors file, or a torch state dict without code. Parameters of the last layer may differ in
+    shape (another number of classes); these keep their random start. A state dict may be under `state_dict` or `model`,
+    as training scripts leave it, and its names may begin with `module.`, as data parallelism leaves them. If the
+    checkpoint's model subtracted a mean from its inputs or scaled them (`assay.models.inputs`), this model does so from
+    now on. A checkpoint of torchvision's ResNet-18 turns `resnet18` into that network (`assay.models.torchvision`).
 
     Args:
         model: the model, changed in place.
@@ -54,28 +60,6 @@ def begin(model: nn.Module, init: Path | None, layers: str, sha256: str | None =
         "init_anew": fresh,
         "train_layers": layers,
     }
-
-
-def load_weights(model: nn.Module, path: Path) -> list[str]:
-    """Load a checkpoint into the model: safetensors, or a torch state dict without code.
-
-    Parameters of the last layer may differ in shape (another number of classes); these keep their random start. A
-    state dict may be under `state_dict` or `model`, as training scripts leave it, and its names may begin with
-    `module.`, as data parallelism leaves them. If the checkpoint's model subtracted a mean from its inputs or scaled
-    them (`assay.models.inputs`), this model does so from now on. A checkpoint of torchvision's ResNet-18 turns
-    `resnet18` into that network (`assay.models.torchvision`).
-
-    Args:
-        model: the model, changed in place.
-        path: the file.
-
-    Returns:
-        The names of the parameters that the checkpoint did not provide.
-
-    Raises:
-        ConfigError: anything else is missing, superfluous, of another shape or not finite, or the file is unreadable.
-    """
-    return _load(model, path, _content(path))
 
 
 def _load(model: nn.Module, path: Path, content: bytes) -> list[str]:

@@ -20,7 +20,7 @@ from assay.data.tables.schema import as_schema
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from assay.training.from_names import Settings
+    from assay.training.options import Settings
 
 _TABLE = "table"  # the file for tables of one's own
 _BEST, _NUMBER = "best", "number"  # its presets
@@ -78,7 +78,7 @@ def settings(data: str, *, epsilon: float | None = None, name: str = "best", **c
     'lenet5'
     """
     from assay.data.tables.drafts import is_draft
-    from assay.training.from_names import Settings, read_options  # presets are listed without torch
+    from assay.training.options import Settings, read_options  # presets are listed without torch
 
     preset = get(name, data, epsilon or 1.0)
     given = read_options(Settings.options(), changes, "assay train")
@@ -101,7 +101,7 @@ def of_options(given: Mapping[str, Any]) -> Settings:
     Raises:
         ConfigError: a name is not known, a value is not of its type, or there is no such preset.
     """
-    from assay.training.from_names import Settings
+    from assay.training.options import Settings
 
     rest = {name: value for name, value in given.items() if name != "preset"}
     chosen = given.get("preset") or default_of(rest)

@@ -15,6 +15,7 @@ from assay.federated import from_names as federated
 from assay.runs.budgeted import unit_of
 from assay.studies.grid import Grid, Run
 from assay.training import from_names
+from assay.training.options import Settings
 
 _PRESET = {"preset": str}
 
@@ -23,7 +24,7 @@ def options(command: str) -> dict[str, Any]:
     """The settings that runs of a command accept, by name, with their types."""
     if command == "federate":
         return federated.FederatedSettings.options()
-    return from_names.Settings.options() | _PRESET
+    return Settings.options() | _PRESET
 
 
 def rehearse(grid: Grid, named: Callable[[tuple[str, ...]], str]) -> None:

@@ -14,7 +14,7 @@ from assay.accounting.epsilon import Adjacency, epsilon
 from assay.methods import denoise, encode
 from assay.methods.encode.mean import ClippedMean
 from assay.methods.plan import Plan
-from assay.methods.stage import WHOLE, Part, rows
+from assay.methods.stage import WHOLE, Part
 from assay.randomness.streams import Randomness
 from assay.runs.record import Facts, Sentences, number
 from assay.runs.schema import CENTRAL
@@ -54,7 +54,7 @@ def facts(
         persons=None if plan.unit is None else plan.unit.to_json(),
         planned=plan.steps,
         claimed=plan.claimed(plan.steps if stopped else min(steps, plan.steps)),
-        parts=rows(_parts(plan), lambda event: epsilon(event, plan.delta, plan.adjacency), number),
+        parts=[_row(part, plan) for part in _parts(plan)],
         noise_multiplier=plan.noise_multiplier,
         noise_schedule=described["noise_schedule"],
         clip=str(plan.clip),
@@ -65,6 +65,16 @@ def facts(
         sampling={"kind": plan.sampling.name, "rate": plan.sampler.rate, "expected_batch_size": plan.batch_size},
         sentences=_sentences(plan, augment, randomness),
     )
+
+
+def _row(part: Part, plan: Plan) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "unit": part.unit,
+        "claimed": number(part.claimed),
+        "verified": number(min(part.pure, epsilon(part.event, plan.delta, plan.adjacency))),
+        "reason": part.reason,
+    }
 
 
 def _parts(plan: Plan) -> list[Part]:

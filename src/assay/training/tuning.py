@@ -29,8 +29,9 @@ from assay.runs.result import Result, cross_entropy, evaluate, write_result
 from assay.runs.statement import large_delta
 from assay.training import selection
 from assay.training.fitting import fit
-from assay.training.from_names import Prepared, Settings, prepare, read_option
+from assay.training.from_names import Prepared, prepare
 from assay.training.inputs import LOG, UNFINISHED_CHOICE
+from assay.training.options import Settings, read_option
 from assay.training.preflight import check_run
 from assay.training.settings import training_json
 
@@ -44,6 +45,8 @@ _DECIDES_EPSILON = {
     "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
     "noise_schedule", "sampling",
 }  # fmt: skip
+
+_SEARCHED = {"noise_multiplier": 1.0}  # the noise is found afterwards; a preset goes by ε
 
 Tried = Mapping[str, Sequence[Any]]
 
@@ -245,24 +248,34 @@ class _Spending:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A setting that may be tried, and all that its trials need."""
+
+    setting: dict[str, str]
+    made: Prepared
+    split: selection.Split
+    plan: Plan
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivateChoice:
     """The best of a secret number of trials on private records."""
 
     plan: Plan
     """The plan of every trial."""
-    split: selection.Split
     trials: float
     chosen_by: Mapping[str, Any]
     out: Path
     epsilon: float
-    seed: int | None
-    settings: list[dict[str, str]]
     shared: Settings
-    made: list[Prepared]
-    parts: list[selection.Split]
-    plans: list[Plan]
+    """What all trials have in common, with the seed of the choice."""
+    candidates: Sequence[_Candidate]
     randomness: Randomness
-    more: dict[str, Any]
+
+    @property
+    def split(self) -> selection.Split:
+        """The records that trials train on, and those that score them."""
+        return self.candidates[0].split
 
     @property
     def scored(self) -> str:
@@ -299,18 +312,18 @@ class PrivateChoice:
         return lease(
             self.shared.budget,
             self._spending,
-            self.made[0].contents(),
+            self.candidates[0].made.contents(),
             name=str(self.out),
-            what=f"a choice among {len(self.settings)} settings on {self.made[0].names['data']}",
+            what=f"a choice among {len(self.candidates)} settings on {self.candidates[0].made.names['data']}",
             key=self.shared.budget_key,
             by=self.shared.operator,
         )
 
     def run(self) -> Result:
         """Charge, train, choose, and write the model that was chosen."""
-        shared, settings, made, parts, plans = self.shared, self.settings, self.made, self.parts, self.plans
+        shared, candidates, randomness = self.shared, self.candidates, self.randomness
         chosen_by, calibrated, split, mean = dict(self.chosen_by), self.plan, self.split, self.trials
-        epsilon, seed, randomness, more = self.epsilon, self.seed, self.randomness, self.more
+        epsilon, made = self.epsilon, [one.made for one in candidates]
         plan = replace(calibrated, epsilon_limit=epsilon)
         spec = {
             "kind": "central",
@@ -335,22 +348,23 @@ class PrivateChoice:
         in_budget = None if mine is None else mine.end(ledger)  # nothing more will be charged
 
         def run(which: int, trial: int) -> Result:
-            own = None if seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
-            one = _made(shared, settings[which], own, more, made[which], False)
+            own = None if shared.seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
+            tried = candidates[which]
+            one = _made(shared, tried.setting, own, _SEARCHED | {"epsilon": epsilon}, tried.made, False)
             return fit(
                 one.network,
-                parts[which].train,
-                plan=plans[which],
+                tried.split.train,
+                plan=tried.plan,
                 training=one.training,
                 names={**one.names, "tuning": chosen_by},
                 units=one.units,
             )
 
         LOG.info(f"training a secret number of times, {mean:g} on average; scores {self.scored}")
-        which, best = selection.best_of(parts, mean, randomness, run)
+        which, best = selection.best_of([one.split for one in candidates], mean, randomness, run)
         with torch.no_grad():
             accuracy, loss = evaluate(best.model, Records(made[which].bundle.test), cross_entropy)
-        facts = epsilon_facts(plans[which], ledger, "Rényi")
+        facts = epsilon_facts(candidates[which].plan, ledger, "Rényi")
         # The cost of one step or part alone is not its cost in the best of the trials: each is given the whole ε.
         history = [{**entry, "epsilon": facts["verified"]} for entry in best.record["history"]]
         record = {
@@ -359,8 +373,8 @@ class PrivateChoice:
             "parts": [],
             "epsilon": {**facts, "target": epsilon, "claimed": facts["verified"]},
             "result": {"test_accuracy": number(accuracy), "test_loss": number(loss)},
-            "seed": seed,
-            "tuning": {**chosen_by, "chosen": settings[which]},
+            "seed": shared.seed,
+            "tuning": {**chosen_by, "chosen": candidates[which].setting},
             "operator": shared.operator,
             FIELD: in_budget,
             "date": None,  # when it ended tells how long all trials took
@@ -391,8 +405,8 @@ def _on_private(
     seed: int | None,
     rehearsal: bool,
 ) -> PrivateChoice:
-    more = {"noise_multiplier": 1.0, "epsilon": epsilon}  # the noise is found below; a preset goes by ε
-    made = _all_made(shared, settings, seed, more, rehearsal)
+    shared = replace(shared, seed=seed)
+    made = _all_made(shared, settings, seed, _SEARCHED | {"epsilon": epsilon}, rehearsal)
     first = made[0]
     if any(one.plan.exact for one in made):
         raise ConfigError(
@@ -402,19 +416,25 @@ def _on_private(
     selection.check_records(len(first.bundle.train_x))
     bundles = {id(one.bundle): one.bundle for one in made}
     splits = {key: selection.Split.of(bundle, randomness.stream("split", 0)) for key, bundle in bundles.items()}
-    parts = [splits[id(one.bundle)] for one in made]
-    split = parts[0]
+    split = splits[id(first.bundle)]
     calibrated = selection.calibrated(_on_split(first.plan, split), epsilon, split.score_noise, mean)
-    plans = [
-        replace(_on_split(one.plan, split), noise_multiplier=calibrated.noise_multiplier, epsilon_limit=None)
-        for one in made
+    noise = calibrated.noise_multiplier
+    candidates = [
+        _Candidate(
+            setting=setting,
+            made=one,
+            split=splits[id(one.bundle)],
+            plan=replace(_on_split(one.plan, split), noise_multiplier=noise, epsilon_limit=None),
+        )
+        for setting, one in zip(settings, made, strict=True)
     ]
-    for setting, plan in zip(settings, plans, strict=True):
-        if plan.event() != calibrated.event():
-            raise ConfigError("try", in_words(setting), "settings whose trials all cost the same")
-    for setting, one, part, plan in zip(settings, made, parts, plans, strict=True):
-        with _tried(setting):  # before anything is charged
-            check_run(one.network, part.train, cross_entropy, plan, one.training, one.names["data"], 1)
+    for one in candidates:
+        if one.plan.event() != calibrated.event():
+            raise ConfigError("try", in_words(one.setting), "settings whose trials all cost the same")
+    for one in candidates:
+        with _tried(one.setting):  # before anything is charged
+            network, training, name = one.made.network, one.made.training, one.made.names["data"]
+            check_run(network, one.split.train, cross_entropy, one.plan, training, name, 1)
     chosen_by: dict[str, Any] = {
         "from": "assay tune",
         "candidates": settings,
@@ -428,19 +448,13 @@ def _on_private(
     _note_delta(calibrated.delta, chosen_by["records"])
     return PrivateChoice(
         plan=calibrated,
-        split=split,
         trials=mean,
         chosen_by=chosen_by,
         out=out,
         epsilon=epsilon,
-        seed=seed,
-        settings=settings,
         shared=shared,
-        made=made,
-        parts=parts,
-        plans=plans,
+        candidates=candidates,
         randomness=randomness,
-        more=more,
     )
 
 

@@ -6,12 +6,9 @@ The registry finds a file that defines `ENCODING`.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
-from assay._util import spec
-from assay._util.registry import Registry
+from assay._util.registry import Parts
 
 if TYPE_CHECKING:
     from assay.methods.chain import Chain
@@ -28,18 +25,11 @@ class Encoding(Protocol):
         ...
 
 
-KINDS: Registry[type[Encoding]] = Registry(
+KINDS: Parts[Encoding] = Parts(
     "encode",
     of="applied",
-    classes=True,
     wanted="a class of encodings (assay.methods.encode.Encoding)",
     package=__name__,
     attribute="ENCODING",
 )
-
-parse: Callable[[str], Encoding] = functools.partial(spec.parse, "encode", kinds=KINDS)
-"""The encoding that a text such as `sign:tau=0.01` names, or a ConfigError."""
-parse_all: Callable[[Sequence[str]], tuple[Encoding, ...]] = functools.partial(spec.parse_all, "encode", kinds=KINDS)
-"""Several of them, in the order in which they are applied."""
-describe: Callable[[Encoding], str] = functools.partial(spec.describe, kinds=KINDS)
-"""The text that `parse` turns into this object."""
+parse, parse_all, describe = KINDS.parse, KINDS.parse_all, KINDS.describe
