@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay._util.allocator import keep_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.arithmetic import full
 from assay.gradients.layouts import Layout
@@ -75,9 +76,7 @@ class Engine:
         self, model: nn.Module, rules: Rules = RULES, *, measured: bool = False, coins: Coins | None = None
     ) -> None:
         compat.check(model)
-        # glibc returns large blocks to the system at every step until a process has freed one of this size; from then
-        # on it keeps them. The page faults cost up to a fifth of a step.
-        torch.empty(2**25 - 2**16, dtype=torch.uint8)
+        keep_freed_memory()
         self.model = model
         self._measured = measured
         if measured:

@@ -4,9 +4,9 @@ Norms come first: a record whose gradient holds NaN or Inf is zeroed and counted
 no record contributes more to them than its norm.
 
 Where any of several correct computations may be fastest, `choose_all` and `quickest_way` time them on random numbers of
-the given shape, so that no record influences the choice. Sizes are rounded up to powers of two, so that not every batch needs a
-measurement. The process remembers the answers. The two computations differ in the last bits, so runs with a seed, which
-must repeat exactly, are not measured (`PrivateStep`).
+the given shape, so that no record influences the choice. Sizes are rounded up to powers of two, so that not every batch
+needs a measurement. The process remembers the answers. The computations differ in the last bits, so runs with a seed,
+which must repeat exactly, are not measured (`PrivateStep`).
 """
 
 from __future__ import annotations
