@@ -33,18 +33,18 @@ Bound = Callable[[Scores, Scores], float]
 
 def ours() -> dict[str, Bound]:
     """Assay's bounds, by what they assume."""
-
-    def scored(**how: Any) -> Bound:
-        return lambda ins, outs: from_scores(ins, outs, delta=DELTA, confidence=CONFIDENCE, **how).epsilon
-
     return {
-        "guesses": scored(),
-        "f-DP": scored(assume="gaussian"),
-        "independent": scored(independent=True),
+        "guesses": _scored(),
+        "f-DP": _scored(assume="gaussian"),
+        "independent": _scored(independent=True),
         "sums": lambda ins, outs: bounds.epsilon_of_mu(
             independent.shift_lower(ins, outs, significance=1 - CONFIDENCE), DELTA
         ),
     }
+
+
+def _scored(**how: Any) -> Bound:
+    return lambda ins, outs: from_scores(ins, outs, delta=DELTA, confidence=CONFIDENCE, **how).epsilon
 
 
 def theirs() -> dict[str, dict[str, Bound]]:
@@ -59,14 +59,15 @@ def theirs() -> dict[str, dict[str, Bound]]:
 
         return bound
 
+    # privacyguard is told how many guesses are made: the number with the most promise beforehand, for μ = 2
+    made = one_run.most_guesses(
+        bounds.epsilon_of_mu(2.0, DELTA),
+        DELTA,
+        CANARIES,
+        lambda one: one_run.epsilon_lower_gaussian(one, delta=DELTA, significance=1 - CONFIDENCE),
+    )
+
     def privacyguard(ins: Scores, outs: Scores) -> float:
-        """It counts guesses, and does not choose them: those with the most promise beforehand, for μ = 2."""
-        made = one_run.most_guesses(
-            bounds.epsilon_of_mu(2.0, DELTA),
-            DELTA,
-            CANARIES,
-            lambda one: one_run.epsilon_lower_gaussian(one, delta=DELTA, significance=1 - CONFIDENCE),
-        )
         found = guessed(ins, outs, made)
         node = FDPAnalysisNode(m=found.canaries, c=found.right, c_cap=found.made, threshold=1 - CONFIDENCE, delta=DELTA)
         return float(node.run_analysis().eps)
@@ -77,7 +78,11 @@ def theirs() -> dict[str, dict[str, Bound]]:
             "jax_privacy, split": jax("epsilon_one_run", split),
             "jax_privacy, all thresholds": jax("epsilon_one_run", every),
         },
-        "f-DP": {"jax_privacy, split": jax("epsilon_one_run_fdp", split), "privacyguard": privacyguard},
+        "f-DP": {
+            "jax_privacy, split": jax("epsilon_one_run_fdp", split),
+            "privacyguard, number of guesses given": privacyguard,
+            "Assay, number of guesses given": _scored(assume="gaussian", guesses=made),
+        },
         "independent": {
             "jax_privacy, split": jax("epsilon_clopper_pearson", split),
             "jax_privacy, all thresholds": jax("epsilon_clopper_pearson", every),
