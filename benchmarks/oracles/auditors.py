@@ -97,16 +97,21 @@ def run() -> list[dict[str, Any]]:
     peers = theirs()
     for shift in SHIFTS:
         for kind, bound in ours().items():
-            said: dict[str, list[float]] = {}
-            for seed in range(SEEDS):
-                random = np.random.default_rng(seed)
-                included = random.random(CANARIES) < 0.5
-                scores = random.standard_normal(CANARIES) + shift * included
-                for name, ask in {"assay": bound, **peers[kind]}.items():
-                    said.setdefault(name, []).append(ask(scores[included], scores[~included]))
-            means = {name: round(float(np.mean(values)), 3) for name, values in said.items()}
+            asked = {"assay": bound, **peers[kind]}
+            means = {name: round(mean_bound(shift, ask), 3) for name, ask in asked.items()}
             rows.append({"exact": round(bounds.epsilon_of_mu(shift, DELTA), 3), "kind": kind, **means})
     return rows
+
+
+def mean_bound(shift: float, ask: Bound) -> float:
+    """The mean of a bound over the seeds, for this shift between excluded and included canaries."""
+    found = []
+    for seed in range(SEEDS):
+        random = np.random.default_rng(seed)
+        included = random.random(CANARIES) < 0.5
+        scores = random.standard_normal(CANARIES) + shift * included
+        found.append(ask(scores[included], scores[~included]))
+    return float(np.mean(found))
 
 
 def rendered(rows: list[dict[str, Any]]) -> str:
