@@ -135,7 +135,7 @@ def test_every_turn_is_charged_whole_and_the_plan_is_kept():
     ("field", "changed"),
     [
         ("batch_size", {"batch_size": 50}),
-        ("batch_size", {"batch_size": 101}),
+        ("batch_size", {"batch_size": 102}),
         ("noise_schedule length", {"steps": 41}),
         ("noise_schedule", {"exact": True}),
     ],

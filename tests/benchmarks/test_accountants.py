@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from benchmarks.oracles import settings, table
+from benchmarks.oracles import auditors, settings, table
 
 STORED = json.loads(table.RESULTS.read_text(encoding="utf-8"))
 ROWS = {row["run"]: row for row in STORED["rows"]}
@@ -62,3 +62,13 @@ def test_bounds_of_random_allocation_close_in_on_what_assay_says():
     exact = [values[-1] + (values[-1] - values[-2]) for values in (uppers, lowers)]
     assert exact[0] == pytest.approx(exact[1], rel=2e-4)
     assert max(exact) < ours < 1.001 * max(exact)
+
+
+def test_the_auditors_table_is_what_the_code_says_and_nothing_in_it_is_above_the_exact_value():
+    """The peers' columns were computed where they are installed; Assay's are computed again here, but for sums."""
+    stored = json.loads(auditors.RESULTS.read_text(encoding="utf-8"))
+    for row in stored["rows"]:
+        assert all(value < row["exact"] for name, value in row.items() if name not in ("exact", "kind"))
+    for kind in ("guesses", "independent"):
+        (row,) = (row for row in stored["rows"] if row["kind"] == kind and row["exact"] == pytest.approx(10, rel=0.01))
+        assert auditors.mean_bound(2.0, auditors.ours()[kind]) == pytest.approx(row["assay"], abs=1e-3)

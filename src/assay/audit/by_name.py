@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from assay.accounting.epsilon import Adjacency
-from assay.audit import clients
+from assay.audit.again import Again, chosen, play_again, train_central_again
 from assay.audit.aside import write_aside
 from assay.audit.bounds import check_releases, check_significance
 from assay.audit.plans import PlanAudit, audit_plan
@@ -18,18 +17,12 @@ from assay.audit.result import Audit, Verdict, sentence, verdict
 from assay.audit.rounds import audit_rounds
 from assay.audit.storage import write_audit
 from assay.audit.survey import federation, survey, with_layers
-from assay.audit.training import TrainingAudit, mislabelled, white_box
-from assay.audit.training import black_box as black_box_audit
-from assay.audit.worlds import trained_in_two_worlds
-from assay.audit.worst_case import worst_case
+from assay.audit.trained import TrainingAudit
 from assay.data import samplers
 from assay.errors import ConfigError
 from assay.federated import methods as federated
-from assay.federated.client import open_site
 from assay.federated.kinds import kind_of
-from assay.federated.local import Training
 from assay.federated.plan import FederatedPlan
-from assay.federated.server import site_settings
 from assay.gradients import clip_rules
 from assay.methods import given_once, method_of
 from assay.methods.plan import Plan
@@ -38,15 +31,12 @@ from assay.randomness.streams import OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.runs.record import number
 from assay.runs.schema import CENTRAL, FEDERATED
-from assay.training.inputs import check_classes, check_not_chosen
-from assay.training.inputs import of_run as rebuilt
+from assay.training.inputs import check_not_chosen
 from assay.training.planning import planned
-from assay.training.settings import training_from_json
 
 _TRAINED_AGAIN = (
     "the run was trained again with canaries in its data, and the model thrown away; the run's own model has seen none"
 )
-_RECORDS_OF_A_CANARY = 20  # in a canary client that is seen by its loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +105,7 @@ def of_run(
     """
     check_releases(releases)
     check_significance(1 - confidence)
-    how = _again(canaries, worlds, black_box, worst_case, seed, data_dir)
+    how = chosen(canaries, worlds, black_box, worst_case, seed, data_dir)
     directory = RunDirectory.open(Path(run))
     spec = directory.read_spec()
     record = directory.read_record() if directory.finished else None
@@ -196,27 +186,17 @@ def of_method(
         raise ConfigError("epsilon", epsilon, "--epsilon or --noise-multiplier, not both")
     target = 1.0 if epsilon is None and noise_multiplier is None else epsilon
     if method in federated.available():
-        known = federated.get(method, **given_once(option, {"variant": variant}))
-        rounds = federation(known, delta=delta, noise_multiplier=noise_multiplier or 1.0)
+        shared = federated.get(method, **given_once(option, {"variant": variant}))
+        rounds = federation(shared, delta=delta, noise_multiplier=noise_multiplier or 1.0)
         rounds = rounds if target is None else rounds.calibrated(target)
         found = audit_rounds(rounds, confidence=confidence, releases=releases, randomness=randomness)
-        return Audited(facts=_facts_of(found, known.name, known.variant), audit=found.audit, plan=rounds)
-    chosen = with_layers(method_of(method, variant, noise_form, groups, option))
-    start = Plan(
-        records=records,
-        batch_size=batch_size,
-        steps=1,
-        noise_multiplier=1.0,
-        delta=delta,
-        sampling=samplers.parse(sampling),
-        adjacency=adjacency,
-        method=chosen,
-        clip=clip_rules.parse(clip or str(chosen.clip)),
-        micro_batch=micro_batch,
-    )
+        return Audited(facts=_facts_of(found, shared.name, shared.variant), audit=found.audit, plan=rounds)
+    known = with_layers(method_of(method, variant, noise_form, groups, option))
+    given = {"method": known, "clip": clip_rules.parse(clip or str(known.clip)), "micro_batch": micro_batch}
+    start = _one_step_plan(records, batch_size, delta, sampling, adjacency, **given)
     plan = planned(start, epsilon=target, noise_multiplier=noise_multiplier, epochs=epochs)
     found = audit_plan(plan, confidence=confidence, releases=releases, randomness=randomness)
-    return Audited(facts=_facts_of(found, chosen.name, chosen.variant), audit=found.audit, plan=plan)
+    return Audited(facts=_facts_of(found, known.name, known.variant), audit=found.audit, plan=plan)
 
 
 def of_every_method(
@@ -254,15 +234,7 @@ def of_every_method(
     """
     check_releases(releases)
     check_significance(1 - confidence)
-    start = Plan(
-        records=records,
-        batch_size=batch_size,
-        steps=1,
-        noise_multiplier=1.0,
-        delta=delta,
-        sampling=samplers.parse(sampling),
-        adjacency=adjacency,
-    )
+    start = _one_step_plan(records, batch_size, delta, sampling, adjacency)
     rows = survey(
         replace(start, steps=steps_for(epochs, start.sampler)),
         epsilon=epsilon,
@@ -274,39 +246,24 @@ def of_every_method(
         yield _facts_of(row.found, row.method, row.variant) | {"form": row.form}
 
 
+def _one_step_plan(
+    records: int, batch_size: float, delta: float, sampling: str, adjacency: Adjacency, **others: Any
+) -> Plan:
+    """A plan of one step, from which the others follow."""
+    return Plan(
+        records=records,
+        batch_size=batch_size,
+        steps=1,
+        noise_multiplier=1.0,
+        delta=delta,
+        sampling=samplers.parse(sampling),
+        adjacency=adjacency,
+        **others,
+    )
+
+
 def _randomness(seed: int | None) -> Randomness:
     return OsSeeded() if seed is None else Seeded(seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Again:
-    """How a run is trained again: with canaries, or many times in two worlds."""
-
-    canaries: int | None
-    worlds: int | None
-    black_box: bool
-    worst_case: bool
-    seed: int | None
-    data_dir: Path | None
-
-    @property
-    def coins(self) -> int:
-        """The seed of coins and coordinates."""
-        return secrets.randbits(62) if self.seed is None else self.seed
-
-
-def _again(
-    canaries: int | None, worlds: int | None, black: bool, worst: bool, seed: int | None, data_dir: Path | None
-) -> _Again | None:
-    if canaries is not None and worlds is not None:
-        raise ConfigError("worlds", worlds, "--canaries or --worlds, not both")
-    if black and canaries is None:
-        raise ConfigError("black_box", black, "--black-box together with --canaries")
-    if worst and worlds is None:
-        raise ConfigError("worst_case", worst, "--worst-case together with --worlds")
-    if canaries is None and worlds is None:
-        return None
-    return _Again(canaries=canaries, worlds=worlds, black_box=black, worst_case=worst, seed=seed, data_dir=data_dir)
 
 
 class _UnderAudit(NamedTuple):
@@ -315,7 +272,7 @@ class _UnderAudit(NamedTuple):
     plan: Plan | FederatedPlan
     claimed: Callable[[], float]
     one_step: Callable[..., PlanAudit]
-    whole: Callable[[_Again, float], TrainingAudit]
+    whole: Callable[[Again, float], TrainingAudit]
     """Trains again, so that all bounds together have this confidence."""
 
 
@@ -323,7 +280,7 @@ def _central(spec: dict[str, Any], steps: int | None) -> _UnderAudit:
     """A central run that took this many steps (None: all)."""
     check_not_chosen(spec)
     plan = Plan.from_json(spec["plan"])
-    whole = partial(_train_again, spec, plan, steps)
+    whole = partial(train_central_again, spec, plan, steps)
     return _UnderAudit(plan, partial(plan.claimed, steps), partial(audit_plan, plan, steps=steps), whole)
 
 
@@ -331,7 +288,7 @@ def _federated(spec: dict[str, Any], rounds: int | None) -> _UnderAudit:
     """A federated run that took this many rounds (None: all)."""
     plan = FederatedPlan.from_json(spec["plan"])
     plan = plan if rounds is None else replace(plan, rounds=rounds)
-    return _UnderAudit(plan, plan.claimed, partial(audit_rounds, plan), partial(_play_again, spec, plan))
+    return _UnderAudit(plan, plan.claimed, partial(audit_rounds, plan), partial(play_again, spec, plan))
 
 
 _KINDS = {CENTRAL: _central, FEDERATED: _federated}
@@ -350,50 +307,6 @@ def _keep(directory: RunDirectory, found: Audit, facts: Mapping[str, Any], *, ag
     """Write an audit to record and statement, or beside them if it trained on the records `again`."""
     write = write_aside if again else write_audit
     write(directory, found.to_json() | {"verdict": facts["verdict"], "sentence": facts["sentence"]})
-
-
-def _train_again(spec: dict[str, Any], plan: Plan, steps: int | None, how: _Again, confidence: float) -> TrainingAudit:
-    """Train a run once more with canaries, or many times in two worlds."""
-    check_classes(spec)
-    bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.training for others")
-    settings: dict[str, Any] = {
-        "training": training_from_json({**spec["training"], "seed": how.seed}),
-        "confidence": confidence,
-        "steps": steps,
-        "units": bundle.train_units,
-    }
-    if how.worlds is not None:
-        if how.worst_case:
-            network, canary = worst_case(network, bundle.test, bundle.classes, seed=how.coins % 2**32)
-        else:
-            x, y = mislabelled(bundle.test, 1, bundle.classes).tensors
-            canary = x[0], y[0]
-        return trained_in_two_worlds(network, bundle.train, plan, canary, runs=how.worlds, **settings)
-    assert how.canaries is not None
-    if not how.black_box:
-        return white_box(network, bundle.train, plan, canaries=how.canaries, seed=how.coins, **settings)
-    canaries = mislabelled(bundle.test, how.canaries, bundle.classes)
-    return black_box_audit(network, bundle.train, plan, canaries, seed=how.coins, **settings)
-
-
-def _play_again(spec: dict[str, Any], plan: FederatedPlan, how: _Again, confidence: float) -> TrainingAudit:
-    """Do the same for a federated run, with all its clients in this process."""
-    if how.worst_case:
-        raise ConfigError("worst_case", how.worst_case, "a central run: a federated one is played as it was")
-    bundle, network = rebuilt(spec, how.data_dir, how.seed, instead="see assay.audit.clients for others")
-    if how.data_dir is not None:
-        spec["names"] = {**spec["names"], "data_dir": str(how.data_dir)}
-    spec["training"] = {**spec["training"], "seed": how.seed}
-    held = open_site(site_settings(spec, None)).records
-    settings: dict[str, Any] = {"training": Training(**spec["training"]), "confidence": confidence}
-    if how.canaries is not None and not how.black_box:
-        return clients.white_box(network, held, plan, canaries=how.canaries, seed=how.coins, **settings)
-    count = 1 if how.canaries is None else how.canaries
-    each = 1 if plan.unit == "record" else max(1, min(_RECORDS_OF_A_CANARY, len(bundle.test) // count))
-    canaries = clients.mislabelled_clients(bundle.test, count, bundle.classes, each)
-    if how.worlds is not None:
-        return clients.played_in_two_worlds(network, held, plan, canaries[0], runs=how.worlds, **settings)
-    return clients.black_box(network, held, plan, canaries, seed=how.coins, **settings)
 
 
 def _judge(found: TrainingAudit, plan: Plan | FederatedPlan, verified: float, claimed: float) -> tuple[Audit, Verdict]:

@@ -24,7 +24,8 @@ from assay.audit.independent import shift_lower
 from assay.audit.persons import canary_rows, with_canaries
 from assay.audit.result import Audit
 from assay.audit.scores import GAUSSIAN, from_scores
-from assay.audit.training import TrainingAudit, in_place_of_last, losses_of, replaces_records, with_more
+from assay.audit.trained import TrainingAudit
+from assay.audit.training import in_place_of_last, losses_of, replaces_records, with_more
 from assay.data.persons import Ids
 from assay.errors import ConfigError
 from assay.methods.plan import Plan

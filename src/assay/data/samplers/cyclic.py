@@ -29,7 +29,7 @@ class Cyclic(Sampler):
     other.
 
     Where the noise of a batch and of the record's next one have steps in common, sampling is not known to amplify
-    (`amplified` is false). Then all members enter, and each turn is charged whole.
+    (`amplified` is false). Then all members enter, whatever sums are divided by, and each turn is charged whole.
     """
 
     name: ClassVar[str] = "cyclic"
@@ -40,19 +40,25 @@ class Cyclic(Sampler):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bands * self.expected_size > self.records:
+        share = self.records / self.bands
+        if not self.amplified and abs(self.expected_size - share) > 1:
             raise ConfigError(
                 "batch_size",
                 self.expected_size,
-                f"at most {self.records / self.bands:g}, one of {self.bands} bands of the {self.records} records",
+                f"{round(share)}, one of {self.bands} groups of the {self.records} records: smaller samples cost as "
+                "much with this noise",
             )
-        if not self.amplified and self.bands * self.expected_size < self.records * (1 - 1e-9):
+        if self.amplified and self.expected_size > share:
             raise ConfigError(
                 "batch_size",
                 self.expected_size,
-                f"{self.records / self.bands:.12g}, one of {self.bands} groups of the {self.records} records: smaller "
-                "samples cost as much with this noise",
+                f"at most {share:g}, one of {self.bands} bands of the {self.records} records",
             )
+
+    @property
+    def rate(self) -> float:
+        """The probability that a record is in the batch of a step."""
+        return super().rate if self.amplified else 1 / self.bands
 
     @property
     def member_rate(self) -> float:
