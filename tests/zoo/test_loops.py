@@ -8,9 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from assay import Plan, PrivateStep
+from assay.accounting.adjacency import Adjacency
+from assay.data.samplers.without_replacement import WithoutReplacement
 from assay.data.units import Unit
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.randomness.streams import Seeded
@@ -311,3 +314,124 @@ def test_copies_of_a_record_may_be_one_person() -> None:
         step.backward(losses(model(x), y))
     assert step.taken == 2
     step.close()
+
+
+# --- what a loop writes, and what reaches tensors outside the model ---
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) - self.centre
+
+
+def in_place(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.centre.mul_(0.9).add_(0.1 * outputs.mean(0))
+
+
+def through_data(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.centre.data.copy_(outputs.mean(0))
+
+
+def another_tensor(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.centre = 0.9 * model.centre + 0.1 * outputs.mean(0)
+
+
+def into_weights(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.last.weight[0] += 0.01 * x.mean(0)
+
+
+def into_gradients(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    if model.last.weight.grad is not None:
+        model.last.weight.grad += x.mean(0)
+
+
+def what_is_released(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    if model.last.bias.grad is not None:
+        model.centre.mul_(0.9).add_(0.1 * model.last.bias.grad)
+        model.last.weight.lerp_(torch.zeros(()), 0.01)
+
+
+def written(write: Callable[[Centred, Tensor, Tensor], None], *, after: bool) -> int:
+    """A loop that writes into its model before or after `backward`. The steps that were taken."""
+    model = Centred()
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    try:
+        for x, y in step.batches(records()):
+            outputs = model(x)
+            found = losses(outputs, y)
+            if not after:
+                torch.no_grad()(write)(model, x, outputs)
+            step.backward(found)
+            if after:
+                torch.no_grad()(write)(model, x, outputs)
+        return step.taken
+    finally:
+        step.close()
+
+
+@pytest.mark.parametrize("write", [in_place, through_data, another_tensor, into_weights, into_gradients])
+def test_a_loop_that_writes_records_into_its_model_is_refused(write: Callable[[Centred, Tensor, Tensor], None]) -> None:
+    with pytest.raises(UnsupportedModelError, match="without noise"):
+        written(write, after=True)
+    if write is in_place:
+        with pytest.raises(UnsupportedModelError, match="without noise"):
+            written(write, after=False)
+
+
+def test_a_loop_may_write_what_is_released() -> None:
+    assert written(what_is_released, after=True) == 6
+
+
+def test_no_gradient_reaches_a_tensor_outside_the_model() -> None:
+    """A tensor with as many rows as the batch has records may be an input; its gradient would have no noise."""
+    plan = Plan(
+        records=RECORDS,
+        batch_size=10,
+        steps=2,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        sampling=WithoutReplacement,
+        adjacency=Adjacency.REPLACE_ONE,
+    )
+    model, outside = nn.Linear(6, 3), torch.zeros(10, 3, requires_grad=True)
+    step = PrivateStep(model, plan)
+    for x, y in step.batches(records()):
+        step.backward(losses(model(x) + outside, y))
+        assert outside.grad is None
+        assert model.weight.grad is not None
+    step.close()
+
+
+def test_steps_that_no_ledger_holds_are_not_taken_for_granted() -> None:
+    plan = Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(ConfigError, match=r"taken.*give the ledger"):
+        PrivateStep(nn.Linear(6, 3), plan, taken=5)
+    model = nn.Linear(6, 3)
+    first = PrivateStep(model, plan)
+    for x, y in first.batches(records(), 5):
+        first.backward(losses(model(x), y))
+    first.close()
+    second = PrivateStep(model, plan, ledger=first.ledger, taken=first.taken)
+    for x, y in second.batches(records()):
+        second.backward(losses(model(x), y))
+    assert second.epsilon() == pytest.approx(plan.epsilon())
+    second.close()
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_user_stay_where_they_are() -> None:
+    def within_a_mode(model, kept, x, y):
+        with _Mode():
+            return losses(model(x), y)
+
+    assert loop(within_a_mode) == 16
+    assert torch.overrides._len_torch_function_stack() == 0

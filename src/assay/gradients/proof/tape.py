@@ -115,6 +115,25 @@ class Tape(TorchFunctionMode):
         self.blind = False
         """Whether the model was called, and never with anything that torch made of the batch."""
         self._running, self._hooks = False, list[Any]()
+        self._above = 0  # modes that were put on the stack after this one
+        self._at_end = False
+        self._wrote: str | None = None
+
+    def end_path(self) -> None:
+        """The losses are known: from here on only what is written into the model matters."""
+        self._at_end, self._entries = True, []
+
+    def written_into_model(self) -> str | None:
+        """What of the model holds something that the loop made of the batch; None if nothing does."""
+        return self._wrote or next((name for name, t in self._held() if not self._is_constant(t)), None)
+
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        for name, p in self._model.named_parameters():
+            yield f"parameter {name}", p
+            if p.grad is not None:
+                yield f"the gradient of {name}", p.grad
+        for name, b in self._model.named_buffers():
+            yield f"buffer {name}", b
 
     @property
     def holds_rows(self) -> bool:
@@ -137,14 +156,14 @@ class Tape(TorchFunctionMode):
                 args, kwargs, state = begun.pop()
                 if not begun and self._running:
                     self._note_call(args, kwargs, output, state)
-                    _push_mode(self)
+                    self._enter()
 
         self._hooks = [
             model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
             model.register_forward_hook(end, with_kwargs=True, always_call=True),
         ]
         self._running = True
-        _push_mode(self)
+        self._enter()
 
     def stop(self) -> None:
         """Listen no longer."""
@@ -155,11 +174,18 @@ class Tape(TorchFunctionMode):
             self._leave()
 
     def _leave(self) -> None:
-        """Take this mode off the stack; others that were put on it later stay."""
+        """Take this mode off the stack; those that were put on it later stay."""
         above = []
         while _len_torch_function_stack() > 0 and (top := _pop_mode()) is not self:
             above.append(top)
+        self._above = len(above)
         for mode in reversed(above):
+            _push_mode(mode)
+
+    def _enter(self) -> None:
+        """Put this mode on the stack, where it was: whoever put one above it will take that one off again."""
+        above = [_pop_mode() for _ in range(min(self._above, _len_torch_function_stack()))]
+        for mode in (self, *reversed(above)):
             _push_mode(mode)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,12 +197,12 @@ class Tape(TorchFunctionMode):
         given = calls.tensors((args, kwargs))
         if not given or any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
             return func(*args, **kwargs)
-        state, versions = calls.random_state(), [_version(t) for t in given]
+        state, versions = None if self._at_end else calls.random_state(), [_version(t) for t in given]
         out = func(*args, **kwargs)
         written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
         if getattr(func, "__name__", "") in _WRITE_UNSEEN:
             written = given
-        self._note(func, args, kwargs, out, state if calls.drawn_since(state) else None, written)
+        self._note(func, args, kwargs, out, state if state and calls.drawn_since(state) else None, written)
         return out
 
     def _note_call(self, args: Any, kwargs: Any, output: Any, state: calls.RandomState) -> None:
@@ -216,6 +242,12 @@ class Tape(TorchFunctionMode):
         name = getattr(run, "__name__", "")
         self.touched |= depends and name not in _ABOUT and (name != "__get__" or bool(calls.tensors(out)))
         views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
+        if depends:
+            self._see_writes(written)
+        if self._at_end:
+            for t in (*calls.tensors(out), *written) if depends else ():
+                self._slot(t, from_batch=True)
+            return
         if not depends and not views and run is not None:
             return
         stored = pytree.tree_map(self._stored, (args, kwargs))
@@ -239,6 +271,11 @@ class Tape(TorchFunctionMode):
                 factors=[(name, float(a)) for a in args if name in _TIMES and isinstance(a, int | float)],
             )
         )
+
+    def _see_writes(self, written: Sequence[Tensor]) -> None:
+        if written and self._wrote is None:
+            places = frozenset(map(_memory, written))
+            self._wrote = next((name for name, t in self._held() if _memory(t) in places), None)
 
     def _made(self, value: Any, *, depends: bool) -> int | None:
         """The slot of what a function returned."""
