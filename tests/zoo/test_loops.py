@@ -1,6 +1,7 @@
 """What a loop of one's own does with a batch, before the model and after it, is repeated with other records in it."""
 
 import warnings
+from collections import UserDict
 from collections.abc import Callable
 from typing import Any
 
@@ -244,6 +245,35 @@ def test_mixing_that_begins_after_a_warm_up_is_found_on_a_random_batch() -> None
 
     with pytest.raises(UnsupportedModelError, match=SEVERAL):
         loop(mixes_later, steps=60, randomness=Seeded(3))
+
+
+def test_batches_may_be_held_by_anything() -> None:
+    def collate(batch: list[tuple[Tensor, Tensor]]) -> UserDict[str, Tensor]:
+        return UserDict(x=torch.stack([x for x, _ in batch]), y=torch.stack([y for _, y in batch]))
+
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5))
+    batch = next(step.batches(records(), collate_fn=collate))
+    with pytest.raises(UnsupportedModelError, match=SEVERAL):
+        step.backward(losses(model(batch["x"]), batch["y"].roll(1)))
+    step.close()
+
+
+def test_looking_changes_nothing_that_the_loop_draws_or_keeps() -> None:
+    """A generator of the loop's own goes on where it was, and statistics and totals count every batch once."""
+    generator, twin, counted = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3), torch.zeros(())
+
+    def draws(model, kept, x, y):
+        noise = torch.empty_like(x).normal_(generator=generator)
+        counted.add_(torch.ones_like(y).sum())
+        kept["rows"] = kept.get("rows", 0) + len(x)
+        assert float(counted) == kept["rows"]
+        assert torch.equal(noise, torch.randn(x.shape, generator=twin))
+        return losses(model(x + noise), y) + 0 * counted
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loop(draws) == 16
 
 
 def test_a_loop_that_leaves_torch_is_told_that_it_is_not_seen() -> None:

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof.calls import Coins, only, others, splits
-from assay.gradients.proof.tape import Path, Tape
+from assay.gradients.proof.path import Path
+from assay.gradients.proof.tape import Tape
 
 FIRST = 4
 """How many batches of a loop are looked at, one after the other."""
