@@ -3,6 +3,7 @@
 import warnings
 from collections import UserDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+import assay
 from assay import Plan, PrivateStep
 from assay.accounting.adjacency import Adjacency
 from assay.data.samplers.without_replacement import WithoutReplacement
@@ -321,9 +323,12 @@ def plain(model, kept, x, y):
         ConcatDataset([Subset(records_ := records(), range(80)), Subset(records_, range(40, 80))]),
     ],
 )
-def test_a_record_that_a_data_set_holds_twice_is_refused(twice: Dataset[Any]) -> None:
+def test_a_record_that_a_data_set_holds_twice_is_refused(twice: Dataset[Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is there 2 times"):
         loop(plain, data=twice)
+    with pytest.raises(ConfigError, match="is there 2 times"):
+        assay.fit(nn.Linear(6, 3), twice, epsilon=1, epochs=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     whole = records()
     assert loop(plain, data=ConcatDataset([Subset(whole, range(50, RECORDS)), Subset(whole, range(50))])) == 16
 
