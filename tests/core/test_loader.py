@@ -128,12 +128,21 @@ def test_whoever_fetches_ahead_is_told():
     with pytest.raises(AssayError, match="something fetches batches ahead"):
         list(step.loader(RECORDS))
     first, second = iter(step.loader(RECORDS)), iter(step.loader(RECORDS))
-    batch = next(first)
-    next(second)
-    take(model, step, batch)  # the same records: both loops are at the same step
+    next(first)
+    take(model, step, next(second))
     with pytest.raises(AssayError, match="another loop"):
         next(first)
     assert step.taken == 1
+    step.close()
+
+
+def test_a_batch_of_a_loop_that_another_has_replaced_is_refused():
+    model, step = new_step()
+    first, second = iter(step.loader(RECORDS)), iter(step.loader(RECORDS))
+    batch = next(first)
+    next(second)
+    with pytest.raises(AssayError, match="losses of other records"):
+        take(model, step, batch)
     step.close()
 
 

@@ -139,6 +139,24 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that scales losses by the batch of another step", "each step has its own", ""),
     ),
     *_each(
+        "refused on the first batches",
+        "test_loops.py::test_a_loop_that_writes_records_into_its_model_is_refused",
+        *(
+            (f"a loop that writes records into {where}", "what is released", "")
+            for where in ("a buffer", "a buffer's data", "a new buffer", "the weights", "the gradients")
+        ),
+    ),
+    *_each(
+        "what it releases",
+        "test_loops.py::test_no_gradient_reaches_a_tensor_outside_the_model",
+        ("a gradient without noise for a tensor outside the model", "no gradient", ""),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_loops.py::test_steps_that_no_ledger_holds_are_not_taken_for_granted",
+        ("a step that goes on without the ledger of the steps before", "with it", ""),
+    ),
+    *_each(
         "refused before anything runs",
         "test_loops.py::test_a_record_that_a_data_set_holds_twice_is_refused",
         ("a data set that holds a record twice", "every record once", ""),

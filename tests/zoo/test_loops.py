@@ -1,16 +1,22 @@
 """What a loop of one's own does with a batch, before the model and after it, is repeated with other records in it."""
 
 import warnings
+from collections import UserDict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+import assay
 from assay import Plan, PrivateStep
+from assay.accounting.adjacency import Adjacency
+from assay.data.samplers.without_replacement import WithoutReplacement
 from assay.data.units import Unit
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.randomness.streams import Seeded
@@ -243,6 +249,35 @@ def test_mixing_that_begins_after_a_warm_up_is_found_on_a_random_batch() -> None
         loop(mixes_later, steps=60, randomness=Seeded(3))
 
 
+def test_batches_may_be_held_by_anything() -> None:
+    def collate(batch: list[tuple[Tensor, Tensor]]) -> UserDict[str, Tensor]:
+        return UserDict(x=torch.stack([x for x, _ in batch]), y=torch.stack([y for _, y in batch]))
+
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5))
+    batch = next(step.batches(records(), collate_fn=collate))
+    with pytest.raises(UnsupportedModelError, match=SEVERAL):
+        step.backward(losses(model(batch["x"]), batch["y"].roll(1)))
+    step.close()
+
+
+def test_looking_changes_nothing_that_the_loop_draws_or_keeps() -> None:
+    """A generator of the loop's own goes on where it was, and statistics and totals count every batch once."""
+    generator, twin, counted = torch.Generator().manual_seed(3), torch.Generator().manual_seed(3), torch.zeros(())
+
+    def draws(model, kept, x, y):
+        noise = torch.empty_like(x).normal_(generator=generator)
+        counted.add_(torch.ones_like(y).sum())
+        kept["rows"] = kept.get("rows", 0) + len(x)
+        assert float(counted) == kept["rows"]
+        assert torch.equal(noise, torch.randn(x.shape, generator=twin))
+        return losses(model(x + noise), y) + 0 * counted
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loop(draws) == 16
+
+
 def test_a_loop_that_leaves_torch_is_told_that_it_is_not_seen() -> None:
     def by_numpy(model, kept, x, y):
         return losses(model(torch.from_numpy(2 * x.numpy())), y)
@@ -288,9 +323,12 @@ def plain(model, kept, x, y):
         ConcatDataset([Subset(records_ := records(), range(80)), Subset(records_, range(40, 80))]),
     ],
 )
-def test_a_record_that_a_data_set_holds_twice_is_refused(twice: Dataset[Any]) -> None:
+def test_a_record_that_a_data_set_holds_twice_is_refused(twice: Dataset[Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is there 2 times"):
         loop(plain, data=twice)
+    with pytest.raises(ConfigError, match="is there 2 times"):
+        assay.fit(nn.Linear(6, 3), twice, epsilon=1, epochs=1, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
     whole = records()
     assert loop(plain, data=ConcatDataset([Subset(whole, range(50, RECORDS)), Subset(whole, range(50))])) == 16
 
@@ -311,3 +349,124 @@ def test_copies_of_a_record_may_be_one_person() -> None:
         step.backward(losses(model(x), y))
     assert step.taken == 2
     step.close()
+
+
+# --- what a loop writes, and what reaches tensors outside the model ---
+
+
+class Centred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(6, 3)
+        self.register_buffer("centre", torch.zeros(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) - self.centre
+
+
+def in_place(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.centre.mul_(0.9).add_(0.1 * outputs.mean(0))
+
+
+def through_data(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.centre.data.copy_(outputs.mean(0))
+
+
+def another_tensor(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.centre = 0.9 * model.centre + 0.1 * outputs.mean(0)
+
+
+def into_weights(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    model.last.weight[0] += 0.01 * x.mean(0)
+
+
+def into_gradients(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    if model.last.weight.grad is not None:
+        model.last.weight.grad += x.mean(0)
+
+
+def what_is_released(model: Centred, x: Tensor, outputs: Tensor) -> None:
+    if model.last.bias.grad is not None:
+        model.centre.mul_(0.9).add_(0.1 * model.last.bias.grad)
+        model.last.weight.lerp_(torch.zeros(()), 0.01)
+
+
+def written(write: Callable[[Centred, Tensor, Tensor], None], *, after: bool) -> int:
+    """A loop that writes into its model before or after `backward`. The steps that were taken."""
+    model = Centred()
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    try:
+        for x, y in step.batches(records()):
+            outputs = model(x)
+            found = losses(outputs, y)
+            if not after:
+                torch.no_grad()(write)(model, x, outputs)
+            step.backward(found)
+            if after:
+                torch.no_grad()(write)(model, x, outputs)
+        return step.taken
+    finally:
+        step.close()
+
+
+@pytest.mark.parametrize("write", [in_place, through_data, another_tensor, into_weights, into_gradients])
+def test_a_loop_that_writes_records_into_its_model_is_refused(write: Callable[[Centred, Tensor, Tensor], None]) -> None:
+    with pytest.raises(UnsupportedModelError, match="without noise"):
+        written(write, after=True)
+    if write is in_place:
+        with pytest.raises(UnsupportedModelError, match="without noise"):
+            written(write, after=False)
+
+
+def test_a_loop_may_write_what_is_released() -> None:
+    assert written(what_is_released, after=True) == 6
+
+
+def test_no_gradient_reaches_a_tensor_outside_the_model() -> None:
+    """A tensor with as many rows as the batch has records may be an input; its gradient would have no noise."""
+    plan = Plan(
+        records=RECORDS,
+        batch_size=10,
+        steps=2,
+        noise_multiplier=1.0,
+        delta=1e-5,
+        sampling=WithoutReplacement,
+        adjacency=Adjacency.REPLACE_ONE,
+    )
+    model, outside = nn.Linear(6, 3), torch.zeros(10, 3, requires_grad=True)
+    step = PrivateStep(model, plan)
+    for x, y in step.batches(records()):
+        step.backward(losses(model(x) + outside, y))
+        assert outside.grad is None
+        assert model.weight.grad is not None
+    step.close()
+
+
+def test_steps_that_no_ledger_holds_are_not_taken_for_granted() -> None:
+    plan = Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(ConfigError, match=r"taken.*give the ledger"):
+        PrivateStep(nn.Linear(6, 3), plan, taken=5)
+    model = nn.Linear(6, 3)
+    first = PrivateStep(model, plan)
+    for x, y in first.batches(records(), 5):
+        first.backward(losses(model(x), y))
+    first.close()
+    second = PrivateStep(model, plan, ledger=first.ledger, taken=first.taken)
+    for x, y in second.batches(records()):
+        second.backward(losses(model(x), y))
+    assert second.epsilon() == pytest.approx(plan.epsilon())
+    second.close()
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_modes_of_the_user_stay_where_they_are() -> None:
+    def within_a_mode(model, kept, x, y):
+        with _Mode():
+            return losses(model(x), y)
+
+    assert loop(within_a_mode) == 16
+    assert torch.overrides._len_torch_function_stack() == 0

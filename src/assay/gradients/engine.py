@@ -249,7 +249,7 @@ class Engine:
                 if not self.proven and not self._inspector.split:
                     look.proof.weigh(losses, views, self.parameters, self._stand_ins)
             self._collecting = found
-            expected = proof.backward(losses, self.parameters, self._stand_ins)
+            expected = proof.backward(losses, self.parameters, self._stand_ins, graph.outside)
             self._collecting = None
             self._inspector.after(look, reached=bool(found))
         finally:

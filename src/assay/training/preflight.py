@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from assay.data.apart import check_apart
+from assay.data.apart import check_apart, check_once_each
 from assay.data.loading import PLAIN, Loading
 from assay.data.records import Records, pair
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
@@ -70,6 +70,8 @@ def check_run(
         UnsupportedModelError: The model or the loss mixes records.
     """
     Records(train, loading=loading).check_pairs("train")
+    if plan.unit is None:
+        check_once_each(train)
     check_apart(train, loading, int(training.randomness().stream("apart", 0).integers(2**31, 1)))
     _check_finite(model)
     plan = plan.for_model(model)

@@ -222,6 +222,11 @@ class PrivateStep(Unique):
         _check_ledger(ledger, plan)
         charges = world.once(functools.partial(_claimed_charges, ledger))
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
+        if taken > ledger.total_steps:
+            raise ConfigError(
+                "taken", taken, f"at most the {ledger.total_steps} steps that the ledger was charged for: give the "
+                "ledger of the run that took them"
+            )  # fmt: skip
         if not all(ledger.paid(first) for first in plan.first_events):
             raise ConfigError(
                 "method",
@@ -416,6 +421,8 @@ class PrivateStep(Unique):
                 self._batch.part = part
                 yield None if own and self._is_forgotten(part) else self._watched(batch.gather(part), part)
                 self._check_usable()
+                if (written := self._loops.written()) is not None:
+                    raise UnsupportedModelError(written)
                 if self._loop != loop:
                     raise AssayError(
                         "another loop over batches() of this PrivateStep has begun: parts of one batch would count in "
@@ -459,10 +466,12 @@ class PrivateStep(Unique):
             ConfigError: The losses do not belong to the part drawn last.
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
-        self._loops.stop()
+        self._loops.pause()
         with self._in_one_thread(), _without_autocast(losses.device.type):
             self._check_call(losses)
-            return self._advance(losses)
+            complete = self._advance(losses)
+        self._loops.go_on()
+        return complete
 
     def backward_of_none(self) -> bool:
         """Do what `backward` does, for a part without records: `batches_or_none` gave None for it.

@@ -54,9 +54,12 @@ def run_backward(losses: Tensor) -> None:
 
 
 def backward(
-    losses: Tensor, parameters: Mapping[str, nn.Parameter], stand_ins: Mapping[int, Tensor]
+    losses: Tensor,
+    parameters: Mapping[str, nn.Parameter],
+    stand_ins: Mapping[int, Tensor],
+    outside: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
-    """Run the one backward pass, and leave every `.grad` as it was.
+    """Run the one backward pass, and leave every `.grad` as it was, also of tensors `outside` the model.
 
     Returns:
         The gradients that autograd gave the parameters' stand-ins.
@@ -65,7 +68,8 @@ def backward(
         UnsupportedModelError: A pass within the pass reached a parameter itself.
     """
     kept = [(p, p.grad) for p in parameters.values() if p.grad is not None]
-    for p, _ in kept:
+    theirs = [(t, t.grad) for t in outside]
+    for p, _ in (*kept, *theirs):
         p.grad = None
     for standing in stand_ins.values():  # another backward pass through the model may have left a gradient
         standing.grad = None
@@ -77,8 +81,8 @@ def backward(
             if p.grad is not None:
                 reached.append(name)
                 p.grad = None
-        for p, grad in kept:
-            p.grad = grad
+        for t, grad in (*kept, *theirs):
+            t.grad = grad
     for name in reached:
         raise UnsupportedModelError(used_outside(name))
     if not stand_ins:
@@ -115,6 +119,8 @@ class Graph:
     """The autograd graph of a batch's losses."""
 
     nodes: set[Any]
+    outside: list[Tensor]
+    """The leaves that are not the model's, each with one row per record."""
     normalises: bool
     """Whether statistics of more than one row are used (batch normalisation in train mode)."""
 
@@ -141,6 +147,7 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
     """
     known = {id(t) for t in own}
     seen: set[Any] = set()
+    outside: list[Tensor] = []
     normalises = False
     todo: list[Any] = [losses.grad_fn]
     while todo:
@@ -159,11 +166,12 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
                     "private model; its gradient would carry the records without noise. Give the whole model, or "
                     "detach/freeze that part"
                 )
+            outside.append(leaf)
         # torch normalises a single record (or a kernel) as a batch of one row
         if type(node).__name__ in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
             normalises = True
         todo.extend(parent for parent, _ in node.next_functions)
-    return Graph(seen, normalises)
+    return Graph(seen, outside, normalises)
 
 
 def check_losses(losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins: Coins, most: int = 1) -> None:

@@ -27,11 +27,13 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof.calls import Coins, only, others, splits
-from assay.gradients.proof.tape import Path, Tape
+from assay.gradients.proof.path import Path
+from assay.gradients.proof.tape import Tape
 
 FIRST = 4
 """How many batches of a loop are looked at, one after the other."""
 _SIZES, _FOR_SIZES = 3, 16  # how many sizes of batches are compared, and how many batches are looked at for them
+_FOR_TWO = 64  # how many batches are looked at until there were enough with two records or more
 _SAMPLED = 16  # records that are each put in all places
 _EVERY = 256  # then one of this many, at random: it costs as much as one step
 
@@ -55,6 +57,10 @@ _EARLIER = (
     "the losses depend on records of an earlier batch (a memory bank, a running mean, kept targets): clipping "
     "cannot bound what those records do here. Use constants, or what step.backward has released"
 )
+_WRITTEN = (
+    "the loop writes into {} what it made of the batch (class centres, a codebook, running statistics): that would "
+    "leave with the model without noise. Compute it from public data or from what step.backward has released"
+)
 _COUNTED = (
     "the losses are multiplied or divided by a number that is in proportion to the number of records in the batch, and "
     "so tells whether another one is among them: give the plain loss of each (reduction='none'); the step divides by "
@@ -73,7 +79,7 @@ class LoopWatch:
 
     def __init__(self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins) -> None:
         self._model, self._copied, self._coins = model, copied, coins
-        self._left = self._seen = 0
+        self._left = self._seen = self._shown = 0
         self._tapes: list[Tape] = []  # the one that is running, if any
         weakref.finalize(self, _stop, self._tapes).atexit = False
         self._factors: list[tuple[int, list[tuple[str, float]]]] = []
@@ -83,7 +89,8 @@ class LoopWatch:
         """Whether the next batch is looked at. Call once for each batch."""
         self._seen += 1
         sizes, multiplied = {size for size, _ in self._factors}, any(factors for _, factors in self._factors)
-        if self._seen <= FIRST or (self._seen <= _FOR_SIZES and multiplied and len(sizes) < _SIZES):
+        early = self._shown < FIRST and self._seen <= _FOR_TWO
+        if early or (self._seen <= _FOR_SIZES and multiplied and len(sizes) < _SIZES):
             self._left = self._gap()
             return True
         self._left -= 1
@@ -103,9 +110,26 @@ class LoopWatch:
         self._tapes.append(tape)
         return tape
 
+    def pause(self) -> None:
+        """Do not listen for a while."""
+        for tape in self._tapes:
+            tape.stop()
+
+    def go_on(self) -> None:
+        """Listen to what the loop does after `backward`: it must not write records into the model."""
+        for tape in self._tapes:
+            tape.end_path()
+            tape.start()
+
     def stop(self) -> None:
         """End the tape that is running, if any."""
         _stop(self._tapes)
+
+    def written(self) -> str | None:
+        """End the tape that is running. Why the loop must be refused for what it wrote into the model, if anything."""
+        found = [tape.written_into_model() for tape in self._tapes]
+        self.stop()
+        return next((_WRITTEN.format(what) for what in found if what is not None), None)
 
     def fault(self, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
         """Why these losses must be refused: several depend on one record, or rows have left their places.
@@ -120,8 +144,11 @@ class LoopWatch:
         """
         if not tape.holds_rows or len(losses) < 2:
             return None
+        self._shown += 1
         if not tape.touched:
             return _ELSEWHERE
+        if (what := tape.written_into_model()) is not None:
+            return _WRITTEN.format(what)
         if tape.blind or not tape.made_of_batch(losses):
             self._warn("torch does not show how inputs or losses are made of the batch (NumPy, vmap, scripted code)")
             return None
@@ -150,7 +177,7 @@ class LoopWatch:
         if any(map(_is_earlier, path.constants)) and not _close(plain, path.again(others=_disturbed)):
             return _EARLIER
         (mask,) = splits(len(plain), self._coins, 1)
-        halves = (mask, ~mask) if self._seen <= FIRST else (mask,)
+        halves = (mask, ~mask) if self._shown <= FIRST else (mask,)
         for half in halves:
             other = others(half, self._coins)
             if not _close(plain[other.kept], path.again(other.change)[other.kept]):

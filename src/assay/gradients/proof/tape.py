@@ -13,7 +13,6 @@ while it is handed on as it is. It sees one thread.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,43 +24,15 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof import calls
+from assay.gradients.proof.path import Drawing, Entry, Path, Slot, is_slot
 
+_DEPTH = 4  # of what holds the tensors of a batch
 _MOST = 100_000  # calls; a loop that does more than that with one batch is not followed to its end
 _TIMES = frozenset(
     ["mul", "mul_", "__rmul__", "multiply", "div", "div_", "__rdiv__", "__rtruediv__", "divide", "true_divide"]
 )
 _ABOUT = frozenset(("__len__", "size", "dim", "ndimension", "numel", "nelement"))  # about a tensor, not its numbers
 _WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics, without a new version
-
-
-@dataclass(frozen=True, slots=True)
-class _Slot:
-    """Stands for a value that the tape knows."""
-
-    number: int
-
-
-@dataclass(slots=True)
-class _Entry:
-    """One call of a function, with slots in place of what the tape knows."""
-
-    run: Callable[..., Any] | None
-    """None stands for the model."""
-    args: Any
-    kwargs: Any
-    outputs: list[int | None]
-    """The slot of each leaf of the result; None for one that nobody will ask for."""
-    random_state: calls.RandomState | None
-    """What it drew from, if it drew random numbers."""
-    autocast: torch.dtype | None
-    needs: frozenset[int]
-    """The slots of its arguments."""
-    memory: frozenset[int]
-    """Where the numbers of its arguments and outputs are."""
-    writes: frozenset[int]
-    """Where it writes."""
-    factors: list[tuple[str, float]]
-    """Python's numbers that it multiplies or divides by."""
 
 
 @dataclass(slots=True)
@@ -104,10 +75,10 @@ class Tape(TorchFunctionMode):
         self._earlier = earlier
         self.rows = rows
         self._model, self._copied = model, copied
-        self._known, self._entries = _Known(), list[_Entry]()
+        self._known, self._entries = _Known(), list[Entry]()
         self._left = _MOST
         self._batch: dict[int, Tensor] = {}
-        for t in calls.tensors(batch):
+        for t in _tensors_in(batch):
             if calls.by_record(t, rows) and t not in self._known.slots:
                 self._batch[self._slot(t, from_batch=True)] = t.detach().clone()
         self.touched = False
@@ -115,6 +86,26 @@ class Tape(TorchFunctionMode):
         self.blind = False
         """Whether the model was called, and never with anything that torch made of the batch."""
         self._running, self._hooks = False, list[Any]()
+        self._drawing: dict[int, Drawing] = {}  # the generators that a function is given, before it draws
+        self._above = 0  # modes that were put on the stack after this one
+        self._at_end = False
+        self._wrote: str | None = None
+
+    def end_path(self) -> None:
+        """The losses are known: from here on only what is written into the model matters."""
+        self._at_end, self._entries = True, []
+
+    def written_into_model(self) -> str | None:
+        """What of the model holds something that the loop made of the batch; None if nothing does."""
+        return self._wrote or next((name for name, t in self._held() if not self._is_constant(t)), None)
+
+    def _held(self) -> Iterator[tuple[str, Tensor]]:
+        for name, p in self._model.named_parameters():
+            yield f"parameter {name}", p
+            if p.grad is not None:
+                yield f"the gradient of {name}", p.grad
+        for name, b in self._model.named_buffers():
+            yield f"buffer {name}", b
 
     @property
     def holds_rows(self) -> bool:
@@ -137,14 +128,14 @@ class Tape(TorchFunctionMode):
                 args, kwargs, state = begun.pop()
                 if not begun and self._running:
                     self._note_call(args, kwargs, output, state)
-                    _push_mode(self)
+                    self._enter()
 
         self._hooks = [
             model.register_forward_pre_hook(begin, with_kwargs=True, prepend=True),
             model.register_forward_hook(end, with_kwargs=True, always_call=True),
         ]
         self._running = True
-        _push_mode(self)
+        self._enter()
 
     def stop(self) -> None:
         """Listen no longer."""
@@ -155,11 +146,18 @@ class Tape(TorchFunctionMode):
             self._leave()
 
     def _leave(self) -> None:
-        """Take this mode off the stack; others that were put on it later stay."""
+        """Take this mode off the stack; those that were put on it later stay."""
         above = []
         while _len_torch_function_stack() > 0 and (top := _pop_mode()) is not self:
             above.append(top)
+        self._above = len(above)
         for mode in reversed(above):
+            _push_mode(mode)
+
+    def _enter(self) -> None:
+        """Put this mode on the stack, where it was: whoever put one above it will take that one off again."""
+        above = [_pop_mode() for _ in range(min(self._above, _len_torch_function_stack()))]
+        for mode in (self, *reversed(above)):
             _push_mode(mode)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,12 +169,15 @@ class Tape(TorchFunctionMode):
         given = calls.tensors((args, kwargs))
         if not given or any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
             return func(*args, **kwargs)
-        state, versions = calls.random_state(), [_version(t) for t in given]
+        generators = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)]
+        self._drawing = {id(g): Drawing(g.get_state(), g.device) for g in generators}
+        state, versions = None if self._at_end else calls.random_state(), [_version(t) for t in given]
         out = func(*args, **kwargs)
         written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
         if getattr(func, "__name__", "") in _WRITE_UNSEEN:
             written = given
-        self._note(func, args, kwargs, out, state if calls.drawn_since(state) else None, written)
+        self._note(func, args, kwargs, out, state if state and calls.drawn_since(state) else None, written)
+        self._drawing = {}
         return out
 
     def _note_call(self, args: Any, kwargs: Any, output: Any, state: calls.RandomState) -> None:
@@ -216,6 +217,12 @@ class Tape(TorchFunctionMode):
         name = getattr(run, "__name__", "")
         self.touched |= depends and name not in _ABOUT and (name != "__get__" or bool(calls.tensors(out)))
         views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
+        if depends:
+            self._see_writes(written)
+        if self._at_end:
+            for t in (*calls.tensors(out), *written) if depends else ():
+                self._slot(t, from_batch=True)
+            return
         if not depends and not views and run is not None:
             return
         stored = pytree.tree_map(self._stored, (args, kwargs))
@@ -225,20 +232,25 @@ class Tape(TorchFunctionMode):
                 self._mark(t)
         if not written and all(o is None for o in outputs):
             return
-        leaves = pytree.tree_leaves(stored, is_leaf=_is_slot)
+        leaves = pytree.tree_leaves(stored, is_leaf=is_slot)
         self._entries.append(
-            _Entry(
+            Entry(
                 run,
                 *stored,
                 outputs,
                 state,
                 _autocast(),
-                needs=frozenset(v.number for v in leaves if isinstance(v, _Slot)),
+                needs=frozenset(v.number for v in leaves if isinstance(v, Slot)),
                 memory=frozenset(_memory(t) for t in (*used, *flat) if isinstance(t, Tensor)),
                 writes=frozenset(map(_memory, written)),
                 factors=[(name, float(a)) for a in args if name in _TIMES and isinstance(a, int | float)],
             )
         )
+
+    def _see_writes(self, written: Sequence[Tensor]) -> None:
+        if written and self._wrote is None:
+            places = frozenset(map(_memory, written))
+            self._wrote = next((name for name, t in self._held() if _memory(t) in places), None)
 
     def _made(self, value: Any, *, depends: bool) -> int | None:
         """The slot of what a function returned."""
@@ -265,10 +277,10 @@ class Tape(TorchFunctionMode):
             if value not in known.slots:
                 number = self._slot(value, from_batch=False)
                 known.constants[number] = value
-            return _Slot(known.slots[value])
+            return Slot(known.slots[value])
         if type(value) is float and id(value) in known.floats:
-            return _Slot(known.floats[id(value)][1])
-        return value
+            return Slot(known.floats[id(value)][1])
+        return self._drawing.get(id(value), value)
 
     def made_of_batch(self, t: Tensor) -> bool:
         """Whether this tensor was made of the batch, as far as torch shows."""
@@ -294,87 +306,14 @@ class Tape(TorchFunctionMode):
         return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
-    """The way from a batch to its losses, to be gone again with other records."""
-
-    _losses: int
-    _entries: Sequence[_Entry]
-    _batch: Mapping[int, Tensor]
-    _constants: Mapping[int, Tensor]
-    _model: nn.Module
-    _copied: Callable[[], nn.Module | None]
-
-    @property
-    def factors(self) -> list[tuple[str, float]]:
-        """Python's numbers that something is multiplied or divided by on the way, in order."""
-        return [factor for entry in self._entries for factor in entry.factors]
-
-    @property
-    def constants(self) -> list[Tensor]:
-        """The tensors that were there before the batch."""
-        needed = frozenset[int]().union(*(entry.needs for entry in self._entries))
-        return [t for number, t in self._constants.items() if number in needed]
-
-    def copies(self, record: int) -> int:
-        """How many rows of the batch are equal to this one, itself included."""
-        same = [(flat == flat[record]).all(1).cpu() for flat in (t.reshape(len(t), -1) for t in self._batch.values())]
-        return int(torch.stack(same).all(0).sum())
-
-    def again(
-        self,
-        rows: calls.Change = lambda t: t,
-        others: calls.Change = lambda t: t,
-        *,
-        in_eval: bool = False,
-    ) -> Tensor:
-        """The losses, if the batch had had other rows. Nothing that the loop holds is changed.
-
-        Args:
-            rows: Gives the rows of each tensor of the batch.
-            others: Gives the value of each tensor that was there before the batch.
-            in_eval: Call the model in eval mode, where dropout is off.
-
-        Raises:
-            Exception: The loop cannot be repeated; anything may fail in code that is not ours.
-        """
-        values: dict[int, Any] = {number: rows(t).clone() for number, t in self._batch.items()}
-        writes = any(entry.writes for entry in self._entries)
-
-        def value(of: Any) -> Any:
-            if not isinstance(of, _Slot):
-                return of
-            if of.number not in values:
-                constant = others(self._constants[of.number]).detach()
-                values[of.number] = constant.clone() if writes else constant
-            return values[of.number]
-
-        model = self._copied() or self._model
-        modes = [(m, m.training) for m in model.modules()]
-        now, buffers = calls.random_state(), calls.copied(model.named_buffers())
-        try:
-            if in_eval:
-                model.eval()
-            with torch.no_grad():
-                for entry in self._entries:
-                    args, kwargs = pytree.tree_map(value, (entry.args, entry.kwargs), is_leaf=_is_slot)
-                    if entry.random_state is not None:
-                        calls.set_random_state(entry.random_state)
-                    with _precision(entry.autocast, args):
-                        out = (entry.run or model)(*args, **kwargs)
-                    made = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
-                    values |= {number: one for number, one in made if number is not None}
-            found: Tensor = values[self._losses]
-            return found.detach()
-        finally:
-            calls.set_random_state(now)
-            calls.put_back(model, buffers)
-            for module, mode in modes:
-                module.training = mode
-
-
-def _is_slot(value: Any) -> bool:
-    return isinstance(value, _Slot)
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """All tensors of a batch, whatever holds them."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth < _DEPTH and not isinstance(value, str | bytes):
+        parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+        for part in parts or (vars(value).values() if hasattr(value, "__dict__") else ()):
+            yield from _tensors_in(part, depth + 1)
 
 
 def _memory(t: Tensor) -> int:
@@ -394,10 +333,3 @@ def _autocast() -> torch.dtype | None:
         if torch.is_autocast_enabled(device):
             return torch.get_autocast_dtype(device)
     return None
-
-
-def _precision(autocast: torch.dtype | None, args: Any) -> contextlib.AbstractContextManager[Any]:
-    if autocast is None:
-        return contextlib.nullcontext()
-    device = next((t.device.type for t in calls.tensors(args)), "cpu")
-    return torch.autocast(device, dtype=autocast)

@@ -1,0 +1,152 @@
+"""The way from a batch to its losses, as a tape noted it, to be gone again with other records.
+
+That changes nothing: random numbers are those of the first time, and what is written in place is a copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from assay.gradients.proof import calls
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for a value that the tape knows."""
+
+    number: int
+
+
+@dataclass(slots=True)
+class Entry:
+    """One call of a function, with slots in place of what the tape knows."""
+
+    run: Callable[..., Any] | None
+    """None stands for the model."""
+    args: Any
+    kwargs: Any
+    outputs: list[int | None]
+    """The slot of each leaf of the result; None for one that nobody will ask for."""
+    random_state: calls.RandomState | None
+    """What it drew from, if it drew random numbers."""
+    autocast: torch.dtype | None
+    needs: frozenset[int]
+    """The slots of its arguments."""
+    memory: frozenset[int]
+    """Where the numbers of its arguments and outputs are."""
+    writes: frozenset[int]
+    """Where it writes."""
+    factors: list[tuple[str, float]]
+    """Python's numbers that it multiplies or divides by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """Stands for a generator of the loop's own, as it was."""
+
+    state: Tensor
+    device: torch.device
+
+    def generator(self) -> torch.Generator:
+        """Another generator that draws the same numbers."""
+        return torch.Generator(self.device).set_state(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """The way from a batch to its losses, to be gone again with other records."""
+
+    _losses: int
+    _entries: Sequence[Entry]
+    _batch: Mapping[int, Tensor]
+    _constants: Mapping[int, Tensor]
+    _model: nn.Module
+    _copied: Callable[[], nn.Module | None]
+
+    @property
+    def factors(self) -> list[tuple[str, float]]:
+        """Python's numbers that something is multiplied or divided by on the way, in order."""
+        return [factor for entry in self._entries for factor in entry.factors]
+
+    @property
+    def constants(self) -> list[Tensor]:
+        """The tensors that were there before the batch."""
+        needed = frozenset[int]().union(*(entry.needs for entry in self._entries))
+        return [t for number, t in self._constants.items() if number in needed]
+
+    def copies(self, record: int) -> int:
+        """How many rows of the batch are equal to this one, itself included."""
+        same = [(flat == flat[record]).all(1).cpu() for flat in (t.reshape(len(t), -1) for t in self._batch.values())]
+        return int(torch.stack(same).all(0).sum())
+
+    def again(
+        self,
+        rows: calls.Change = lambda t: t,
+        others: calls.Change = lambda t: t,
+        *,
+        in_eval: bool = False,
+    ) -> Tensor:
+        """The losses, if the batch had had other rows. Nothing that the loop holds is changed.
+
+        Args:
+            rows: Gives the rows of each tensor of the batch.
+            others: Gives the value of each tensor that was there before the batch.
+            in_eval: Call the model in eval mode, where dropout is off.
+
+        Raises:
+            Exception: The loop cannot be repeated; anything may fail in code that is not ours.
+        """
+        values: dict[int, Any] = {number: rows(t).clone() for number, t in self._batch.items()}
+        writes = any(entry.writes for entry in self._entries)
+
+        def value(of: Any) -> Any:
+            if isinstance(of, Drawing):
+                return of.generator()
+            if not isinstance(of, Slot):
+                return of
+            if of.number not in values:
+                constant = others(self._constants[of.number]).detach()
+                values[of.number] = constant.clone() if writes else constant
+            return values[of.number]
+
+        model = self._copied() or self._model
+        modes = [(m, m.training) for m in model.modules()]
+        now, buffers = calls.random_state(), calls.copied(model.named_buffers())
+        try:
+            if in_eval:
+                model.eval()
+            with torch.no_grad():
+                for entry in self._entries:
+                    args, kwargs = pytree.tree_map(value, (entry.args, entry.kwargs), is_leaf=is_slot)
+                    if entry.random_state is not None:
+                        calls.set_random_state(entry.random_state)
+                    with _precision(entry.autocast, args):
+                        out = (entry.run or model)(*args, **kwargs)
+                    made = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
+                    values |= {number: one for number, one in made if number is not None}
+            found: Tensor = values[self._losses]
+            return found.detach()
+        finally:
+            calls.set_random_state(now)
+            calls.put_back(model, buffers)
+            for module, mode in modes:
+                module.training = mode
+
+
+def is_slot(value: Any) -> bool:
+    """Whether this stands for a value."""
+    return isinstance(value, Slot)
+
+
+def _precision(autocast: torch.dtype | None, args: Any) -> contextlib.AbstractContextManager[Any]:
+    if autocast is None:
+        return contextlib.nullcontext()
+    device = next((t.device.type for t in calls.tensors(args)), "cpu")
+    return torch.autocast(device, dtype=autocast)
