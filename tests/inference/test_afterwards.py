@@ -198,6 +198,7 @@ def test_the_command_predicts_and_never_overwrites(command: Any, folder: Path, t
     code, _, err = command("predict", folder / "ill", tmp_path / "new.csv", "--out", answers)
     assert code == 0, err
     assert "not the records predicted here" in err
+    assert (tmp_path / "answers.csv.statement.md").read_text() == assay.load(folder / "ill").statement
     rows = list(csv.DictReader(answers.open()))
     assert [row["row"] for row in rows] == ["2", "3"]
     assert all(float(row["p(no)"]) + float(row["p(yes)"]) == pytest.approx(1, abs=1e-5) for row in rows)

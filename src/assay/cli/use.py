@@ -33,17 +33,27 @@ def predict(
         Path | None, typer.Option(help="Where data sets are; only for runs of versions before 0.2.")
     ] = None,
 ) -> None:
-    """Predict new records with the model of a finished run: classes with probabilities, or numbers."""
+    """Predict new records with the model of a finished run: classes with probabilities, or numbers.
+
+    The privacy statement of the model is written beside the file.
+    """
+    from assay._util.files import replace_text
     from assay.inference import load
+    from assay.inference.exporting import beside_of
     from assay.inference.predicting import free
 
     if out is not None:
-        free(out, force=force)
-    found = load(run, data_dir=data_dir).predict(records)
+        for file in (out, beside_of(out)):
+            free(file, force=force)
+    model = load(run, data_dir=data_dir)
+    found = model.predict(records)
     if out is None:
         sys.stdout.write(found.to_csv())
     else:
+        statement = model.statement  # refuses a run whose files do not agree
         console().print(f"predictions    {found.write(out, force=force)} ({len(found)} records)")
+        replace_text(beside_of(out), statement)
+        console().print(f"statement      {beside_of(out)}")
     note(f"ε protects the records that {run} was trained on, not the records predicted here")
 
 

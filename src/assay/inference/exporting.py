@@ -99,7 +99,7 @@ def export(
 
 
 def beside_of(path: Path) -> Path:
-    """The file beside a program that holds its privacy statement."""
+    """The file beside a program, or beside predictions, that holds the privacy statement of the model."""
     return path.with_name(f"{path.name}.statement.md")
 
 
