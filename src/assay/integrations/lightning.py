@@ -17,7 +17,7 @@ what ε covers are refused by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from assay.accounting.budget import Budget
 from assay.data.loading import Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
@@ -75,6 +76,10 @@ class PrivateCallback(pl.Callback):
         loss_bound: The released training loss counts each record's loss up to here; 3 by default.
         max_physical_batch: The largest number of records in memory at once. Results do not change.
         names: Describes model and data in the record.
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
+            whole plan there, and gives back what it did not spend.
+        budget_key: The file of the private key, for a budget that is signed.
+        contents: What the budget recognises each record by; by default the items of the data set.
 
     Attributes:
         result: The module with its record and statement, after `fit`.
@@ -99,10 +104,14 @@ class PrivateCallback(pl.Callback):
         loss_bound: float | None = None,
         max_physical_batch: int | None = None,
         names: Mapping[str, Any] | None = None,
+        budget: Budget | str | Path | None = None,
+        budget_key: str | Path | None = None,
+        contents: Iterable[bytes] | None = None,
     ) -> None:
         self.privacy = Privacy(
             plan=plan, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, method=method, clip=clip,
-            units=units, loss_bound=loss_bound, seed=seed, names=names or {}, force=force,
+            units=units, loss_bound=loss_bound, seed=seed, names=names or {}, force=force, budget=budget,
+            budget_key=budget_key, contents=contents,
         )  # fmt: skip
         self.result: Result | None = None
         self._out, self._physical = None if out is None else Path(out), max_physical_batch

@@ -407,6 +407,7 @@ class PrivateStep(Unique):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
+                self.engine.expect(len(part) * self._views)
                 yield None if own and self._is_forgotten(part) else self._handed_out(batch.gather(part), own=own)
                 self._check_usable()
                 if self._loop != loop:
