@@ -29,6 +29,8 @@ from assay.errors import AssayError
 from assay.gradients.engine import Engine
 from benchmarks import report
 from benchmarks.coverage_cases import Case, layers, models
+from benchmarks.coverage_opacus import opacus_cases
+from benchmarks.coverage_timm import is_there, timm_cases
 
 TOLERANCE = 1e-9
 OUTCOMES = ("exact", "refused", "raw error", "wrong")
@@ -51,24 +53,26 @@ def losses(output: Any) -> Tensor:
     first = next(
         t for t in pytree.tree_leaves(output) if isinstance(t, Tensor) and t.is_floating_point() and t.dim() > 0
     )
-    flat = first.flatten(1)
+    flat = first.flatten(1) if len(first) else first.reshape(0, 1)
     return (flat.tanh() * torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype)).sum(1)
 
 
-def reference(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def reference(case: Case, model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Each record's gradient, one record at a time by plain autograd."""
     named = {n: p for n, p in model.named_parameters() if p.requires_grad}
     rows = []
-    for i in range(len(next(iter(inputs.values())))):
-        loss = losses(call(model, {name: t[i : i + 1] for name, t in inputs.items()})).sum()
+    for i in range(case.records):
+        loss = losses(case.call(model, {name: t[i : i + 1] for name, t in inputs.items()})).sum()
         found = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
         rows.append([torch.zeros_like(p) if g is None else g for p, g in zip(named.values(), found, strict=True)])
+    if not rows:
+        return {n: torch.zeros(0, *p.shape, dtype=p.dtype) for n, p in named.items()}
     return {n: torch.stack(column) for n, column in zip(named, zip(*rows, strict=True), strict=True)}
 
 
-def call(model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
-    """The model on these inputs; by position where there is one called x."""
-    return model(inputs["x"]) if set(inputs) == {"x"} else model(**inputs)
+def largest(t: Tensor) -> float:
+    """The largest absolute value; 0 where there is none."""
+    return float(t.abs().max()) if t.numel() else 0.0
 
 
 def judged(case: Case) -> Outcome:
@@ -79,19 +83,21 @@ def judged(case: Case) -> Outcome:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     inputs = {name: t.double() if t.is_floating_point() else t for name, t in case.inputs().items()}
-    expected = reference(copy.deepcopy(model), inputs)
-    scale = max(float(g.abs().max()) for g in expected.values())
+    expected = reference(case, copy.deepcopy(model), inputs)
+    scale = max(map(largest, expected.values()))
     given: dict[str, Any] = {"group": case.group, "name": case.name}
     engine = None
     try:
         engine = Engine(model)
-        for rows in (torch.arange(4), torch.tensor([2, 0, 3])):
-            grads = engine.collect(losses(call(model, {name: t[rows] for name, t in inputs.items()})))
+        every = torch.arange(case.records)
+        for rows in (every, every.roll(-2)[:3].sort().values.roll(1)):
+            engine.expect(len(rows))
+            grads = engine.collect(losses(case.call(model, {name: t[rows] for name, t in inputs.items()})))
             norms = grads.norms([0] * grads.layers)[:, 0]
             found = grads.per_record()
-            gap = max(float((found[n] - expected[n][rows]).abs().max()) for n in expected)
+            gap = max(largest(found[n] - expected[n][rows]) for n in expected)
             true = torch.stack([g[rows].flatten(1).square().sum(1) for g in expected.values()]).sum(0).sqrt()
-            if gap > TOLERANCE * scale or float((norms - true).abs().max()) > TOLERANCE * float(true.max()):
+            if gap > TOLERANCE * scale or largest(norms - true) > TOLERANCE * largest(true):
                 return Outcome(**given, outcome="wrong", why=f"differs by {gap / scale:.1g} of the largest")
         return Outcome(**given, outcome="exact", fallback=len(engine.once_each()))
     except AssayError as error:
@@ -105,7 +111,8 @@ def judged(case: Case) -> Outcome:
 
 def run(only: str | None = None) -> list[Outcome]:
     """Every case, or those whose name or group contains a text."""
-    chosen = [c for c in (*layers(), *models()) if only is None or only.lower() in f"{c.group} {c.name}".lower()]
+    every = (*layers(), *models(), *opacus_cases(), *timm_cases())
+    chosen = [c for c in every if only is None or only.lower() in f"{c.group} {c.name}".lower()]
     logging.getLogger("transformers").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -121,6 +128,8 @@ def rendered(found: Sequence[Outcome]) -> str:
         rows.append([group, str(count.total()), *(str(count[outcome]) for outcome in OUTCOMES)])
     lines = [report.table(["models", "cases", *OUTCOMES], rows)]
     lines += [f"- {o.group}, {o.name}: {o.outcome}. {o.why[:200]}" for o in found if o.outcome != "exact"]
+    if not is_there():
+        lines.append("timm was not run: it cannot be imported here (it needs torchvision).")
     slow = [f"{o.name} ({o.fallback})" for o in found if o.outcome == "exact" and o.fallback]
     if slow:
         lines.append("Exact, with modules that run once for each record: " + ", ".join(slow) + ".")

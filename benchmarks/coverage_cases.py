@@ -20,6 +20,11 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 RECORDS, LENGTH, WIDTH, WORDS = 4, 6, 16, 60
 
 
+def _by_name(inputs: Mapping[str, Tensor]) -> tuple[Any, ...] | Mapping[str, Tensor]:
+    """What the model is called with: by position where there is one input called x."""
+    return (inputs["x"],) if set(inputs) == {"x"} else inputs
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A model and how it is called; `inputs` have one row per record."""
@@ -28,6 +33,16 @@ class Case:
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Mapping[str, Tensor]]
+    records: int = RECORDS
+    enter: Callable[[Mapping[str, Tensor]], tuple[Any, ...] | Mapping[str, Tensor]] = _by_name
+    """Turns rows into what the model is called with: moved, packed, or as they are."""
+    leave: Callable[[Any], Any] = lambda output: output
+    """Turns what the model returns into rows again."""
+
+    def call(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        """What the model makes of these rows."""
+        given = self.enter(inputs)
+        return self.leave(model(**given) if isinstance(given, Mapping) else model(*given))
 
 
 class Calls(nn.Module):

@@ -207,6 +207,7 @@ ZOO: tuple[Mutant, ...] = (
         ("an attribute filled in from the first batch", "a constant", "FillsItselfIn"),
         ("a model that divides by the size of its batch", "by a constant", "DividesByBatch"),
         ("a backward pass that scales by the size of the batch", "by a constant", "ScalesBackward"),
+        ("mixing before outputs with the records second", "by a constant", "RecordsSecond"),
         ("mixing before a head that begins at zero", "each record by itself", "behind_zero"),
         ("a frozen table with max_norm", "without it", "Table"),
         ("a loss that remembers", "one that does not", "Remembers"),

@@ -59,6 +59,19 @@ class DividesByBatch(nn.Module):
         return 16 * x / (len(x) if self.wrong else 16)
 
 
+class RecordsSecond(nn.Module):
+    """Centres its records by the batch, and returns them in the second dimension. Right: by a constant."""
+
+    def __init__(self, *, wrong: bool) -> None:
+        super().__init__()
+        self.wrong, self.linear = wrong, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x - (x.mean(0) if self.wrong else 0.5)
+        out: Tensor = self.linear(torch.stack([x, x.flip(1)]))
+        return out
+
+
 class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, wrong: bool) -> Tensor:  # type: ignore[override]

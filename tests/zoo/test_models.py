@@ -85,6 +85,10 @@ ZOO: dict[str, tuple[Callable[[bool], int], str]] = {
         lambda bug: looped(network(nn.Linear(6, 6), bugs.ScalesBackward(wrong=bug))),
         "",
     ),
+    "mixing before outputs with the records second": (
+        lambda bug: looped(bugs.RecordsSecond(wrong=bug), lambda out, y: cross_entropy(out.sum(0), y)),
+        "mixes records",
+    ),
     "mixing before a head that begins at zero": (lambda bug: looped(bugs.behind_zero(wrong=bug)), "mixes records"),
     "a frozen table with max_norm": (lambda bug: looped(network(bugs.Table(wrong=bug))), "max_norm"),
     "a loss that remembers": (lambda bug: fitted(bugs.Remembers(wrong=bug)), "the loss remembers"),

@@ -235,6 +235,9 @@ class Engine:
                 "losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons"
             )
         self._check_attached()
+        if len(losses) == 0:
+            self.forget()
+            return self.empty()
         found: Found = []
         self._records = losses.shape[0]
         try:
@@ -282,6 +285,15 @@ class Engine:
         if any(module.training for module in self._constant):
             compat.check(self.model)
         check_hooks(self.parameters.items())
+
+    def expect(self, records: int) -> None:
+        """Say how many records the next batch has, for models that take them in the second dimension.
+
+        Args:
+            records: How many, views counted.
+        """
+        if self._tracing is not None:
+            self._tracing.inputs.expected = records
 
     def forget(self) -> None:
         """Forget the calls of the model so far. A batch without records is not collected and shows nothing."""

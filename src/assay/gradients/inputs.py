@@ -35,6 +35,8 @@ class Inputs:
     def __init__(self, model: nn.Module, proven: Callable[[], bool]) -> None:
         self._model, self._proven = model, proven
         self.records = 0
+        self.expected = 0
+        """How many records the next batch has, where somebody has said it."""
         self._constant: dict[tuple[str, int], bool] = {}
         self._calls: Counter[str] = Counter()
         frozen = (p for p in model.parameters() if not p.requires_grad)
@@ -44,8 +46,12 @@ class Inputs:
     def begin(self, args: Any, kwargs: Any) -> None:
         """The model is about to be called."""
         leaves = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 0]
-        # most arguments have one row per record
-        self.records = Counter(t.shape[0] for t in leaves).most_common(1)[0][0] if leaves else 0
+        sizes = Counter(t.shape[0] for t in leaves)
+        second = {t.shape[1] for t in leaves if t.dim() > 1}
+        if self.expected and self.expected not in sizes and self.expected in second:
+            self.records = self.expected  # the model is called with the records in the second dimension
+        else:  # most arguments have one row per record
+            self.records = sizes.most_common(1)[0][0] if leaves else 0
         self._calls.clear()
 
     def marking(self) -> AbstractContextManager[Any]:

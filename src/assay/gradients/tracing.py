@@ -20,6 +20,7 @@ from torch.utils import _pytree as pytree
 from assay.errors import UnsupportedModelError
 from assay.gradients.inputs import Inputs
 from assay.gradients.rules.attention import Projection
+from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.functions import ALONE, FUNCTIONS, by_record
 from assay.gradients.rules.layers import ExpandRule, TapeRule, is_ordinary
 from assay.gradients.rules.recurrent import Gates
@@ -123,6 +124,8 @@ class Tracing:
     def run(self, traced: Traced, *args: Any, **kwargs: Any) -> Any:
         """Call a module that uses parameters by itself."""
         unit = traced.unit
+        if isinstance(unit.rule, PerRecordCall) and self._is_second(unit.module, args, kwargs):
+            unit.rule.second = traced.once_each = True
         if traced.once_each or self.whole:
             return self._expand(unit, *args, **kwargs)
         try:
@@ -140,6 +143,15 @@ class Tracing:
         check_rows(unit.path, (*args, kwargs))
         traced.once_each = True
         return self._expand(unit, *args, **kwargs)
+
+    def _is_second(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a module is called with the records in the second dimension. The proof checks it."""
+        records = self.inputs.records
+        maps = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 2]
+        if self._recorder.proven() or not records or not maps:
+            return False
+        says = getattr(module, "batch_first", None) is False
+        return all(t.shape[1] == records and (says or t.shape[0] % records) for t in maps)
 
     def _rows(self, unit: Unit[ExpandRule], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """How many rows stand for the records in this call: a multiple of the records if some are folded."""

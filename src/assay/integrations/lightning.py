@@ -73,6 +73,10 @@ class PrivateCallback(Privacy, pl.Callback):
         loss_bound: The released training loss counts each record's loss up to here; 3 by default.
         max_physical_batch: The largest number of records in memory at once. Results do not change.
         names: Describes model and data in the record.
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
+            whole plan there, and gives back what it did not spend.
+        budget_key: The file of the private key, for a budget that is signed.
+        contents: What the budget recognises each record by; by default the items of the data set.
 
     Attributes:
         result: The module with its record and statement, after `fit`.

@@ -11,16 +11,19 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from assay._util.figures import at_most
+from assay.accounting.budget import Budget
 from assay.accounting.ledger import Ledger
+from assay.data.identity import contents as contents_of
 from assay.data.persons import Ids
 from assay.data.records import Records
 from assay.distributed.world import World, world
@@ -30,6 +33,7 @@ from assay.methods import Method
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness, seed_torch, source
 from assay.runs import checkpoint
+from assay.runs.budgeted import FIELD, Lease
 from assay.runs.directory import RunDirectory
 from assay.runs.metrics import cross_entropy
 from assay.runs.record import Facts
@@ -38,6 +42,7 @@ from assay.runs.run import Run, Saved
 from assay.runs.schema import CENTRAL
 from assay.training.batches import unit_records
 from assay.training.course import StepCourse
+from assay.training.loop import lease_for
 from assay.training.meter import MeanLoss
 from assay.training.planning import check_either, plan_for
 from assay.training.preflight import check_ranks, rehearse
@@ -68,6 +73,9 @@ class Privacy:
         seed: Makes noise and batches reproducible, and the run therefore not private.
         names: Describes model and data in the record.
         force: Replace an earlier run.
+        budget: What all runs on these records may spend together, or its name.
+        budget_key: The file of the private key, for a budget that is signed.
+        contents: What the budget recognises each record by, if not the items of the data set.
     """
 
     plan: Plan | None = None
@@ -81,6 +89,9 @@ class Privacy:
     seed: int | None = None
     names: Mapping[str, Any] | None = None
     force: bool = False
+    budget: Budget | str | Path | None = None
+    budget_key: str | Path | None = None
+    contents: Iterable[bytes] | None = None
 
     def __post_init__(self) -> None:
         numbers = {name: getattr(self, name) for name in ("epsilon", "delta", "noise_multiplier", "method", "clip")}
@@ -116,6 +127,23 @@ class Privacy:
             clip=self.clip,
         )
         return plan.for_model(model)
+
+    def lease(self, plan: Plan, dataset: Dataset[Any], names: Mapping[str, Any], out: Path | None) -> Lease | None:
+        """The run's part in its budget, if it has one; nothing is written.
+
+        Args:
+            plan: What the run may release.
+            dataset: The records.
+            names: Describes model and data.
+            out: Where the run will be written, if anywhere.
+
+        Raises:
+            DataError: The budget is for other records.
+            BudgetSpentError: The run does not fit.
+        """
+        if self.budget is None:
+            return None
+        return lease_for(self.budget, plan, self.contents or contents_of(dataset), names, out, self.budget_key)
 
 
 class Whole(nn.Module):
@@ -215,7 +243,8 @@ class OutsideRun:
         ConfigError: The settings do not go together, or the checkpoint is not one of the run in `out`.
         UnsupportedModelError: The model or the loss mixes records.
         LedgerError: The ledger is damaged, or does not cover the checkpoint.
-        BudgetSpentError: The budget does not allow a single step.
+        BudgetSpentError: The run does not fit into its budget, or no step is left.
+        DataError: The budget is for other records.
     """
 
     def __init__(
@@ -251,8 +280,12 @@ class OutsideRun:
         directory = None
         if kept is not None:
             directory = ranks.once(lambda: _same_run(out, spec, kept))
-        elif out is not None:
-            directory = ranks.once(lambda: RunDirectory.create(out, spec, force=privacy.force))
+            lease = Lease.from_json(ranks.once(lambda: directory.read_spec().get(FIELD)))  # it has reserved already
+        else:
+            lease = ranks.once(lambda: privacy.lease(plan, records.dataset, names, out))
+            spec |= {} if lease is None else {FIELD: lease.to_json()}
+            if out is not None:
+                directory = ranks.once(lambda: RunDirectory.create(out, spec, force=privacy.force))
         self._digest = ranks.once(lambda: None if directory is None else directory.digest())
 
         def begin(ledger: Ledger, *, directory: RunDirectory | None, saved: Saved | None) -> _Outside:  # noqa: ARG001
@@ -274,6 +307,7 @@ class OutsideRun:
             names=names,
             directory=directory,
             ranks=ranks,
+            lease=lease,
             saved=None if kept is None else ({}, dict(kept["state"])),
         )
         assert isinstance(self._run.course, _Outside)

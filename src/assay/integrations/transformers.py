@@ -17,7 +17,7 @@ import copy
 import functools
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from torch import Tensor, nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import get_last_checkpoint
 
+from assay.accounting.budget import Budget
+from assay.data.identity import contents as contents_of
 from assay.data.loading import Loading
 from assay.data.persons import Ids
 from assay.data.records import Records
@@ -89,6 +91,10 @@ class PrivateTrainer(transformers.Trainer):
         loss_bound: The released training loss counts each record's loss up to here. By default 3, or the loss of
             guessing a word at random where the model predicts words.
         names: Describes model and data in the record.
+        budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
+            whole plan there, and gives back what it did not spend.
+        budget_key: The file of the private key, for a budget that is signed.
+        contents: What the budget recognises each record by; by default the items of the data set.
         **others: As for `Trainer`. `compute_loss_func(outputs, labels, num_items_in_batch=None)` gives one loss per
             record.
 
@@ -102,7 +108,7 @@ class PrivateTrainer(transformers.Trainer):
     model: Any
     optimizer: Any
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what decides ε, each typed so that an editor completes it
         self,
         *given: Any,
         plan: Plan | None = None,
@@ -117,11 +123,15 @@ class PrivateTrainer(transformers.Trainer):
         seed: int | None = None,
         loss_bound: float | None = None,
         names: Mapping[str, Any] | None = None,
+        budget: Budget | str | Path | None = None,
+        budget_key: str | Path | None = None,
+        contents: Iterable[bytes] | None = None,
         **others: Any,
     ) -> None:
         self.privacy = Privacy(
             plan=plan, epsilon=epsilon, delta=delta, noise_multiplier=noise_multiplier, method=method, clip=clip,
-            units=units, loss_bound=loss_bound, seed=seed, names=names, force=force,
+            units=units, loss_bound=loss_bound, seed=seed, names=names, force=force, budget=budget,
+            budget_key=budget_key, contents=contents,
         )  # fmt: skip
         self.result: Result | None = None
         self._private: OutsideRun | None = None
@@ -372,6 +382,8 @@ class PrivateTrainer(transformers.Trainer):
             words = self._shifts or self._has_decoder
             bound = usual_loss_bound(getattr(model, "config", None), words=words)
             privacy = replace(privacy, loss_bound=bound)
+        if privacy.budget is not None and privacy.contents is None:  # with the columns that the loop leaves out
+            privacy = replace(privacy, contents=contents_of(self.train_dataset))
         return OutsideRun(
             model,
             losses,

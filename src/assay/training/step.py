@@ -419,6 +419,7 @@ class PrivateStep(Unique):
                 if self._masks is not None:
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
+                self.engine.expect(len(part) * self._views)
                 yield None if own and self._is_forgotten(part) else self._watched(batch.gather(part), part)
                 self._check_usable()
                 if (written := self._loops.written()) is not None:

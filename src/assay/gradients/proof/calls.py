@@ -18,11 +18,15 @@ import functools
 import pickle
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
+
+from assay.gradients.proof.rows import Rows, opened
 
 RandomState = list[Tensor]
 
@@ -64,6 +68,8 @@ class Call:
     """The buffers that it changed."""
     used: frozenset[int] | None = None
     """The outputs that the losses depend on, by their places; None if that is not known."""
+    rows: Rows | None = None
+    """The arguments by record, where that is known."""
 
     def again(self, model: nn.Module, change: Callable[[Any], Any] = lambda t: t) -> Answer:
         """Repeat this call, with its randomness and its buffers. Afterwards both are restored.
@@ -72,18 +78,24 @@ class Call:
             model: The model, or a copy of it.
             change: What is done to each argument.
         """
-        args, kwargs = pytree.tree_map(change, (self.args, self.kwargs))
+        args, kwargs = self.changed(change)
         kept = copied(model.named_buffers())
         now = random_state()
         try:
             set_random_state(self.random_state)
             put_back(model, self.buffers)
             with torch.no_grad():
-                outputs = tensors(model(*args, **kwargs))
+                outputs = tensors(opened(model(*args, **kwargs)))
                 return Answer(outputs, copied(model.named_buffers()), self.has_drawn())
         finally:
             set_random_state(now)
             put_back(model, kept)
+
+    def changed(self, change: Callable[[Any], Any]) -> Any:
+        """The arguments after a change of each tensor; where they are known by record, of the tensors of rows."""
+        if self.rows is None:
+            return pytree.tree_map(change, (self.args, self.kwargs))
+        return self.rows.closed(pytree.tree_map(change, self.rows.values))
 
     def has_drawn(self) -> bool:
         """Whether random numbers were drawn since the state of this call."""
@@ -122,8 +134,10 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """All tensors in tuples, lists and dicts."""
-    return [t for t in pytree.tree_leaves(value) if isinstance(t, Tensor)]
+    """All tensors in tuples, lists and dicts; of a packed sequence its data and its sizes."""
+    leaves = pytree.tree_leaves(value, is_leaf=lambda v: isinstance(v, PackedSequence))
+    parts = chain.from_iterable(v[:2] if isinstance(v, PackedSequence) else (v,) for v in leaves)
+    return [t for t in parts if isinstance(t, Tensor)]
 
 
 def close(a: Tensor, b: Tensor) -> bool:

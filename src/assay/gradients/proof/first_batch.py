@@ -38,6 +38,7 @@ from assay.gradients.layouts import Layout, possible
 from assay.gradients.proof import calls, isolation
 from assay.gradients.proof.calls import SPLITS, Call, Coins, splits
 from assay.gradients.proof.isolation import mixes, writes
+from assay.gradients.proof.rows import Where, opened
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.uses.persons import Persons
 
@@ -174,7 +175,9 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
     return Graph(seen, outside, normalises)
 
 
-def check_losses(losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins: Coins, most: int = 1) -> None:
+def check_losses(
+    losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins: Coins, where: Where, most: int = 1
+) -> None:
     """Refuse losses that mix records: the losses of a random half depend on the model's outputs for the others.
 
     This is cheap, because it goes back no further than the model's outputs. With `most` splits, any two of
@@ -184,16 +187,18 @@ def check_losses(losses: Tensor, outputs: Iterable[Tensor], graph: Graph, coins:
         UnsupportedModelError: They mix records.
     """
     records = len(losses)
-    rows = [t for t in outputs if t.dim() > 0 and t.shape[0] == records and graph.holds(t)]
-    if not rows or records < 2:
+    held = [(t, dim) for t in outputs if (dim := where.of_output(t, records)) is not None and graph.holds(t)]
+    if not held or records < 2:
         return
+    rows, dims = zip(*held, strict=True)
     weights = (0.5 + coins.uniform(records)).to(losses)
     for mask in splits(records, coins, most):
         for half in (mask, ~mask):
             mine = half.to(losses.device)
             summed = (losses * (weights * mine)).sum()
-            for g in torch.autograd.grad(summed, rows, retain_graph=True, allow_unused=True):
-                if g is not None and _reaches(g, ~mine):
+            found = torch.autograd.grad(summed, rows, retain_graph=True, allow_unused=True)
+            for g, dim in zip(found, dims, strict=True):
+                if g is not None and _reaches(g.transpose(0, dim), ~mine):
                     raise UnsupportedModelError(isolation.LOSS_MIXES)
 
 
@@ -233,13 +238,14 @@ class Proof:
         model: The model.
         copied: Gives a copy of the model as it is, sharing its parameters.
         coins: Where random choices come from.
+        where: Where the records are in the arguments, as far as earlier batches have shown it.
         full: Check everything, as on the first batch, or a part.
     """
 
     def __init__(
-        self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins, *, full: bool = True
+        self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins, where: Where, *, full: bool = True
     ) -> None:
-        self._model, self._copied, self._coins, self.full = model, copied, coins, full
+        self._model, self._copied, self._coins, self._where, self.full = model, copied, coins, where, full
         self._seen: list[tuple[str, Tensor]] = []
         self._own: set[int] = set()  # of these, the per-record parameters
         self.layouts: dict[str, Layout] = {}
@@ -303,7 +309,7 @@ class Proof:
                 buffers=buffers,
                 output=output,
                 before=before,
-                values=[t.detach().clone() for t in calls.tensors(output)],
+                values=[t.detach().clone() for t in calls.tensors(opened(output))],
                 drew=calls.drawn_since(state),
                 wrote=calls.changed(buffers, self._model.named_buffers()),
             )
@@ -346,7 +352,7 @@ class Proof:
         for call in self._used:
             used = frozenset(i for i, t in enumerate(calls.tensors(call.output)) if graph.holds(t))
             call = replace(call, used=used)
-            isolation.check(call, self._model, records, self._coins, full=self.full)
+            isolation.check(call, self._model, records, self._coins, self._where, full=self.full)
             # a record of zeros shows nothing
             self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
 

@@ -28,6 +28,7 @@ from assay.gradients.proof import calls, isolation
 from assay.gradients.proof.calls import Coins, extra_state, has_extra_state
 from assay.gradients.proof.first_batch import Graph, Proof, check_losses
 from assay.gradients.proof.isolation import writes
+from assay.gradients.proof.rows import Where
 from assay.gradients.record_grads import RecordGrads
 from assay.models import compat
 
@@ -73,7 +74,8 @@ class Inspector:
     def __init__(self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins) -> None:
         self._model, self._copied, self._coins = model, copied, coins
         self.proven = False
-        self.proof: Proof | None = Proof(model, copied, coins)
+        self._where = Where()
+        self.proof: Proof | None = Proof(model, copied, coins, self._where)
         self.within = False
         """Whether a module is being called record by record: calls of the model within are not the user's."""
         self.split = False
@@ -127,7 +129,7 @@ class Inspector:
                 self._due = True
         self._watch.mark()
         if self.proof is None and self.proven and not self.split and (self._due or self._left <= 0):
-            self.proof = Proof(self._model, self._copied, self._coins, full=self._due)
+            self.proof = Proof(self._model, self._copied, self._coins, self._where, full=self._due)
         self._calls.append(_Made(args, kwargs))
         if self.proof is not None:
             self.proof.begin(args, kwargs)
@@ -224,7 +226,7 @@ class Inspector:
         if self._batches % _LOSSES_EVERY == self._turn or self._batches <= _LOSSES_FIRST:
             outputs = [t for call in used for t in call.outputs]
             most = 1 if self.proven else (len(losses) - 1).bit_length()
-            check_losses(losses, outputs, graph, self._coins, most)
+            check_losses(losses, outputs, graph, self._coins, self._where, most)
         if self._batches % _LOSSES_EVERY == 0:
             self._turn = int(self._coins.uniform(1) * _LOSSES_EVERY)
 
@@ -239,7 +241,7 @@ class Inspector:
                     raise UnsupportedModelError(isolation.writes(what))
         elif look.proof is None or not look.proof.full:  # a full proof has checked it
             for call in look.calls:
-                isolation.check(self._repeatable(call, new), self._model, look.records, self._coins)
+                isolation.check(self._repeatable(call, new), self._model, look.records, self._coins, self._where)
             self._due = True  # the next batch shows whether the backward pass depends on it
         if look.records > 1:
             self._independent |= new

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from assay.gradients.proof.calls import (
     tensors,
 )
 from assay.gradients.proof.drawn import differs
+from assay.gradients.proof.rows import Rows, Where, opened
 from assay.models import copies
 
 
@@ -81,7 +83,7 @@ _ROUNDING = 1e3
 _DIFFERENCE = 1e-2  # a number of records in place of two or three makes a larger one
 
 
-def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: bool = True) -> None:
+def check(call: Call, model: nn.Module, records: int, coins: Coins, where: Where, *, full: bool = True) -> None:
     """Refuse a model whose call is not isolated.
 
     Args:
@@ -89,12 +91,14 @@ def check(call: Call, model: nn.Module, records: int, coins: Coins, *, full: boo
         model: The model, for calls if it cannot be copied.
         records: How many records the call has.
         coins: Where random choices come from.
+        where: Where the records are in the arguments, as far as earlier batches have shown it.
         full: All replacements, as on the first batch, or one random half.
 
     Raises:
         UnsupportedModelError: It is not; the message says what the model does.
     """
-    inputs = tensors((call.args, call.kwargs))
+    rows = Rows((call.args, call.kwargs), records, where)
+    call, inputs = replace(call, rows=rows), tensors(rows.values)
     if not any(by_record(t, records) for t in inputs):
         raise UnsupportedModelError(OUT_OF_SIGHT)
     start = call.before
@@ -140,9 +144,9 @@ def _axes(
     An output that the losses do not depend on may have none (the states of two layers, for two records). Everywhere
     else the records are first where the size allows it.
     """
-    first = [0 if by_record(t, records) else None for t in outputs]
+    first = [next((i for i, size in enumerate(t.shape[:2]) if size == records), None) for t in outputs]
     copy = _one_more(start)
-    if copy is None or records < 2 or not any(t.dim() > 0 and t.shape[0] == records for t in outputs):
+    if copy is None:
         return first
     rows = a_few(records, coins)
     try:
@@ -344,14 +348,14 @@ def _gradients(
     call: Call, model: nn.Module, rows: Tensor, axes: Sequence[int | None], change: Callable[[Any], Any]
 ) -> list[Tensor | None]:
     """The gradients of these rows' outputs with respect to each trained parameter; no `.grad` is written."""
-    args, kwargs = pytree.tree_map(change, (call.args, call.kwargs))
+    args, kwargs = call.changed(change)
     buffers = copied(model.named_buffers())
     now = random_state()
     try:
         set_random_state(call.random_state)
         put_back(model, call.buffers)
         with torch.enable_grad():
-            outputs = zip(tensors(model(*args, **kwargs)), axes, strict=True)
+            outputs = zip(tensors(opened(model(*args, **kwargs))), axes, strict=True)
             kept = [
                 t.index_select(axis, rows.to(t.device)) for t, axis in outputs if axis is not None and t.requires_grad
             ]

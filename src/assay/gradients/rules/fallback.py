@@ -35,6 +35,8 @@ class PerRecordCall:
     batchable: bool = True
     shared: dict[tuple[int, int], bool] = field(default_factory=dict)
     """By the number of arguments and the place of this one; known from the first batch with several records."""
+    second: bool = False
+    """Whether the records are in the second dimension of what the module takes and returns."""
 
     def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The number of records in the first tensor argument.
@@ -42,7 +44,7 @@ class PerRecordCall:
         Raises:
             UnsupportedModelError: No argument has a record dimension.
         """
-        for leaf, axis in _leaves(module, args, kwargs):
+        for leaf, axis in self._leaves(module, args, kwargs):
             if isinstance(leaf, Tensor) and axis is not None:
                 return leaf.shape[axis]
         raise UnsupportedModelError(f"{type(module).__name__} was called without a tensor that has a record dimension")
@@ -56,7 +58,7 @@ class PerRecordCall:
         records: int,
     ) -> Any:
         """Run every record alone with its own copy of the parameters, and stack the outputs."""
-        leaves = self._settled(module, _leaves(module, args, kwargs), records)
+        leaves = self._settled(module, self._leaves(module, args, kwargs), records)
         _, structure = pytree.tree_flatten((args, kwargs))
         values = [leaf for leaf, _ in leaves]
         axes = [axis for _, axis in leaves]
@@ -67,7 +69,8 @@ class PerRecordCall:
             a, k = pytree.tree_unflatten(whole, structure)
             out = functional_call(module, everywhere(module, own), a, k, tie_weights=False)
             flat, outputs["structure"] = pytree.tree_flatten(out)
-            outputs["axes"] = _output_axes(module, flat)
+            axes_out = _output_axes(module, flat)
+            outputs["axes"] = [_moved(v, axis) if self.second else axis for v, axis in zip(flat, axes_out, strict=True)]
             return tuple(v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None)
 
         own = {name: value for name, value in params.items() if value is not None}
@@ -96,6 +99,10 @@ class PerRecordCall:
         together = iter(tensors)
         flat = [None if axis is None else next(together).movedim(0, axis) for axis in outputs["axes"]]
         return pytree.tree_unflatten(flat, outputs["structure"])
+
+    def _leaves(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, int | None]]:
+        found = _leaves(module, args, kwargs)
+        return [(leaf, _moved(leaf, axis)) for leaf, axis in found] if self.second else found
 
     def _settled(
         self, module: nn.Module, leaves: list[tuple[Any, int | None]], records: int
@@ -176,6 +183,11 @@ def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
             axis = _record_axis(module, name, leaf) if isinstance(leaf, Tensor) and leaf.dim() > 0 else None
             found.append((leaf, axis))
     return found
+
+
+def _moved(value: Any, axis: int | None) -> int | None:
+    """The second dimension in place of the first, where there is one."""
+    return 1 if axis == 0 and value.dim() > 1 else axis
 
 
 def _output_axes(module: nn.Module, flat: list[Any]) -> list[int | None]:

@@ -1,0 +1,86 @@
+"""One small model of every family in timm, where timm can be imported (it needs torchvision).
+
+Weights are random, and pictures as small as a model takes. BatchNorm is in eval mode, as where a model is fine-tuned
+with the statistics that it came with: in train mode it mixes records, and is refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.coverage_cases import RECORDS, Case
+
+GROUP = "timm"
+_SMALL = (
+    "atto", "femto", "pico", "nano", "_xxs", "_xxt", "test_", "_t0", "_b0", "_xs", "_n0", "_s0", "_m0", "tiny", "_t_",
+    "_ti", "mini", "18", "_s1", "11", "xx_small", "x_small", "small", "_s12", "_s", "26", "39", "050", "050_1",
+)  # fmt: skip
+_SIDES = (64, 96, 128)
+
+
+def is_there() -> bool:
+    """Whether timm and what it needs are installed."""
+    return all(importlib.util.find_spec(name) for name in ("timm", "torchvision"))
+
+
+def timm_cases() -> Iterator[Case]:
+    """A small model of every family; nothing where timm is not installed."""
+    if not is_there():
+        return
+    import timm
+
+    for family in timm.list_modules():
+        names = timm.list_models(module=family)
+        if names:
+            name = min(names, key=_size)
+            yield Case(
+                group=GROUP,
+                name=name,
+                build=lambda name=name: _built(name)[0],
+                inputs=lambda name=name: _pictures(name),
+            )
+
+
+def _size(name: str) -> tuple[int, int, str]:
+    return next((i for i, token in enumerate(_SMALL) if token in name), len(_SMALL)), len(name), name
+
+
+@functools.lru_cache(maxsize=1)
+def _built(name: str) -> tuple[nn.Module, int]:
+    """A model without dropout, with three classes, and the side of its pictures."""
+    import timm
+
+    for side in _SIDES:
+        for sized in ({"img_size": side}, {}):
+            try:
+                model = _quiet(timm.create_model(name, num_classes=3, drop_rate=0.0, **sized))
+                with torch.no_grad():
+                    model(torch.randn(2, 3, side, side))
+                return model, side
+            except Exception:
+                continue
+    model = _quiet(timm.create_model(name, num_classes=3))
+    return model, int(model.default_cfg["input_size"][-1])
+
+
+def _quiet(model: Any) -> Any:
+    model.train()
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "drop_prob"):
+            module.drop_prob = 0.0
+    return model
+
+
+def _pictures(name: str) -> Mapping[str, Tensor]:
+    side = _built(name)[1]
+    return {"x": torch.randn(RECORDS, 3, side, side)}
