@@ -337,15 +337,15 @@ def test_bars_on_a_terminal(finished):
     screen = io.StringIO()
     with Progress(console=Console(file=screen, force_terminal=True, width=100)) as progress:
         bars = Bars(study, progress, 0, 2)
-        bars.started(first)
-        bars.started(second)
-        bars.said(first, "step 5/10  epoch 1.0  accuracy 80.00%  ε 0.700 of 1")
-        bars.said(first, "note: something else")
+        bars.on_start(first)
+        bars.on_start(second)
+        bars.on_line(first, "step 5/10  epoch 1.0  accuracy 80.00%  ε 0.700 of 1")
+        bars.on_line(first, "note: something else")
         task = progress.tasks[1]
         assert (task.completed, task.total) == (5, 10)
         assert "accuracy 80.00%" in task.fields["facts"]
-        bars.ended(first, 3.0, None)
-        bars.ended(second, 4.0, "it [broke]")
+        bars.on_end(first, 3.0, None)
+        bars.on_end(second, 4.0, "it [broke]")
     assert "dpsgd, 3, seed 0: accuracy" in screen.getvalue()
     assert "it [broke]" in screen.getvalue()
     assert bars.done == 1

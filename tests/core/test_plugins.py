@@ -89,7 +89,7 @@ class AnotherFlat(Flat):
         ("colour", Flat, "one of accountant, attack"),
         (
             "accountant",
-            Noise(name="mine", event=next(iter(registry.kept("accountant").values())).event),
+            Noise(name="mine", event=next(iter(registry.registry_of("accountant").values())).event),
             "a class of its own",
         ),
     ],

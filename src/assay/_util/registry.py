@@ -60,11 +60,11 @@ def register(kind: str, thing: T) -> T:
     Raises:
         ConfigError: the kind is not known, the name is taken, or the thing is not of the kind.
     """
-    kept(kind).register(thing)
+    registry_of(kind).register(thing)
     return thing
 
 
-def kept(kind: str) -> Registry[Any]:
+def registry_of(kind: str) -> Registry[Any]:
     """All things of a kind by name.
 
     Raises:

@@ -151,7 +151,7 @@ def _sampled(event: DpEvent, size: int) -> DpEvent | None:
 
 
 def _allocated(event: DpEvent, size: int) -> DpEvent | None:
-    """In shuffled epochs: one release an epoch without amplification (`assay.data.samplers.shuffled` says why)."""
+    """In shuffled epochs: one release per epoch without amplification (`assay.data.samplers.shuffled` says why)."""
     return enlarged(events.joint([event.event]), size)
 
 

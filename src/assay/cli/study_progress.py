@@ -46,19 +46,19 @@ class _Lines:
         self.study, self.console, self.done, self.total = study, lines, done, total
         lines.print(f"{total} runs, {done} done")
 
-    def started(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         directory = self.study.of(run)
         again = ", resumed" if directory.spec.exists() and not directory.finished else ""
         self.console.print(f"started: {run.name}{again}")
 
-    def taken(self, run: Run, study: str) -> None:
+    def on_reuse(self, run: Run, study: str) -> None:
         self.done += 1
         self.console.print(f"[{self.done}/{self.total}] {_taken(self.study, run, study)}")
 
-    def said(self, run: Run, line: str) -> None:
+    def on_line(self, run: Run, line: str) -> None:
         """Print nothing: a line for each epoch of each run would be too many."""
 
-    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+    def on_end(self, run: Run, seconds: float, failure: str | None) -> None:
         self.done += failure is None
         told = _told(self.study, run) if failure is None else f"failed: {failure}"
         self.console.print(f"[{self.done}/{self.total}] {run.name}: {told} ({seconds:.0f} s)")
@@ -76,17 +76,17 @@ class Bars:
     def _count(self) -> str:
         return f"{self.done} of {self.total} runs"
 
-    def started(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         with self.lock:
             self.tasks[run.name] = self.bars.add_task(escape(run.name), total=None, facts="")
 
-    def taken(self, run: Run, study: str) -> None:
+    def on_reuse(self, run: Run, study: str) -> None:
         with self.lock:
             self.done += 1
             self.bars.update(self.whole, completed=self.done, facts=self._count())
         self.bars.console.print(_taken(self.study, run, study), markup=False, highlight=False)
 
-    def said(self, run: Run, line: str) -> None:
+    def on_line(self, run: Run, line: str) -> None:
         words = line.split()
         with self.lock:
             if len(words) > 1 and words[0] == "step" and words[1].replace("/", "").isdigit():
@@ -94,7 +94,7 @@ class Bars:
                 facts = escape(" ".join(words[2:]))
                 self.bars.update(self.tasks[run.name], completed=int(step), total=int(steps), facts=facts)
 
-    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+    def on_end(self, run: Run, seconds: float, failure: str | None) -> None:
         with self.lock:
             self.bars.remove_task(self.tasks.pop(run.name))
             self.done += failure is None

@@ -309,9 +309,9 @@ def initial_weights(record: Mapping[str, Any]) -> str | None:
     if init is not None:
         digest = record.get("init_sha256")  # not in runs that an earlier version began
         said = init + (f" (SHA-256 {digest})" if digest else "") + ", taken as public: nothing here shows that they are"
-    anew = ", ".join(record.get("init_anew") or [])
+    fresh = ", ".join(record.get("init_anew") or [])
     trained = "all layers" if layers == "all" else "the last layer" if count == "1" else f"the last {count} layers"
-    return said + (f"; newly initialised: {anew}" if anew else "") + f"; trained: {trained}"
+    return said + (f"; newly initialised: {fresh}" if fresh else "") + f"; trained: {trained}"
 
 
 def _audit(record: Mapping[str, Any]) -> list[str]:

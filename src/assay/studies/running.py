@@ -36,32 +36,32 @@ _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": 
 class Listener(Protocol):
     """Told about a study's progress."""
 
-    def started(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         """A run begins, or continues."""
 
-    def taken(self, run: Run, study: str) -> None:
+    def on_reuse(self, run: Run, study: str) -> None:
         """A run is finished without being started: another study had the same."""
 
-    def said(self, run: Run, line: str) -> None:
+    def on_line(self, run: Run, line: str) -> None:
         """A run's progress, a line for each epoch."""
 
-    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+    def on_end(self, run: Run, seconds: float, failure: str | None) -> None:
         """A run is finished, or has failed with this message."""
 
 
 class Silent:
     """A listener that says nothing."""
 
-    def started(self, run: Run) -> None:
+    def on_start(self, run: Run) -> None:
         """Nothing."""
 
-    def taken(self, run: Run, study: str) -> None:
+    def on_reuse(self, run: Run, study: str) -> None:
         """Nothing."""
 
-    def said(self, run: Run, line: str) -> None:
+    def on_line(self, run: Run, line: str) -> None:
         """Nothing."""
 
-    def ended(self, run: Run, seconds: float, failure: str | None) -> None:
+    def on_end(self, run: Run, seconds: float, failure: str | None) -> None:
         """Nothing."""
 
 
@@ -103,7 +103,7 @@ def complete(study: Study, workers: int, listener: Listener, beside: Path | None
     def take(run: Run) -> bool:
         source = None if beside is None else twins.take(study, run, beside)
         if source is not None:
-            listener.taken(run, source)
+            listener.on_reuse(run, source)
         return source is not None
 
     _work_off(study, study.unfinished, _words, workers, listener, take)
@@ -209,7 +209,7 @@ def _start(run: Run, words: list[str], lock: int | None, listener: Listener) -> 
     child = _Child(run, process, time.monotonic())
     assert process.stderr is not None
     child.reader = threading.Thread(target=_listen, args=(child, process.stderr, listener), daemon=True)
-    listener.started(run)
+    listener.on_start(run)
     child.reader.start()
     return child
 
@@ -217,7 +217,7 @@ def _start(run: Run, words: list[str], lock: int | None, listener: Listener) -> 
 def _listen(child: _Child, stream: IO[str], listener: Listener) -> None:
     for line in stream:
         child.lines.append(line.rstrip())
-        listener.said(child.run, line.rstrip())
+        listener.on_line(child.run, line.rstrip())
 
 
 def _end(child: _Child, listener: Listener, *, ended: bool) -> str | None:
@@ -232,7 +232,7 @@ def _end(child: _Child, listener: Listener, *, ended: bool) -> str | None:
             pipe.close()
     code = child.process.returncode
     failure = None if code == 0 or (code == _BUDGET_SPENT and ended) else _message(child.lines, code)
-    listener.ended(child.run, time.monotonic() - child.begun, failure)
+    listener.on_end(child.run, time.monotonic() - child.begun, failure)
     return failure
 
 

@@ -22,7 +22,8 @@ class Permuted(Sampler):
     """A random order of all records for every epoch, cut into batches of one size; the last may be smaller.
 
     Charged without amplification: no bound is proven that would be smaller. Defined for replace-one adjacency, because
-    one record more would move others between batches. A record is in one batch an epoch, so an epoch costs one release.
+    one record more would move others between batches. A record is in one batch per epoch, so an epoch costs one
+    release.
     """
 
     name: ClassVar[str] = "permutation"
@@ -57,7 +58,7 @@ class Permuted(Sampler):
         return self._drawn[key][batch * size : (batch + 1) * size]
 
     def compose(self, event: DpEvent, steps: int) -> DpEvent:
-        """One release an epoch begun: the batches of an epoch share no record."""
+        """One release per epoch begun: the batches of an epoch share no record."""
         return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:

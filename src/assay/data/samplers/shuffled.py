@@ -24,11 +24,11 @@ class Shuffled(Sampler):
     """Every record once an epoch, in a random one of the epoch's batches: random allocation, or balls and bins.
 
     Each record draws its batch independently of the others, so batch sizes vary around the expected one. That is what
-    makes it private beyond one release an epoch where a record is added or removed (`assay.accounting.allocation`). An
+    makes it private beyond one release per epoch where a record is added or removed (`assay.accounting.allocation`). An
     epoch that was begun is charged whole. Where a record is replaced, no amplification is claimed.
 
     Nor is it for k records together. If n_1, …, n_b of them are in the epoch's batches, Σ n_i = k, they move the
-    epoch's sums by at most √(Σ n_i²) ≤ k times the bound: one release an epoch with the noise multiplier divided by k.
+    epoch's sums by at most √(Σ n_i²) ≤ k times the bound: one release per epoch with the noise multiplier divided by k.
 
     A stock DataLoader with `shuffle=True` does something else, a permutation cut into batches of one size:
     `permutation`.
@@ -66,7 +66,7 @@ class Shuffled(Sampler):
         return SelfComposedDpEvent(RandomAllocationDpEvent(self.epoch_steps, event), epochs)
 
     def composed_before(self, event: DpEvent, steps: int) -> DpEvent:
-        """Versions before random allocation was accounted for charged one release an epoch begun."""
+        """Versions before random allocation was accounted for charged one release per epoch begun."""
         return SelfComposedDpEvent(event, math.ceil(steps / self.epoch_steps))
 
     def at_least(self, event: GaussianDpEvent, steps: int) -> DpEvent:
