@@ -32,7 +32,8 @@ def main() -> None:
     found = table.rows(peers)
     written = {"reasons": table.REASONS, "commit": commit(), "rows": found, "peers": peers}
     table.RESULTS.write_text(json.dumps(written, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    table.PARTIAL.unlink(missing_ok=True)
+    if not given.stored:
+        table.PARTIAL.unlink(missing_ok=True)
     print(table.rendered(found), table.summary(found), sep="\n\n")
 
 
