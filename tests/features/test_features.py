@@ -16,7 +16,6 @@ from assay.data import load
 from assay.errors import ConfigError, DataError
 from assay.features import cache, progress
 from assay.features.deskew import Deskew
-from assay.features.leaves import dead_leaves
 from assay.features.opponent import Opponent
 
 needs_network = pytest.mark.skipif(
@@ -39,7 +38,6 @@ def own_cache(tmp_path, monkeypatch):
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
         ("deskew+scatter", 1),
         ("mirror+opponent+scatter", 3),
-        ("synthetic:pictures=20,patches=16", 3),
     ],
 )
 def test_one_record_never_touches_the_features_of_another(text, channels):
@@ -122,26 +120,6 @@ def test_opponent_colours_are_the_same_picture_turned():
         features.parse("opponent+scatter").check((1, 28, 28))
 
 
-def test_generated_pictures_are_always_the_same_and_all_different():
-    pictures = dead_leaves(6, 16)
-    assert torch.equal(dead_leaves(4, 16), pictures[:4])
-    assert pictures.shape == (6, 3, 16, 16)
-    assert float(pictures.abs().max()) <= 1
-    assert len({picture.numpy().tobytes() for picture in pictures}) == 6
-
-
-def test_what_generated_pictures_show_decides_the_synthetic_features():
-    kind = features.parse("synthetic:pictures=30,patches=16")
-    x = torch.cat([dead_leaves(40, 16)[30:], torch.zeros(1, 3, 16, 16)])
-    found = kind.extract(x)
-    assert found.shape == (11, 60), "one direction for each picture, in each of the two descriptions"
-    lengths = found.unflatten(1, (2, 30)).norm(dim=2)
-    assert torch.allclose(lengths, torch.tensor(30**0.5), atol=1e-4), "a picture of one colour has features, too"
-    assert torch.allclose(kind.extract(x + 1e-5), found, atol=1e-2), "no direction amplifies rounding"
-    with pytest.raises(ConfigError, match=r"pictures of 3 channels of at least 8×8; this one has shape \(1, 28, 28\)"):
-        kind.check((1, 28, 28))
-
-
 def turned(x):
     return Opponent().around(torch.clone, x)
 
@@ -176,7 +154,6 @@ def test_a_text_and_its_features_are_the_same():
         "deskew+scatter:J=1",
         "mirror+deskew+scatter",
         "mirror+opponent+scatter",
-        "mirror+synthetic:pictures=500,flatten=0.5",
     ):
         assert features.describe(features.parse(text)) == text
 
@@ -192,9 +169,6 @@ def test_a_text_and_its_features_are_the_same():
         ("scatter:norm=batch", "one of group, none"),
         ("efficientnet-lite0:size=8", "from 32 to 1024"),
         ("efficientnet-lite0:size=10000000", "from 32 to 1024"),
-        ("synthetic:pictures=1", "from 2 to 8192"),
-        ("synthetic:patches=1000000", "from 2 to 8192"),
-        ("synthetic:flatten=1.5", "from 0 to 1"),
         ("scatter+scatter", "one of deskew, mirror, opponent"),
         ("deskew", "one of scatter"),
     ],

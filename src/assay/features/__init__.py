@@ -23,7 +23,6 @@ from assay.features.opponent import Opponent
 from assay.features.progress import Tell, silent
 from assay.features.scatter import Scatter
 from assay.features.standardise import Standardise
-from assay.features.synthetic import Synthetic
 from assay.features.words import Words
 
 
@@ -81,13 +80,12 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Synthetic] | type[Words]] = {
+KINDS: dict[str, type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
     "efficientnet-lite1": EfficientNetLite1,
     "efficientnet-lite2": EfficientNetLite2,
     "standardise": Standardise,
-    "synthetic": Synthetic,
     "words": Words,
 }
 PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
