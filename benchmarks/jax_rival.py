@@ -5,8 +5,8 @@
 
 The model is the same `nn.Sequential` with the same weights, rewritten layer by layer, with channels last as XLA prefers
 them on a CPU. Putting the batch into JAX's memory does not count. XLA computes on threads of its own, so it is kept to
-one by `XLA_FLAGS` before JAX is imported. jax_privacy clips 16 records at a time: with the whole batch at once, a step of
-the MLP takes ten times as long. Before anything is timed, both must have the same clipped gradient.
+one by `XLA_FLAGS` before JAX is imported. jax_privacy clips 16 records at a time: with the whole batch at once, a step
+of the MLP takes ten times as long. Before anything is timed, both must have the same clipped gradient.
 """
 
 from __future__ import annotations
