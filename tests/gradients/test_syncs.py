@@ -54,7 +54,9 @@ MODELS = {
         (2, 6, 6),
     ),
     "transformer": (attending, (3, 8)),
+    "embedding": (lambda: nn.Sequential(nn.Embedding(9, 4), nn.Flatten(), nn.Linear(12, 3)), (3,)),
 }
+ONCE_MORE = {"embedding": 1}  # which words a batch has
 
 
 def waits(name: str, records: int) -> tuple[list[list[str]], list[int]]:
@@ -62,7 +64,8 @@ def waits(name: str, records: int) -> tuple[list[list[str]], list[int]]:
     torch.manual_seed(0)
     make, shape = MODELS[name]
     model = make()
-    data = TensorDataset(torch.randn(records, *shape), torch.randint(3, (records,)))
+    x = torch.randint(9, (records, *shape)) if name == "embedding" else torch.randn(records, *shape)
+    data = TensorDataset(x, torch.randint(3, (records,)))
     plan = Plan(
         records=records, batch_size=records, steps=25, noise_multiplier=0.0, delta=1e-3, sampling=FullBatch
     )  # without noise, which an accelerator draws itself
@@ -81,7 +84,7 @@ def waits(name: str, records: int) -> tuple[list[list[str]], list[int]]:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_host_waits_once_in_a_step(name: str) -> None:
     found, _ = waits(name, RECORDS)
-    assert statistics.median(map(len, found)) == 1, found
+    assert statistics.median(map(len, found)) == 1 + ONCE_MORE.get(name, 0), found
 
 
 @pytest.mark.parametrize("name", MODELS)
