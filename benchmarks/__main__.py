@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import coverage, engine, epoch, exact, growth, memory, report, upkeep
+from benchmarks import cliffs, coverage, engine, epoch, exact, growth, memory, report, upkeep
 from benchmarks.timing import effort_of
 
 Section = Callable[[argparse.Namespace], tuple[Any, str]]
@@ -45,6 +45,11 @@ def _exact(options: argparse.Namespace) -> tuple[Any, str]:
     return [price.to_json() for price in found], exact.rendered(found)
 
 
+def _cliffs(options: argparse.Namespace) -> tuple[Any, str]:
+    found = cliffs.run(effort_of(options))
+    return [cliff.to_json() for cliff in found], cliffs.rendered(found)
+
+
 def _coverage(options: argparse.Namespace) -> tuple[Any, str]:  # noqa: ARG001
     found = coverage.run()
     return [vars(outcome) for outcome in found], coverage.rendered(found)
@@ -57,6 +62,7 @@ SECTIONS: dict[str, Section] = {
     "upkeep": _upkeep,
     "growth": _growth,
     "exact": _exact,
+    "cliffs": _cliffs,
     "coverage": _coverage,
 }
 

@@ -57,6 +57,10 @@ class Task:
         torch.manual_seed(0)
         if self.model == "transformer":
             return Transformer(self.shape[1], self.classes)
+        if self.model == "lstm":
+            return Recurrent(self.shape[1], 256, self.classes)
+        if self.model == "lora":
+            return with_lora(Transformer(self.shape[1], self.classes, layers=6, heads=8))
         model = models.build(self.model, input_shape=self.shape, classes=self.classes)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
@@ -80,6 +84,46 @@ class Transformer(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.encoder(x).mean(1))
         return out
+
+
+class Recurrent(nn.Module):
+    """An LSTM, and a linear head on its last output."""
+
+    def __init__(self, width: int, hidden: int, classes: int) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(width, hidden, batch_first=True)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return out
+
+
+class Adapted(nn.Module):
+    """A frozen linear layer with trainable factors of low rank beside it.
+
+    Hu et al. 2022, "LoRA: Low-rank adaptation of large language models", arXiv:2106.09685.
+    """
+
+    def __init__(self, frozen: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.frozen = frozen.requires_grad_(False)
+        self.down = nn.Linear(frozen.in_features, rank, bias=False)
+        self.up = nn.Linear(rank, frozen.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.frozen(x) + self.up(self.down(x))
+        return out
+
+
+def with_lora(model: Transformer, rank: int = 8) -> Transformer:
+    """The model frozen, with adapters beside the linear layers of its feed-forward blocks and a trainable head."""
+    model.requires_grad_(False)
+    for layer in model.encoder.layers:
+        assert isinstance(layer, nn.TransformerEncoderLayer)
+        layer.linear1, layer.linear2 = Adapted(layer.linear1, rank), Adapted(layer.linear2, rank)  # type: ignore[assignment]
+    model.head.requires_grad_(True)
+    return model
 
 
 @dataclass(frozen=True, kw_only=True)

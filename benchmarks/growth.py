@@ -48,6 +48,11 @@ class Curve:
 
 CURVES = (
     Curve(
+        name="batch size (MLP)",
+        tasks=[Task(model="mlp", shape=(1, 28, 28), batch=2**b) for b in (4, 6, 8, 10, 13)],
+        amount=lambda task: float(task.batch),
+    ),
+    Curve(
         name="batch size (model3)",
         tasks=[Task(model="model3", shape=(3, 32, 32), batch=b) for b in (16, 32, 64, 128)],
         amount=lambda task: float(task.batch),

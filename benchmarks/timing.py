@@ -13,8 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
-from benchmarks.contestants import Contestant, Maker, Setting, Task
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from benchmarks.contestants import Contestant, Maker, Setting
 
 _WARM_UP = 3  # Assay proves itself on the first batch, backends choose their kernels
 
@@ -63,7 +67,14 @@ class _Stopwatch:
         return 1e3 * total / self._count.total()
 
 
-def timed(task: Task, makers: Mapping[str, Maker], effort: Effort) -> tuple[dict[str, float], int]:
+class Measured(Protocol):
+    """A model and one batch of its records."""
+
+    def build(self) -> nn.Module: ...
+    def data(self) -> TensorDataset: ...
+
+
+def timed(task: Measured, makers: Mapping[str, Maker], effort: Effort) -> tuple[dict[str, float], int]:
     """A step of each in milliseconds, all interleaved in this process, and the number of rounds."""
     contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
     warm_up = [_Stopwatch(c) for c in contestants.values()]
