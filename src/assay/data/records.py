@@ -133,11 +133,23 @@ class Records:
                 "a TensorDataset on a rank without records: what a record looks like must be known",
             )
         one = self.gather(torch.zeros(count, dtype=torch.int64))
-        zeros = pytree.tree_map(lambda v: torch.zeros_like(v) if isinstance(v, Tensor) else v, one)
+        zeros = pytree.tree_map(_nothing, one, is_leaf=_are_texts)
         if isinstance(zeros, dict) and isinstance(zeros.get("attention_mask"), Tensor):
             # a softmax over no position is not a number, and this record must not be one that is left out
             zeros["attention_mask"] = torch.ones_like(zeros["attention_mask"])
         return zeros
+
+
+def _are_texts(value: Any) -> bool:
+    """Whether it is a list with a text of each record, as `default_collate` makes it."""
+    return isinstance(value, list | tuple) and len(value) > 0 and all(type(one) in (str, bytes) for one in value)
+
+
+def _nothing(value: Any) -> Any:
+    """Zeros in place of numbers, and empty texts in place of texts."""
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value)
+    return type(value)(type(one)() for one in value) if _are_texts(value) else value
 
 
 def pair(batch: Any) -> tuple[Any, Any]:
