@@ -166,25 +166,3 @@ def test_rows_of_persons_are_fetched_by_workers_as_without() -> None:
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     assert all(map(torch.equal, run(0), run(2)))
-
-
-class Notes(Dataset[tuple[Tensor, str]]):
-    """Numbers, and what somebody wrote about them."""
-
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, index: int) -> tuple[Tensor, str]:
-        return torch.ones(3), f"note about patient {index}"
-
-
-def test_an_empty_batch_holds_no_text_of_a_record() -> None:
-    model = nn.Linear(3, 2)
-    plan = assay.Plan(records=20, batch_size=0.01, steps=30, noise_multiplier=1.0, delta=1e-3)
-    step, seen = assay.PrivateStep(model, plan, randomness=Seeded(1)), []
-    for x, texts in step.batches(Notes()):
-        if not x.any():
-            seen += texts
-        step.backward(model(x).square().sum(1))
-    assert len(seen) > 20
-    assert set(seen) == {""}

@@ -102,6 +102,11 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that draws records again", "a loop that puts them in another order", ""),
     ),
     *_each(
+        "what an empty batch holds",
+        "test_before_the_model.py::test_an_empty_batch_holds_no_text_of_a_record",
+        ("texts of a record in an empty batch", "empty texts", "FirstRecordStandsIn"),
+    ),
+    *_each(
         "refused on the first batch",
         "test_before_the_model.py::test_a_loop_that_mixes_targets_is_refused",
         ("a loop that mixes targets", "a loop that leaves them", ""),

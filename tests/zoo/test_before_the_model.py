@@ -12,9 +12,13 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 import assay
 from assay import Plan, PrivateStep
 from assay.data import Loading
+from assay.data.records import Records
 from assay.data.units import Unit
 from assay.errors import ConfigError, UnsupportedModelError
+from assay.randomness.streams import Seeded
 from assay.runs.result import cross_entropy
+
+from . import mutants
 
 RECORDS, STEPS = 120, 5
 
@@ -183,3 +187,26 @@ def test_rows_of_persons_must_stay_in_their_order() -> None:
     with pytest.raises(UnsupportedModelError, match="another order"):
         loop(in_another_order, plan, units=ids)
     assert loop(each_alone, plan, units=ids) == STEPS
+
+
+class Notes(Dataset):
+    """Numbers, and what somebody wrote about them."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        return torch.ones(3), f"note about patient {index}"
+
+
+@pytest.mark.parametrize("kind", [mutants.FirstRecordStandsIn, Records])
+def test_an_empty_batch_holds_no_text_of_a_record(kind):
+    model = nn.Linear(3, 2)
+    plan = Plan(records=20, batch_size=0.01, steps=30, noise_multiplier=1.0, delta=1e-3)
+    step, seen = PrivateStep(model, plan, randomness=Seeded(1)), []
+    for x, texts in step.batches(kind(Notes())):
+        if not x.any():
+            seen += texts
+        step.backward(model(x).square().sum(1))
+    assert len(seen) > 20
+    assert set(seen) == ({"note about patient 0"} if kind is mutants.FirstRecordStandsIn else {""})
