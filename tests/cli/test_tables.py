@@ -126,6 +126,16 @@ def test_python_has_the_settings_of_the_command_line(assay: Any, stays: Path) ->
     assert library.train(settings).record["result"] == record["result"]
 
 
+def test_a_table_has_a_preset_wherever_it_comes_from(stays: Path) -> None:
+    asked = {"data": "hf:stays", "target": "back", "schema": str(stays / "stays.toml")}
+    assert library.presets.default_of(asked) == "best"
+    assert library.presets.default_of({**asked, "model": "logistic"}) is None
+    pictures = stays / "pictures.toml"
+    pictures.write_text("[pictures]\nsize = 8\n")
+    assert library.presets.default_of({"data": "hf:scans", "schema": str(pictures)}) is None
+    assert library.presets.default_of({"data": "hf:scans"}) is None
+
+
 def test_the_rows_of_a_person_are_protected_and_split_together(assay: Any, stays: Path) -> None:
     record = train(assay, stays, "ill", "--unit", "patient", "--unit-rows", "3")
     assert float(record["epsilon"]["verified"]) <= 3

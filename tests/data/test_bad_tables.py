@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,6 +59,9 @@ KINDS: dict[str, Bad] = {
     "open quotation mark": Bad(having('p1,30,"surgery,yes'), ("row 3", "quotation mark")),
     "not UTF-8": Bad((HEADER + "".join(ROWS)).replace("p4", "Jörg").encode("latin-1"), ("row 6", "0xf6", "UTF-8")),
     "UTF-16": Bad((HEADER + "".join(ROWS)).encode("utf-16"), ("UTF-16", "save it as CSV in UTF-8")),
+    "compressed": Bad(gzip.compress((HEADER + "".join(ROWS)).encode()), ("gzip", "save it as CSV in UTF-8")),
+    "a sheet of Excel": Bad(b"PK\3\4 and more", ("Excel", "save it as CSV in UTF-8")),
+    "no rows": Bad('{"age": 30}', ("one single line", "column names")),
     "zero bytes": Bad(having("p1,30\0,surgery,yes"), ("zero byte", "UTF-8")),
     "mixed types": Bad(having("p1,old,surgery,yes"), ("row 3", "'age'", "'old'", "a number")),
     "decimal comma": Bad(having('p1,"30,5",surgery,yes'), ("row 3", "'age'", "'30,5'", 'decimal = ","')),

@@ -175,6 +175,14 @@ def test_a_schema_survives_json_and_toml(tmp_path: Path) -> None:
     assert tables.Schema.from_toml(tmp_path / "own.toml") == schema
 
 
+def test_a_schema_may_be_the_content_of_a_toml_file(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("age,back\n" + "".join(f"{i},{i % 2}\n" for i in range(50)))
+    columns = {"age": {"type": "number", "low": 0, "high": 50}, "back": {"type": "flag"}}
+    by_sections = data.table(path, schema={"table": {"target": "back"}, "columns": columns})
+    assert by_sections.schema == data.table(path, target="back", schema=columns).schema
+
+
 def test_what_is_predicted_follows_from_the_type_of_the_target(tmp_path: Path) -> None:
     path = table_file(tmp_path / "patients.csv")
     schema = {"age": SCHEMA["age"], "died": {"type": "flag"}, "patient": {"type": "skip"}}

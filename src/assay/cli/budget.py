@@ -116,7 +116,7 @@ def _state(account: Account) -> str:
     if account.open:
         return "reserved: not ended"
     words = {"finished": "finished", "ledger": "settled by its ledger", "failed": "failed"}
-    steps = "" if account.steps is None else f", {account.steps} steps"
+    steps = f", {account.steps} steps" if account.steps else ""  # tuning does not tell its steps
     return words.get(str(account.how), str(account.how)) + steps
 
 

@@ -156,6 +156,7 @@ def describe(name: object) -> DatasetInfo:
         return DATASETS[name]
     names = ", ".join(info.name for info in available())
     accepted = (
-        f"one of {names}; or, to train on, the path of a table (.csv, .parquet) or of an .npz file with arrays x and y"
+        f"one of {names}; or, to train on, the path of a table (.csv, .tsv, .parquet), of a folder of pictures, or of "
+        "an .npz file with arrays x and y; hf:NAME; or module:factory"
     )
     raise ConfigError("data", str(name), accepted)

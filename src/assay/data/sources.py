@@ -97,6 +97,8 @@ def load(
         return hub.from_hub(str(name_or_path).removeprefix(hub.PREFIX), **asked)
     if Path(name_or_path).expanduser().is_dir():
         return _folder(Path(name_or_path), **asked)
+    if Path(name_or_path).suffix != ".npz" and not is_factory(str(name_or_path)):
+        describe(name_or_path)  # refuses what is nothing, and says what is accepted
     for field, value in (("target", target), ("schema", schema)):
         if value is not None:
             raise ConfigError(field, value, f"nothing beside {name_or_path}: it is for tables and pictures")

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 from assay.data import catalog
 from assay.data.tables.names import is_table
-from assay.data.tables.schema import as_schema
+from assay.data.tables.schema import Schema, as_schema
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
     from assay.training.options import Settings
 
 _TABLE = "table"  # the file for tables of one's own
+_HUB = "hf:"  # data sets of Hugging Face, which may be tables
 _BEST, _NUMBER = "best", "number"  # its presets
 
 
@@ -122,20 +123,21 @@ def default_of(given: Mapping[str, Any]) -> str | None:
     Returns:
         A preset's name, or None.
     """
-    if given.get("model") is not None or not is_table(str(given.get("data", ""))):
+    data, declared = str(given.get("data", "")), _declared(given.get("schema"), given.get("target"))
+    on_hub = data.startswith(_HUB) and declared is not None  # and not pictures
+    if given.get("model") is not None or not (is_table(data) or on_hub):
         return None
-    return _NUMBER if _predicts_number(given.get("schema"), given.get("target")) else _BEST
+    return _NUMBER if declared is not None and declared.predicts_number else _BEST
 
 
-def _predicts_number(schema: Path | str | None, target: str | None) -> bool:
-    """Whether the schema says so; one that cannot be read is refused when the table is."""
+def _declared(schema: Path | str | None, target: str | None) -> Schema | None:
+    """The schema of a table; one that cannot be read is refused when the table is."""
     if schema is None:
-        return False
+        return None
     try:
-        declared = as_schema(schema, target)
+        return as_schema(schema, target)
     except ConfigError:
-        return False
-    return declared.predicts_number
+        return None
 
 
 def of(asked: Mapping[str, Any]) -> Preset:
@@ -151,7 +153,7 @@ def get(name: str, data: str, epsilon: float) -> Preset:
     Raises:
         ConfigError: the data set has no such preset.
     """
-    presets = contents(_TABLE if is_table(data) else data)
+    presets = contents(_TABLE if is_table(data) or data.startswith(_HUB) else data)
     if presets is None:
         raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
     if name not in presets:

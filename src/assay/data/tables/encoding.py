@@ -114,7 +114,10 @@ def _parsed(table: Table, name: str, raw: list[str | None], missing: Mask, schem
                 continue
             accepted = f"a number, or a mark of a missing value ({', '.join(mark or 'nothing' for mark in marks)})"
             if decimal == "." and "," in value:
-                accepted += '; for a decimal comma say decimal = "," in the [table] section of the schema'
+                accepted += (
+                    '; for a decimal comma say decimal = "," in the [table] section of the schema, and remove commas '
+                    "between thousands"
+                )
             raise table.wrong(name, at, value, accepted) from None
     return found
 

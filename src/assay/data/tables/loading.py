@@ -120,8 +120,8 @@ def _asks_for_one(source: Path | str | Any, target: str | Sequence[str] | None) 
             raise ConfigError("target", name, f"a column of the table: {listed(names)}")
     return (
         f"what is publicly known of the columns. Save this as {called}, fill it in, and say --schema {called} (from "
-        "Python "
-        f'schema="{called}"); `assay data schema` writes it, and fills it in from a public sample\n\n{empty}'
+        f'Python schema="{called}"); `assay data schema` writes it, and fills it in from a public sample. Or have it '
+        f"estimated for a part of ε: --schema auto\n\n{empty}"
     )
 
 

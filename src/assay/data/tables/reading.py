@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
 _INSTALL = "pip install 'assay-dp[tables]'"
-_MARKS = {codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16"}
+_MARKS = {
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+    b"\x1f\x8b": "gzip's format",
+    b"PK\x03\x04": "the format of zip or Excel",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +190,11 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def _is_one_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        return len(file.read(2**20).splitlines()) < 2
+
+
 def _csv(path: Path, names: list[str], delimiter: str) -> pa.Table:
     pyarrow = arrow()
     wrong: list[Any] = []
@@ -206,6 +216,8 @@ def _csv(path: Path, names: list[str], delimiter: str) -> pa.Table:
             ),
         )
     except pyarrow.ArrowException as error:
+        if not wrong and _is_one_line(path):
+            raise DataError(f"{path} is one single line; column names and rows of values are required") from None
         if not wrong:
             raise DataError(f"{path} cannot be read as CSV: {_line(error)}") from error
         row = wrong[0]

@@ -347,9 +347,13 @@ def toml_of(path: Path | str) -> tuple[dict[str, Any], dict[str, Any], tuple[str
         raise ConfigError("schema", str(path), "a file in UTF-8") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("schema", str(path), f"a file in TOML: {error}") from None
+    return _sections(data, str(path))
+
+
+def _sections(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     if (extra := data.keys() - {"table", "columns"}) or not isinstance(data.get("columns"), dict):
         said = f"the sections [table] and [columns.NAME]{f'; not {min(extra)}' if extra else ''}"
-        raise ConfigError("schema", str(path), said)
+        raise ConfigError("schema", where, said)
     table = dict(data.get("table", {}))
     target = table.pop("target", [])
     return table, data["columns"], (target,) if isinstance(target, str) else tuple(target)
@@ -402,7 +406,7 @@ def column_of(said: object, where: str = "column") -> Column:
 
 
 def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[str] | str | None = None) -> Schema:
-    """A schema as a person may give it: itself, the JSON of a run, columns by name, or the path of a .toml file.
+    """A schema as a person may give it: itself, the JSON of a run, columns by name, or a .toml file's path or content.
 
     Args:
         schema: The schema.
@@ -427,6 +431,8 @@ def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[
         found = schema
     elif isinstance(schema.get("columns"), list):
         found = Schema.from_json(schema)
+    elif isinstance(columns := schema.get("columns"), Mapping) and "type" not in columns:  # a .toml file that was read
+        found = read(*_sections(schema, "schema"), "schema")
     else:
         found = read({}, schema, (), "schema")
     names = targets(target) or found.target
