@@ -34,7 +34,7 @@ from assay.distributed.launch import restarted
 from assay.distributed.world import ALONE, World, world
 from assay.errors import AssayError, ConfigError
 from assay.gradients.clip_rules import ClipRule
-from assay.gradients.proof.isolation import separate
+from assay.gradients.proof.losses import separate
 from assay.gradients.proof.position import check_loss
 from assay.methods import Method
 from assay.methods.plan import Plan
