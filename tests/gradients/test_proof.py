@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
-from assay.gradients.proof.isolation import separate
+from assay.gradients.proof.losses import separate
 from assay.gradients.record_grads import RecordGrads
 from assay.models.compat import replace_batchnorm
 from assay.randomness.streams import Seeded

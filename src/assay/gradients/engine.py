@@ -30,6 +30,7 @@ from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.arithmetic import full
 from assay.gradients.layouts import Layout
 from assay.gradients.proof import first_batch as proof
+from assay.gradients.proof import graph as graphs
 from assay.gradients.proof.calls import Coins
 from assay.gradients.proof.inspector import Inspector, check_hooks
 from assay.gradients.record_grads import RecordGrads, Reduce, choose_all, quickest_way
@@ -243,7 +244,7 @@ class Engine:
         try:
             # what a loss reaches may change from one batch to the next: a layer that was added, a temperature
             own = (*self._stand_ins.values(), *self._copies, self._anchor)
-            graph = proof.enclosed(losses, own, self._names)
+            graph = graphs.enclosed(losses, own, self._names)
             if self._inspector.proof is not None:
                 self._inspector.proof.known = self._layouts if self.proven else None
             look = self._inspector.before(losses, graph)
@@ -252,7 +253,7 @@ class Engine:
                 if not self.proven and not self._inspector.split:
                     look.proof.weigh(losses, views, self.parameters, self._stand_ins)
             self._collecting = found
-            expected = proof.backward(losses, self.parameters, self._stand_ins, graph.outside)
+            expected = graphs.backward(losses, self.parameters, self._stand_ins, graph.outside)
             self._collecting = None
             self._inspector.after(look, reached=bool(found))
         finally:

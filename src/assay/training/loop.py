@@ -17,7 +17,7 @@ from assay.data.persons import Ids
 from assay.data.records import Records, call, pair
 from assay.distributed.world import ALONE, World
 from assay.errors import ConfigError
-from assay.gradients.proof.isolation import separate
+from assay.gradients.proof.losses import separate
 from assay.gradients.proof.position import check_loss
 from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Released, Stage

@@ -23,7 +23,7 @@ from assay.data.loading import PLAIN, Loading
 from assay.data.records import Records, pair
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
-from assay.gradients.proof.isolation import separate
+from assay.gradients.proof.losses import separate
 from assay.gradients.rules.layers import RULES
 from assay.gradients.units import check_free
 from assay.mechanisms.gaussian import Gaussian

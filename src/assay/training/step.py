@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting.dp_event import DpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -64,6 +64,15 @@ from assay.training.batches import Batches, BatchPart, unit_records
 from assay.training.epochs import EpochLoader
 from assay.training.masks import Masks
 from assay.training.preflight import check_ranks
+from assay.training.step_checks import (
+    check_exact,
+    check_ledger,
+    check_paid,
+    claimed_charges,
+    left_of,
+    size_of_parts,
+    without_autocast,
+)
 
 _NO_BACKWARD = (
     "a batch was drawn but backward() of this PrivateStep was not called for it: every batch needs its step. Likely "
@@ -153,8 +162,8 @@ class PrivateStep(Unique):
         check_ranks(plan, world.size)
         self.plan = plan = plan.for_layers(trainable_layers(model))
         if plan.exact:
-            _check_exact(model, side)
-        gradient_share = _left_of([*side, *plan.clip.queries])
+            check_exact(model, side)
+        gradient_share = left_of([*side, *plan.clip.queries])
         chain = plan.chain(gradient_share)
         self.randomness = fresh_source(OsSeeded() if randomness is None else randomness)
         self._position: position.Watch | None = None
@@ -178,7 +187,7 @@ class PrivateStep(Unique):
             }
             self._physical = None if max_physical_batch is None else max(1, max_physical_batch // self._views)
             if plan.exact:
-                self._physical = self._physical or _size_of_parts(plan.batch_size)
+                self._physical = self._physical or size_of_parts(plan.batch_size)
                 self._position = position.Watch(model)
                 undo.callback(self._position.stop)
             self._side: list[SideQuery] = [*side, *self.chain.clip.queries]
@@ -219,8 +228,8 @@ class PrivateStep(Unique):
             path = None if ledger is None or not world.leader else Path(ledger)
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
             undo.callback(ledger.close)
-        _check_ledger(ledger, plan)
-        charges = world.once(functools.partial(_claimed_charges, ledger))
+        check_ledger(ledger, plan)
+        charges = world.once(functools.partial(claimed_charges, ledger))
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
         if taken > ledger.total_steps:
             raise ConfigError(
@@ -468,7 +477,7 @@ class PrivateStep(Unique):
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
         self._loops.pause()
-        with self._in_one_thread(), _without_autocast(losses.device.type):
+        with self._in_one_thread(), without_autocast(losses.device.type):
             self._check_call(losses)
             complete = self._advance(losses)
         self._loops.go_on()
@@ -488,7 +497,7 @@ class PrivateStep(Unique):
         if part is None or not self._is_forgotten(part):
             raise AssayError("the part drawn last has records: give their losses to backward()")
         device = next(iter(self.engine.parameters.values())).device
-        with _without_autocast(device.type):
+        with without_autocast(device.type):
             return self._advance(None)
 
     @contextlib.contextmanager
@@ -652,7 +661,7 @@ class PrivateStep(Unique):
         if self._side:
             spent += self._release_side(batch.measured, local, factor)
         if spent != self._paid:  # compared once; steps rarely differ in what they release
-            _check_paid(events.joint(spent), self.plan.chain(noise_factor=factor).event())
+            check_paid(events.joint(spent), self.plan.chain(noise_factor=factor).event())
             self._paid = spent
         grads = self.chain.finish(released, self._expected_size, self._forms)
         for name, parameter in self.engine.parameters.items():
@@ -719,68 +728,3 @@ class PrivateStep(Unique):
         if self._masks is not None:
             self._masks.stop()
         self.engine.detach()
-
-
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
-    """Full precision for norms and sums: rounded to half precision they would not keep the clipping bound."""
-    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type):  # the first question is quick
-        return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
-
-
-def _size_of_parts(batch_size: float) -> int:
-    """How many records go through the model at once with exact noise: a power of two from 8 to 64."""
-    return min(64, max(8, 1 << math.ceil(math.log2(max(1.0, batch_size)))))
-
-
-def _check_exact(model: nn.Module, side: Sequence[SideQuery]) -> None:
-    """Refuse what exact noise does not cover: other releases, and devices other than the CPU."""
-    if side:
-        raise ConfigError(
-            "side", [type(query).__name__ for query in side], "nothing beside the gradient with exact noise"
-        )
-    for name, p in model.named_parameters():
-        if p.device.type != "cpu":
-            raise ConfigError(
-                "device", str(p.device), f"cpu with exact noise: kernels elsewhere add up in any order ({name})"
-            )
-
-
-def _left_of(asked: Sequence[SideQuery]) -> float:
-    """The share of a step's privacy that side queries leave for the gradient."""
-    shares = [query.share for query in asked]
-    if not all(0 < share < 1 for share in shares) or sum(shares) >= 1:
-        raise ConfigError(
-            "side", f"shares {shares}", "shares of a step's privacy above 0 that leave some for the gradient"
-        )
-    return 1.0 - sum(shares)
-
-
-def _claimed_charges(ledger: Ledger) -> Any:
-    """Lock the ledger against other processes; the charges it holds."""
-    ledger.lock()
-    return ledger.charges()
-
-
-def _check_ledger(ledger: Ledger, plan: Plan) -> None:
-    """Refuse a ledger with another δ, adjacency or a higher ceiling than the plan's."""
-    if (ledger.delta, ledger.adjacency) != (plan.delta, plan.adjacency):
-        raise ConfigError(
-            "ledger",
-            f"δ = {ledger.delta:g}, {ledger.adjacency.value}",
-            f"a ledger of the plan's δ = {plan.delta:g} and {plan.adjacency.value}: ε means nothing without them",
-        )
-    limit = plan.epsilon_limit
-    if limit is not None and (ledger.ceiling is None or ledger.ceiling > limit):
-        raise ConfigError(
-            "ledger", f"ceiling {ledger.ceiling}", f"a ledger whose ceiling is at most the plan's, ε = {limit:g}"
-        )
-
-
-def _check_paid(released: DpEvent, charged: DpEvent) -> None:
-    """Stop if a release cost more than was charged. The two are computed separately, so this can only be a bug."""
-    if isinstance(charged, NonPrivateDpEvent) or released == charged:
-        return
-    both = isinstance(released, GaussianDpEvent) and isinstance(charged, GaussianDpEvent)
-    if not both or released.noise_multiplier < charged.noise_multiplier * (1 - 1e-9):
-        raise AssayError(f"this step released {released} but only {charged} was charged; the run must not go on")

@@ -210,6 +210,18 @@ class Replacement:
     """Whether values are missing: only what is finite on both sides can be compared."""
 
 
+def kept_alike(plain: Tensor, replaced: Tensor, replacement: Replacement, axis: int = 0) -> bool:
+    """Whether two outputs agree in the kept records."""
+    if plain.shape != replaced.shape:
+        return not replacement.real
+    rows = replacement.kept.to(plain.device)
+    a, b = plain.index_select(axis, rows), replaced.index_select(axis, rows)
+    if replacement.gaps and a.is_floating_point():
+        both = a.isfinite() & b.isfinite()
+        a, b = a[both], b[both]
+    return close(a, b)
+
+
 def by_record(t: Any, records: int) -> bool:
     """Whether this is a tensor with one row per record."""
     return isinstance(t, Tensor) and t.dim() > 0 and t.shape[0] == records

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from assay.errors import UnsupportedModelError
 from assay.gradients.proof import calls, isolation
 from assay.gradients.proof.calls import Coins, extra_state, has_extra_state
-from assay.gradients.proof.first_batch import Graph, Proof, check_losses
+from assay.gradients.proof.first_batch import Proof
+from assay.gradients.proof.graph import Graph, check_losses
 from assay.gradients.proof.isolation import writes
 from assay.gradients.proof.rows import Where
 from assay.gradients.record_grads import RecordGrads

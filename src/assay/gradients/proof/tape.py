@@ -236,7 +236,8 @@ class Tape(TorchFunctionMode):
         self._entries.append(
             Entry(
                 run,
-                *stored,
+                stored[0],
+                stored[1],
                 outputs,
                 state,
                 _autocast(),

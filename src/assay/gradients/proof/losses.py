@@ -1,0 +1,132 @@
+"""Whether a loss keeps records apart, asked of the loss itself: with other records, with fewer, and twice."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from assay.errors import UnsupportedModelError
+from assay.gradients.proof.calls import (
+    Coins,
+    Replacement,
+    a_few,
+    close,
+    drawn_since,
+    kept_alike,
+    picked,
+    random_state,
+    rounds,
+    set_random_state,
+    tensors,
+)
+from assay.gradients.proof.drawn import differs
+from assay.models import copies
+
+LOSS_MIXES = (
+    "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, "
+    "a contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known "
+    "beforehand"
+)
+
+
+def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins: Coins) -> bool:
+    """Refuse a loss that mixes records: by the others' values, by their number, or by what it remembers.
+
+    Call it on the first batch, before the loss has seen any record.
+
+    Args:
+        loss: Takes an output and a target, and returns one value per record.
+        output: The model's output for a batch.
+        target: The targets of the batch.
+        coins: Where random choices come from.
+
+    Returns:
+        Whether this batch could tell, which takes two records.
+
+    Raises:
+        UnsupportedModelError: The loss mixes records; the message says how.
+    """
+    state = random_state()
+
+    def asked(of: Callable[[Any, Any], Tensor], change: Callable[[Any], Any] = lambda t: t) -> Tensor:
+        set_random_state(state)
+        return of(pytree.tree_map(change, output), pytree.tree_map(change, target))
+
+    try:
+        with torch.no_grad():
+            mine = copies.of_loss(loss)
+            plain, again = asked(mine), asked(mine)
+            drew = drawn_since(state)
+            if plain.dim() != 1 or len(plain) < 2:
+                return False
+            records, same = len(plain), close(plain, again)
+            for replacements in rounds(tensors((output, target)), records, coins, full=True, gaps=False):
+                other = copies.of_loss(loss)
+                alone = all(
+                    kept_alike(plain, asked(other, r.change), r)
+                    for r in replacements
+                    if r.real or _takes(asked, other, r)
+                )
+                if not (same and close(plain, asked(other))):
+                    raise UnsupportedModelError(
+                        "the same outputs give another loss the second time: the loss remembers what it has seen, and "
+                        "so mixes records (running counts), or draws random numbers from a generator that is not "
+                        "torch's own"
+                    )
+                if not alone:
+                    raise UnsupportedModelError(LOSS_MIXES)
+            rows = a_few(records, coins)
+            if _number_tells(loss, output, target, rows, plain, drew=drew, asked=asked):
+                raise UnsupportedModelError(
+                    "the loss of a record depends on how many records there are in its batch, and so on whether "
+                    "another one is among them: give the plain loss of each (reduction='none'); the step divides by "
+                    "the expected batch size, a constant"
+                )
+    finally:
+        set_random_state(state)
+    return True
+
+
+def _number_tells(
+    loss: Callable[[Any, Any], Tensor],
+    output: Any,
+    target: Any,
+    rows: list[int],
+    plain: Tensor,
+    *,
+    drew: bool,
+    asked: Callable[..., Tensor],
+) -> bool:
+    """Whether the losses of these rows are others without the other records."""
+    few_of_them = functools.partial(picked, rows, len(plain))
+    if not drew:
+        return not close(plain[rows], asked(copies.of_loss(loss), few_of_them))
+    few = pytree.tree_map(few_of_them, (output, target))
+    mine: Callable[[Any, Any], Tensor] = copies.of_loss(loss)
+    seeds: list[int] = []
+
+    def noted(output: Any, target: Any) -> Tensor:
+        seeds.append(torch.initial_seed())  # after `asked` has put the state back
+        return mine(output, target)
+
+    asked(noted)
+    if torch.initial_seed() not in seeds:
+        raise UnsupportedModelError(
+            "the loss seeds torch's generators: what it draws for a record would be known, and would depend on the "
+            "others in its batch. Take torch.manual_seed out of it"
+        )
+    return differs(lambda: mine(output, target)[rows], lambda: mine(*few))
+
+
+def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
+    """Whether a loss accepts such values: for a user's loss, a probability above 1 may be an error."""
+    try:
+        asked(loss, replacement.change)
+    except Exception:
+        return False
+    return True
