@@ -57,6 +57,8 @@ class Task:
         torch.manual_seed(0)
         if self.model == "transformer":
             return Transformer(self.shape[1], self.classes)
+        if self.model == "lstm":
+            return Recurrent(self.shape[1], self.classes)
         model = models.build(self.model, input_shape=self.shape, classes=self.classes)
         layout = torch.channels_last if self.channels_last else torch.contiguous_format
         return model.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]
@@ -79,6 +81,18 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.encoder(x).mean(1))
+        return out
+
+
+class Recurrent(nn.Module):
+    """An LSTM, and a linear head on its last position. Opacus's contestants get `DPLSTM` in its place."""
+
+    def __init__(self, width: int, classes: int, *, hidden: int = 96) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(width, hidden, batch_first=True), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.lstm(x)[0][:, -1])
         return out
 
 
@@ -107,8 +121,9 @@ class Contestant:
     draws: Callable[[], int] = lambda: 0
 
     def gradient(self) -> Tensor:
-        """What the last step left in `.grad`, all parameters in one row."""
-        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+        """What the last step left in `.grad`, all parameters in one row, by their shapes: layers may be replaced."""
+        ordered = sorted(self.model.parameters(), key=lambda p: tuple(p.shape))
+        return torch.cat([p.grad.flatten() for p in ordered if p.grad is not None])
 
 
 Maker = Callable[[nn.Module, TensorDataset, Setting], Contestant]
