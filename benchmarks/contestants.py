@@ -87,7 +87,7 @@ class Transformer(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """An LSTM, and a linear head on its last output."""
+    """An LSTM, and a linear head on its last output. Opacus's contestants get `DPLSTM` in its place."""
 
     def __init__(self, width: int, hidden: int, classes: int) -> None:
         super().__init__()
@@ -151,8 +151,9 @@ class Contestant:
     draws: Callable[[], int] = lambda: 0
 
     def gradient(self) -> Tensor:
-        """What the last step left in `.grad`, all parameters in one row."""
-        return torch.cat([p.grad.flatten() for p in self.model.parameters() if p.grad is not None])
+        """What the last step left in `.grad`, all parameters in one row, by their shapes: layers may be replaced."""
+        ordered = sorted(self.model.parameters(), key=lambda p: tuple(p.shape))
+        return torch.cat([p.grad.flatten() for p in ordered if p.grad is not None])
 
 
 Maker = Callable[[nn.Module, TensorDataset, Setting], Contestant]

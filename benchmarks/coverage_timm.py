@@ -21,7 +21,9 @@ _SMALL = (
     "atto", "femto", "pico", "nano", "_xxs", "_xxt", "test_", "_t0", "_b0", "_xs", "_n0", "_s0", "_m0", "tiny", "_t_",
     "_ti", "mini", "18", "_s1", "11", "xx_small", "x_small", "small", "_s12", "_s", "26", "39", "050", "050_1",
 )  # fmt: skip
-_SIDES = (64, 96, 128)
+_SIDES = (32, 64, 96, 128)
+_NARROW: tuple[dict[str, int], ...] = ({"depth": 2, "embed_dim": 48, "num_heads": 3}, {})
+"""Transformers of one width and depth are cut; others are taken as they are."""
 
 
 def is_there() -> bool:
@@ -57,9 +59,9 @@ def _built(name: str) -> tuple[nn.Module, int]:
     import timm
 
     for side in _SIDES:
-        for sized in ({"img_size": side}, {}):
+        for sized in (*({"img_size": side, **narrow} for narrow in _NARROW), {}):
             try:
-                model = _quiet(timm.create_model(name, num_classes=3, drop_rate=0.0, **sized))
+                model = _quiet(timm.create_model(name, num_classes=3, **sized))
                 with torch.no_grad():
                     model(torch.randn(2, 3, side, side))
                 return model, side

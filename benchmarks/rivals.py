@@ -23,6 +23,7 @@ try:
     from opacus.grad_sample import wrap_model
     from opacus.optimizers import get_optimizer_class
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    from opacus.validators import ModuleValidator
 except ImportError as error:
     raise SystemExit(f"the benchmarks compare with Opacus 1.6: pip install 'assay-dp[peers]' ({error})") from error
 
@@ -39,8 +40,17 @@ def _optimizer(mode: str, model: nn.Module, records: int, setting: Setting) -> A
     )
 
 
+def _with_their_layers(model: nn.Module) -> nn.Module:
+    """The model with Opacus's own recurrent layers, which have the same weights."""
+    if not any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        return model
+    fixed: nn.Module = ModuleValidator.fix(model)
+    return fixed
+
+
 def _per_record(mode: str, model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
     """The modes that build every record's gradient: hooks, functorch, ew."""
+    model = _with_their_layers(model)
     wrapped = wrap_model(model, grad_sample_mode=mode)
     optimizer = _optimizer(mode, model, len(data), setting)
 
@@ -54,6 +64,7 @@ def _per_record(mode: str, model: nn.Module, data: TensorDataset, setting: Setti
 
 def _two_passes(ghost: bool, model: nn.Module, data: TensorDataset, setting: Setting) -> Contestant:
     """Norms in a first backward pass, the clipped sum in a second; `ghost` uses ghost norms where Opacus has them."""
+    model = _with_their_layers(model)
     wrapped = wrap_model(model, grad_sample_mode="ghost", max_grad_norm=CLIP, use_ghost_clipping=ghost)
     optimizer = _optimizer("ghost", model, len(data), setting)
     loss = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss())

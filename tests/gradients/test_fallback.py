@@ -313,7 +313,7 @@ def test_shared_argument_stays_shared_in_a_later_batch_of_as_many_records() -> N
     torch.testing.assert_close(gradients(6)[:5], gradients(5))
 
 
-def test_argument_that_was_one_row_a_record_and_is_not_any_more_is_refused() -> None:
+def test_argument_that_was_one_row_a_record_and_is_not_any_more_is_proven_again() -> None:
     class TwoInputs(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -323,8 +323,16 @@ def test_argument_that_was_one_row_a_record_and_is_not_any_more_is_refused() -> 
             out: Tensor = self.inner(x, table)
             return out
 
-    model = trained(TwoInputs())
+    model, plain = trained(TwoInputs()), trained(TwoInputs())
+    plain.load_state_dict(model.state_dict())
     engine = Engine(model)
-    engine.collect(model(torch.randn(4, 3, 5).double(), torch.randn(4, 3, 3).double()).flatten(1).sum(1))
-    with pytest.raises(UnsupportedModelError, match=r"inner\..*expand it to all records"):
-        model(torch.randn(4, 3, 5).double(), torch.randn(3, 3).double())
+    x, shared = torch.randn(4, 3, 5).double(), torch.randn(3, 3).double()
+    engine.collect(model(x, torch.randn(4, 3, 3).double()).flatten(1).square().sum(1))
+    for records in (4, 3, 2):  # as many records as the table has rows among them
+        found = engine.collect(model(x[:records], shared).flatten(1).square().sum(1)).per_record()
+        for i in range(records):
+            alone = plain(x[i : i + 1], shared).square().sum()
+            for (name, _), g in zip(
+                plain.named_parameters(), torch.autograd.grad(alone, list(plain.parameters())), strict=True
+            ):
+                torch.testing.assert_close(found[name][i], g)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -429,3 +430,31 @@ def test_layers_of_other_libraries_keep_their_own_forward() -> None:
     engine.detach()
     for record in [(6,), (5, 6), (40, 6)]:
         agree(model, torch.randn(4, *record))
+
+
+def test_batches_with_and_without_padding_are_exact_and_as_long_as_they_are_large() -> None:
+    """Without padding T5 has no mask, and uses its relative biases in a way that the first batch did not show."""
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0, pad_token_id=0,
+        eos_token_id=1, decoder_start_token_id=0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = transformers.T5ForConditionalGeneration(config).double()
+    plain = copy.deepcopy(model)
+    engine = Engine(model)
+
+    def losses(network: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        out = network(input_ids=ids, attention_mask=mask, decoder_input_ids=ids[:, :3])
+        return out.logits.tanh().flatten(1).sum(1)
+
+    for records, padded in ((4, True), (5, False), (4, False), (4, True), (1, False)):
+        ids = torch.randint(2, 40, (records, 4))
+        mask = torch.ones_like(ids)
+        mask[0, -1] = 0 if padded else 1
+        found = engine.collect(losses(model, ids, mask)).per_record()
+        for i in range(records):
+            alone = losses(plain, ids[i : i + 1], mask[i : i + 1]).sum()
+            expected = torch.autograd.grad(alone, list(plain.parameters()))
+            for (name, _), g in zip(plain.named_parameters(), expected, strict=True):
+                torch.testing.assert_close(found[name][i], g, rtol=1e-9, atol=1e-9)
+    engine.detach()

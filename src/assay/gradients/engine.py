@@ -44,7 +44,7 @@ from assay.gradients.rules.layers import (
     Rules,
     TapeRule,
 )
-from assay.gradients.rules.shared import Recorder, Shared, Uses
+from assay.gradients.rules.shared import Recorder, Shared, UnfitError, Uses
 from assay.gradients.tracing import Tracing, check_rows, real
 from assay.gradients.units import Forwards, Unit, Units
 from assay.gradients.uses.base import Apart, Dense, Found, LayerUse
@@ -136,6 +136,23 @@ class Engine:
             self._forwards.replace(recurring.module, functools.partial(self._run_recurrent, recurring))
         for expanded in units.expanded:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
+        if not compat.compiled(self.model) and not self._forwards.has(self.model):
+            self._forwards.replace(self.model, self._run_whole)
+
+    def _run_whole(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the model; as on the first batch, if it uses parameters in a way that no batch has shown.
+
+        Batches differ: without padding there is no mask, and what was added to it is then used by itself.
+        """
+        try:
+            return self.model.forward(*args, **kwargs)
+        except UnfitError as error:
+            if not (error.final and self.proven and self._tracing) or self._inspector.split:
+                raise
+        self._stand_ins, self._copies = {}, []
+        self._inspector.start_over(args, kwargs)
+        self._tracing.start_over(args, kwargs)
+        return self.model.forward(*args, **kwargs)
 
     def _recorder(self) -> Recorder:
         """What traced modules need of the engine."""

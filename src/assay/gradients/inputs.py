@@ -37,6 +37,8 @@ class Inputs:
         self.records = 0
         self.expected = 0
         """How many records the next batch has, where somebody has said it."""
+        self.again = False
+        """Whether a first batch was there before: what it decided stays."""
         self._constant: dict[tuple[str, int], bool] = {}
         self._calls: Counter[str] = Counter()
         frozen = (p for p in model.parameters() if not p.requires_grad)
@@ -77,7 +79,7 @@ class Inputs:
         """Whether the input of this call of a layer is the same for all records."""
         key = (path, self._calls[path])
         self._calls[path] += 1
-        if not self._proven():
+        if not self._proven() and not (self.again and key in self._constant):
             found = self._is_constant(x)
             if self.records > 1:
                 self._constant[key] = found
@@ -92,8 +94,12 @@ class Inputs:
             return x.dim() == 0
         rows = x.shape[0]
         if rows == self.records:  # labels of the records, or as many positions as there are records
-            counts = not x.is_floating_point() and x.dim() == 1 and rows >= _COUNTS_UP
-            return counts and torch.equal(x, torch.arange(rows, device=x.device))
+            if x.is_floating_point() or (x.dim() == 1 and rows < _COUNTS_UP):
+                return False
+            if x.dim() == 1:
+                return torch.equal(x, torch.arange(rows, device=x.device))
+            # distances between positions; rows that are all alike were repeated for the records
+            return self._marks and self.is_made(x) and bool((x != x[:1]).any())
         if self._marks and self.is_made(x):
             return True
         # a tensor that depends on the inputs in no known layout is refused by name when the batch is checked

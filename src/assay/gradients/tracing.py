@@ -75,6 +75,7 @@ class Tracing:
         self._layers: list[Holder] = [
             (unit.module._parameters, name, canonical) for unit in ruled for name, canonical in unit.names.items()
         ]
+        self._every = self._layers
         self._compiled = compat.compiled(model)
         self._stack: ExitStack | None = None
         self._hooks = self._hooked(model)
@@ -120,6 +121,14 @@ class Tracing:
         self._tracer.settle()
         self._layers = [holder for holder in self._layers if holder[2] in self._tracer.touched]
         return bool(self.traced or self._layers or self.inputs.several())
+
+    def start_over(self, args: Any, kwargs: Any) -> None:
+        """The call that has just begun is one of the first batch: its uses of parameters are decided again."""
+        self._end()
+        self._tracer.start_over()
+        self.inputs.again = True
+        self._layers = self._every
+        self._begin(args, kwargs)
 
     def run(self, traced: Traced, *args: Any, **kwargs: Any) -> Any:
         """Call a module that uses parameters by itself."""

@@ -192,6 +192,10 @@ class Forwards:
         made.replaces = weakref.ref(owner)  # a copy of the model has this attribute as well, and is not meant
         owner.forward = types.MethodType(made, owner)
 
+    def has(self, module: nn.Module) -> bool:
+        """Whether the forward of this module is replaced."""
+        return any(module is owner for owner, _ in self._replaced)
+
     @contextmanager
     def lifted(self) -> Iterator[None]:
         """A context in which the modules are as they were, so that copies have no replacements."""

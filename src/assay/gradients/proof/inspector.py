@@ -202,6 +202,12 @@ class Inspector:
         if self.proof is not None:
             self.proof.forget()
 
+    def start_over(self, args: Any, kwargs: Any) -> None:
+        """Take the call that has just begun for one of the first batch: nothing is proven yet."""
+        self.proven = False
+        self.proof = Proof(self._model, self._copied, self._coins, self._where)
+        self.proof.begin(args, kwargs)
+
     def prove_again(self) -> None:
         """Check the next batch in full."""
         self._due = True

@@ -270,6 +270,10 @@ class Tracer:
         """Keep the decisions about all parameters that were used so far."""
         self._settled |= {key[0] for key in self._decided}
 
+    def start_over(self) -> None:
+        """Let the next batch decide what no batch has shown. What was decided stays."""
+        self._settled.clear()
+
     def copies(self, shared: Shared) -> Tensor:
         """[records, *shape]: the tensor for every record, with a gradient for each."""
         if not shared.sources:
