@@ -311,30 +311,19 @@ def show(
 
 
 def _print_unfinished(directory: RunDirectory) -> None:
-    from assay.federated.kinds import epsilon_if_ended, kind_of
-    from assay.runs import checkpoint, schema
+    from assay.federated.kinds import spent_by
     from assay.runs.record import number
-    from assay.runs.run import steps_covered
-    from assay.training.inputs import UNFINISHED_CHOICE, is_choice
+    from assay.training.inputs import UNFINISHED_CHOICE
 
-    out = console(wrap=Console().is_terminal)
-    run, spec = directory.path, directory.read_spec()
-    kind = kind_of(spec)
-    plan = kind.plan(spec["plan"])
-    ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-    if is_choice(spec):
-        out.print(f"{run}: {UNFINISHED_CHOICE}; ε = {at_most(ledger.epsilon())} at δ = {plan.delta:g}.")
+    out, spent = console(wrap=Console().is_terminal), spent_by(directory)
+    if spent.is_choice:
+        out.print(f"{directory.path}: {UNFINISHED_CHOICE}; ε = {at_most(spent.epsilon)} at δ = {spent.delta:g}.")
         return
-    ledger.check_fits(plan.fits)
-    if directory.checkpoint.exists():
-        before = checkpoint.state(directory.checkpoint, directory.digest())
-        schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
-        ledger.check_covers(steps_covered(before))
-    whole, so_far = (shown(number(found)) for found in (epsilon_if_ended(plan, ledger), ledger.epsilon()))
+    steps, whole, so_far = spent.kind.steps, shown(number(spent.if_ended)), shown(number(spent.epsilon))
     out.print(
-        f"{run} is unfinished: {ledger.total_steps} of {spec['plan'][kind.planned]} planned {kind.steps} are charged.\n"
-        f"If it ends here, it has spent ε = {whole} at δ = {plan.delta:g}, as all its {kind.steps} would.\n"
-        f"The {kind.steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what"
+        f"{directory.path} is unfinished: {spent.charged} of {spent.planned} planned {steps} are charged.\n"
+        f"If it ends here, it has spent ε = {whole} at δ = {spent.delta:g}, as all its {steps} would.\n"
+        f"The {steps} charged so far cost ε = {so_far}. That holds only if nobody stopped the run because of what"
         f" it had shown.\nResume it with: {directory.resume_command}"
     )
 

@@ -12,10 +12,13 @@ from assay.errors import AssayError
 from assay.federated import record as federated
 from assay.federated.plan import FederatedPlan
 from assay.methods.plan import Plan
+from assay.runs import checkpoint, schema
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Sentences
+from assay.runs.run import steps_covered
 from assay.runs.schema import CENTRAL, FEDERATED
 from assay.training import record as central
+from assay.training.inputs import is_choice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,60 @@ def epsilon_if_ended(plan: Plan | FederatedPlan, ledger: Ledger) -> float:
         segment = whole.begin(functools.partial(plan.steps_event, start=origin), plan.steps - origin)
     segment.charge(segment.allowed)
     return max(whole.epsilon(), ledger.epsilon())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unfinished:
+    """What an unfinished run has spent.
+
+    Attributes:
+        kind: The kind of run.
+        is_choice: Whether it is a choice of `assay tune`, which cannot be resumed.
+        charged: How many steps or rounds are charged.
+        planned: How many the plan has.
+        delta: δ.
+        epsilon: ε of what is charged.
+        if_ended: ε if it is never resumed (`epsilon_if_ended`). For a choice, which was charged whole, it is `epsilon`.
+    """
+
+    kind: Kind
+    is_choice: bool
+    charged: int
+    planned: int
+    delta: float
+    epsilon: float
+    if_ended: float
+
+
+def spent_by(directory: RunDirectory) -> Unfinished:
+    """What an unfinished run has spent, by its ledger.
+
+    Args:
+        directory: The run's directory. Nothing in it is changed.
+
+    Raises:
+        LedgerError: The ledger does not fit the plan, or is behind the checkpoint.
+    """
+    spec = directory.read_spec()
+    kind = kind_of(spec)
+    plan = kind.plan(spec["plan"])
+    ledger = directory.open_ledger(delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
+    chosen = is_choice(spec)
+    if not chosen:
+        ledger.check_fits(plan.fits)
+        if directory.checkpoint.exists():
+            before = checkpoint.state(directory.checkpoint, directory.digest())
+            schema.check(directory.checkpoint, before, schema.checkpoint_of(spec), "state")
+            ledger.check_covers(steps_covered(before))
+    return Unfinished(
+        kind=kind,
+        is_choice=chosen,
+        charged=ledger.total_steps,
+        planned=spec["plan"][kind.planned],
+        delta=plan.delta,
+        epsilon=ledger.epsilon(),
+        if_ended=ledger.epsilon() if chosen else epsilon_if_ended(plan, ledger),
+    )
 
 
 def complete_record(directory: RunDirectory) -> dict[str, Any]:
