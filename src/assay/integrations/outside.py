@@ -42,7 +42,7 @@ from assay.runs.run import Run, Saved
 from assay.runs.schema import CENTRAL
 from assay.training.batches import unit_records
 from assay.training.course import StepCourse
-from assay.training.loop import lease_for
+from assay.training.fitting import lease_for
 from assay.training.meter import MeanLoss
 from assay.training.planning import check_either, plan_for
 from assay.training.preflight import check_ranks, rehearse
@@ -279,8 +279,9 @@ class OutsideRun:
         }  # fmt: skip
         directory = None
         if kept is not None:
-            directory = ranks.once(lambda: _same_run(out, spec, kept))
-            lease = Lease.from_json(ranks.once(lambda: directory.read_spec().get(FIELD)))  # it has reserved already
+            begun = directory = ranks.once(lambda: _same_run(out, spec, kept))
+            said = ranks.once(lambda: None if begun is None else begun.read_spec().get(FIELD))
+            lease = Lease.from_json(said)  # it has reserved already
         else:
             lease = ranks.once(lambda: privacy.lease(plan, records.dataset, names, out))
             spec |= {} if lease is None else {FIELD: lease.to_json()}

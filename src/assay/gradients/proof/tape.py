@@ -19,7 +19,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
+from torch.overrides import (
+    TorchFunctionMode,
+    _len_torch_function_stack,  # type: ignore[attr-defined]
+    _pop_mode,
+    _push_mode,
+)
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
