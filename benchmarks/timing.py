@@ -11,7 +11,7 @@ import argparse
 import random
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,11 +40,14 @@ FULL = Effort(seconds=60, least=15, most=2000)
 QUICK = Effort(seconds=5, least=5, most=200)
 
 
+Clock = Callable[[], float]
+
+
 class _Stopwatch:
     """The steps of one contestant: the fastest of each kind, weighted by how often that kind occurred."""
 
-    def __init__(self, contestant: Contestant) -> None:
-        self._contestant = contestant
+    def __init__(self, contestant: Contestant, clock: Clock) -> None:
+        self._contestant, self._clock = contestant, clock
         self._fastest: dict[int, float] = {}
         self._count: Counter[int] = Counter()
 
@@ -52,9 +55,9 @@ class _Stopwatch:
         """Take a step; the seconds it took."""
         x, y = next(self._contestant.batches)
         before = self._contestant.draws()
-        start = time.perf_counter()
+        start = self._clock()
         self._contestant.step(x, y)
-        seconds = time.perf_counter() - start
+        seconds = self._clock() - start
         kind = self._contestant.draws() - before
         self._count[kind] += 1
         self._fastest[kind] = min(seconds, self._fastest.get(kind, seconds))
@@ -74,14 +77,19 @@ class Measured(Protocol):
     def data(self) -> TensorDataset: ...
 
 
-def timed(task: Measured, makers: Mapping[str, Maker], effort: Effort) -> tuple[dict[str, float], int]:
-    """A step of each in milliseconds, all interleaved in this process, and the number of rounds."""
+def timed(
+    task: Measured, makers: Mapping[str, Maker], effort: Effort, clock: Clock = time.perf_counter
+) -> tuple[dict[str, float], int]:
+    """A step of each in milliseconds, all interleaved in this process, and the number of rounds.
+
+    With `time.thread_time` as the clock, other processes disturb less; all work must then be done by this thread.
+    """
     contestants = {name: maker(task.build(), task.data(), Setting()) for name, maker in makers.items()}
-    warm_up = [_Stopwatch(c) for c in contestants.values()]
+    warm_up = [_Stopwatch(c, clock) for c in contestants.values()]
     for _ in range(_WARM_UP):
         one = sum(watch.step() for watch in warm_up)
     rounds = effort.rounds(one)
-    watches = {name: _Stopwatch(c) for name, c in contestants.items()}
+    watches = {name: _Stopwatch(c, clock) for name, c in contestants.items()}
     order, shuffle = list(watches.values()), random.Random(0).shuffle
     for _ in range(rounds):
         shuffle(order)  # or one contestant would always find the caches as the same other one left them

@@ -99,9 +99,8 @@ class ConvShape:
     def from_columns(self, values: Tensor) -> Tensor:
         """What `column_gradients` returned, in the order of the kernel: [..., out, in, height, width]."""
         used = self._phases * self.kernel[1] * self.weight[1]
-        apart = values[..., :used, :].unflatten(-2, (self._phases, self.kernel[1], self.weight[1]))
-        kernels: Tensor = apart.movedim((-2, -1, -4, -3), (-4, -3, -2, -1)).flatten(-3, -2)
-        return kernels
+        apart: Tensor = values[..., :used, :].unflatten(-2, (self._phases, self.kernel[1], self.weight[1]))
+        return apart.movedim((-2, -1, -4, -3), (-4, -3, -2, -1)).flatten(-3, -2)
 
     @property
     def has_patches(self) -> bool:
