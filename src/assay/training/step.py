@@ -47,7 +47,7 @@ from assay.gradients.arithmetic import zeros_for
 from assay.gradients.engine import Engine
 from assay.gradients.proof import position
 from assay.gradients.proof.handed import LoopWatch
-from assay.gradients.proof.tape import Tape
+from assay.gradients.proof.tape import Tape, quiet
 from assay.gradients.record_grads import RecordGrads
 from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
@@ -60,7 +60,7 @@ from assay.methods.plan import Plan
 from assay.models.compat import compiled, trainable_layers
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
 from assay.training.augment import Augmentation
-from assay.training.batches import Batches, BatchPart, unit_records
+from assay.training.batches import Batch, Batches, BatchPart, unit_records
 from assay.training.epochs import EpochLoader
 from assay.training.masks import Masks
 from assay.training.preflight import check_ranks
@@ -420,7 +420,8 @@ class PrivateStep(Unique):
         ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
         while self.taken < end:
             now = self.taken
-            batch = next(ahead)
+            with quiet():
+                batch = next(ahead)
             passes = self.placement.passes(len(batch))
             # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
             self._batch = _BatchState(passes, looked_at=not own and self._loop_is_due())
@@ -429,7 +430,7 @@ class PrivateStep(Unique):
                     self._masks.renew()  # before the records are fetched: data sets draw as well
                 self._batch.part = part
                 self.engine.expect(len(part) * self._views)
-                yield None if own and self._is_forgotten(part) else self._watched(batch.gather(part), part)
+                yield None if own and self._is_forgotten(part) else self._gathered(batch, part)
                 self._check_usable()
                 if (written := self._loops.written()) is not None:
                     raise UnsupportedModelError(written)
@@ -445,11 +446,13 @@ class PrivateStep(Unique):
         """Whether what a loop of the user's own does with the next batch is looked at."""
         return self._looks_at_loops and not self.placement.split and self._loops.is_due()
 
-    def _watched(self, batch: Any, part: BatchPart) -> Any:
+    def _gathered(self, batch: Batch, part: BatchPart) -> Any:
         """The part that a loop gets. What the loop does with it is written down if that is looked at."""
+        with quiet():
+            found = batch.gather(part)
         if self._batch.looked_at and not part.padding:
-            self._batch.tape = self._loops.hand_out(batch, len(part) * self._views)
-        return batch
+            self._batch.tape = self._loops.hand_out(found, len(part) * self._views)
+        return found
 
     def _check_apart(self, records: Records) -> None:
         """Refuse a data set that holds a record twice, or a way of putting records together that mixes them."""
@@ -477,7 +480,7 @@ class PrivateStep(Unique):
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
         self._loops.pause()
-        with self._in_one_thread(), without_autocast(losses.device.type):
+        with self._in_one_thread(), quiet(), without_autocast(losses.device.type):
             self._check_call(losses)
             complete = self._advance(losses)
         self._loops.go_on()

@@ -13,18 +13,16 @@ while it is handed on as it is. It sees one thread.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import (
-    TorchFunctionMode,
-    _len_torch_function_stack,  # type: ignore[attr-defined]
-    _pop_mode,
-    _push_mode,
-)
+from torch._C import _len_torch_function_stack
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -38,6 +36,23 @@ _TIMES = frozenset(
 )
 _ABOUT = frozenset(("__len__", "size", "dim", "ndimension", "numel", "nelement"))  # about a tensor, not its numbers
 _WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics, without a new version
+
+
+class _Quiet(threading.local):
+    depth = 0
+
+
+_quiet = _Quiet()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """A context that no tape of this thread hears: what a private step does itself is not the loop's."""
+    _quiet.depth += 1
+    try:
+        yield
+    finally:
+        _quiet.depth -= 1
 
 
 @dataclass(slots=True)
@@ -169,7 +184,7 @@ class Tape(TorchFunctionMode):
         """Call the function, and note the call."""
         kwargs = kwargs or {}
         self._left -= 1
-        if not self._running or self._left < 0:
+        if not self._running or self._left < 0 or _quiet.depth:
             return func(*args, **kwargs)
         given = calls.tensors((args, kwargs))
         if not given or any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
