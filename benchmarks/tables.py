@@ -109,7 +109,7 @@ def ours(name: str) -> None:
     assert name == "insurance"
     print("| ε | ours | ε verified |\n|---|---|---|")
     for epsilon in EPSILONS:
-        asked = {"target": "whi", "schema": SCHEMA}
+        asked: dict[str, Any] = {"target": "whi", "schema": SCHEMA}
         runs = [train(presets.settings(_insurance(), epsilon=epsilon, seed=s, **asked), progress=False) for s in SEEDS]
         found = [100 * float(run.record["result"]["test_accuracy"]) for run in runs]
         print(f"| {epsilon:g} | {spread(found)} | {max(run.epsilon for run in runs):.4g} |", flush=True)
