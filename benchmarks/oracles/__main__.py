@@ -1,6 +1,6 @@
 """`python -m benchmarks.oracles --python peers/bin/python` asks all peers and writes `results.json`.
 
-It takes some 15 minutes of one processor. Interrupted, it goes on where it was when called again. A throw-away
+It takes some five minutes of one processor. Interrupted, it goes on where it was when called again. A throw-away
 environment for the peers, which would change packages here:
 
     python -m venv peers
