@@ -383,7 +383,8 @@ class PrivateTrainer(transformers.Trainer):
             bound = usual_loss_bound(getattr(model, "config", None), words=words)
             privacy = replace(privacy, loss_bound=bound)
         if privacy.budget is not None and privacy.contents is None:  # with the columns that the loop leaves out
-            privacy = replace(privacy, contents=contents_of(self.train_dataset))
+            items: Any = self.train_dataset
+            privacy = replace(privacy, contents=contents_of(items))
         return OutsideRun(
             model,
             losses,
