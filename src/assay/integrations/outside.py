@@ -279,9 +279,8 @@ class OutsideRun:
         }  # fmt: skip
         directory = None
         if kept is not None:
-            begun = directory = ranks.once(lambda: _same_run(out, spec, kept))
-            said = ranks.once(lambda: None if begun is None else begun.read_spec().get(FIELD))
-            lease = Lease.from_json(said)  # it has reserved already
+            directory = there = ranks.once(lambda: _same_run(out, spec, kept))
+            lease = Lease.from_json(ranks.once(lambda: there.read_spec().get(FIELD)))  # it has reserved already
         else:
             lease = ranks.once(lambda: privacy.lease(plan, records.dataset, names, out))
             spec |= {} if lease is None else {FIELD: lease.to_json()}

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -383,7 +383,8 @@ class PrivateTrainer(transformers.Trainer):
             bound = usual_loss_bound(getattr(model, "config", None), words=words)
             privacy = replace(privacy, loss_bound=bound)
         if privacy.budget is not None and privacy.contents is None:  # with the columns that the loop leaves out
-            privacy = replace(privacy, contents=contents_of(cast(Any, self.train_dataset)))
+            items: Any = self.train_dataset
+            privacy = replace(privacy, contents=contents_of(items))
         return OutsideRun(
             model,
             losses,
