@@ -249,6 +249,17 @@ def test_mixing_that_begins_after_a_warm_up_is_found_on_a_random_batch() -> None
         loop(mixes_later, steps=60, randomness=Seeded(3))
 
 
+def test_a_loop_is_seen_after_losses_that_were_refused() -> None:
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5))
+    x, y = next(step.batches(records()))
+    with pytest.raises(ConfigError, match="losses"):
+        step.backward(losses(model(x), y)[:-1])
+    with pytest.raises(UnsupportedModelError, match=SEVERAL):
+        step.backward(losses(model(x), y.roll(1)))
+    step.close()
+
+
 def test_batches_may_be_held_by_anything() -> None:
     def collate(batch: list[tuple[Tensor, Tensor]]) -> UserDict[str, Tensor]:
         return UserDict(x=torch.stack([x for x, _ in batch]), y=torch.stack([y for _, y in batch]))

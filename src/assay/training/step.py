@@ -481,7 +481,11 @@ class PrivateStep(Unique):
         """
         self._loops.pause()
         with self._in_one_thread(), quiet(), without_autocast(losses.device.type):
-            self._check_call(losses)
+            try:
+                self._check_call(losses)
+            except BaseException:
+                self._loops.resume()  # the loop may compute other losses
+                raise
             complete = self._advance(losses)
         self._loops.go_on()
         return complete

@@ -115,11 +115,16 @@ class LoopWatch:
         for tape in self._tapes:
             tape.stop()
 
+    def resume(self) -> None:
+        """Listen again."""
+        for tape in self._tapes:
+            tape.start()
+
     def go_on(self) -> None:
         """Listen to what the loop does after `backward`: it must not write records into the model."""
         for tape in self._tapes:
             tape.end_path()
-            tape.start()
+        self.resume()
 
     def stop(self) -> None:
         """End the tape that is running, if any."""
