@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency
@@ -380,6 +380,9 @@ def refused() -> Outcome:
         ask("micro-batch", replace(PLAN, micro_batch=2), out=used / "new")
         ask("folder in use", out=used)
         ask("records missing", data=share(digits(), (100, 100)))
+        reordered = digits() if world().leader else Subset(digits(), list(range(len(digits())))[::-1])
+        ask("another order", data=reordered)
+        ask("the same half twice", data=Subset(digits(), list(range(len(digits()) // 2))))
         split = Training(shard=True)
         ask("shard, smoothing", replace(PLAN, method=methods.get("lssgd")), training=split, out=used / "new")
         ask("shard, stage", replace(PLAN, method=methods.get("afrrs")), training=split, out=used / "new")

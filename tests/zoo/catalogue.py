@@ -65,6 +65,12 @@ ZOO: tuple[Mutant, ...] = (
         ("batch normalisation by another name", "none", "Coupled"),
     ),
     *_each(
+        "refused before the first batch",
+        "test_ranks.py::test_ranks_with_a_record_in_common_are_refused",
+        ("ranks that hold the records in another order", "in the same order", ""),
+        ("one half of the records on both ranks", "a half on each", ""),
+    ),
+    *_each(
         "canaries in a whole run",
         "test_whole_runs.py::test_batches_in_a_fixed_order_charged_as_poisson",
         ("one order for all epochs, charged as Poisson", "Poisson sampling", ""),

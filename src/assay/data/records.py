@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 from torch.utils.data import Dataset, TensorDataset
 
+from assay._util import seals
 from assay.data.loading import PLAIN, Fetched, Key, Loading, fetch_ahead
 from assay.errors import ConfigError
 
@@ -84,6 +85,14 @@ class Records:
             return None
         pin = self.device.type == "cuda"
         return (self.placed(batch) for batch in fetch_ahead(self._dataset, keys, self.loading, pin=pin))
+
+    def digest(self, most: int = 32) -> str:
+        """A digest of some records, evenly spaced: it differs where records differ, or are in another order."""
+        index = torch.linspace(0, len(self) - 1, min(most, len(self)), dtype=torch.float64).long()
+        leaves = pytree.tree_leaves(self.gather_seeded(index, 0) if self.draws else self.gather(index))
+        tensors = [("", leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        texts = repr([leaf for leaf in leaves if isinstance(leaf, str | bytes | int | float)])
+        return seals.of_tensors([*tensors, ("", torch.tensor(list(texts.encode()), dtype=torch.uint8))])
 
     def check_pairs(self, field: str) -> None:
         """Refuse records that are neither pairs of input and target nor dicts with labels.

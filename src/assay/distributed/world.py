@@ -78,15 +78,16 @@ class World(Protocol):
         """Whether this process writes the files and draws the noise."""
         ...
 
-    def share(self, records: int, whole: int) -> Share:
-        """This rank's share of the records.
+    def share(self, records: int, whole: int, digest: Callable[[], str]) -> Share:
+        """This rank's share of the records. No record is in two shares, or one record would count twice in a step.
 
         Args:
             records: The size of this rank's data set: that of the whole, or of the rank's share of it.
             whole: The size of the whole data set.
+            digest: Tells this rank's records from others.
 
         Raises:
-            ConfigError: The ranks' data sets do not add up to the whole.
+            ConfigError: The ranks' data sets do not add up to the whole, or are not the same where each has the whole.
         """
         ...
 
@@ -128,7 +129,7 @@ class Alone:
 
     size, leader = 1, True
 
-    def share(self, records: int, whole: int) -> Share:
+    def share(self, records: int, whole: int, digest: Callable[[], str]) -> Share:  # noqa: ARG002
         """All records."""
         if records != whole:
             raise ConfigError("dataset", f"{records} records", f"the {whole} records that the plan was made for")
@@ -181,10 +182,17 @@ class Ranks:
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leader = self.rank == 0
 
-    def share(self, records: int, whole: int) -> Share:
+    def share(self, records: int, whole: int, digest: Callable[[], str]) -> Share:
         """Equal shares in order if every rank has the whole data set; else what each rank has, one after the other."""
-        counts = self.gather(records)
+        counts, digests = zip(*self.gather((records, digest() if records else None)), strict=True)
         if sum(counts) == whole:
+            held = [found for found in digests if found is not None]
+            if len(set(held)) < len(held):
+                raise ConfigError(
+                    "dataset",
+                    "the same records on two ranks",
+                    "shares without a record in common: it would count twice",
+                )
             first = sum(counts[: self.rank])
             return Share(first, first + records, 0)
         if any(count != whole for count in counts):
@@ -192,6 +200,13 @@ class Ranks:
                 "dataset",
                 f"{records} records here, {counts} on the ranks",
                 f"on every rank the {whole} records that the plan was made for, or shares that add up to them",
+            )
+        if len(set(digests)) > 1:
+            raise ConfigError(
+                "dataset",
+                "other records, or another order, than on another rank",
+                "the same records in the same order on every rank: each rank takes its share by their places, and a "
+                "record that two ranks took would count twice",
             )
         first, last = (whole * rank // self.size for rank in (self.rank, self.rank + 1))
         return Share(first, last, first)
