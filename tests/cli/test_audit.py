@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from assay import Plan
-from assay.audit import by_name as command
+from assay.audit import again as command
 from assay.audit.aside import read_aside
 from assay.audit.plans import composed
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
@@ -137,8 +137,7 @@ def test_what_is_above_verified_by_the_gaussian_bound_alone_is_not_called_consis
     """Fixed seeds.
 
     With noise 1.8 times too small, what 600 canaries show is above the verified ε for a Gaussian trade-off function,
-    and below it
-    for any. The two bounds have half of the allowed error each.
+    and below it for any. The two bounds have half of the allowed error each.
     """
     run, found = tmp_path / "run", []
     train = "train --data digits --model logistic --sampling full --epochs 2 --batch-size 1437 --epsilon 2 --seed 0"

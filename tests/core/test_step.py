@@ -313,8 +313,8 @@ def spent_of(plan, path):
 
 def test_two_steps_never_charge_one_ledger_without_knowing_of_each_other(model, records, plan, tmp_path):
     path = tmp_path / "ledger.jsonl"
-    first = PrivateStep(model, plan, ledger=path)
     other = copy.deepcopy(model)
+    first = PrivateStep(model, plan, ledger=path)
     with pytest.raises(LedgerError, match="in use"):
         PrivateStep(other, plan, ledger=path)
     assert type(other).forward == other.forward.__func__, "the model was given back"

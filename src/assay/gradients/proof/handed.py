@@ -23,6 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -239,10 +241,9 @@ def _in_another_order(path: Path, plain: Tensor, coins: Coins) -> bool:
     words = words[words.any(1) & ~words.all(1)]
     told = torch.stack([~_equal(plain, path.again(others(mask, coins).change)).cpu() for mask in words])
     told = told[:, told.any(0)]  # a loss that never changes shows nothing
-    beyond = (~words).T.double() @ told.double()  # [records, losses]: how often a loss changed without the record
-    common = words.T.double() @ told.double()
-    best = torch.where(beyond == 0, common, -1.0).max(0)
-    return bool((best.values > 0).all()) and len(best.indices.unique()) == told.shape[1]
+    alone = told.T.double() @ (~words).double() == 0  # [losses, records]: it never changed without the record
+    # a loss that seldom changes may fit the words of several records: what counts is whether each can have its own
+    return bool((maximum_bipartite_matching(csr_array(alone.numpy()), perm_type="column") >= 0).all())
 
 
 def _sorted_by_content(path: Path, coins: Coins) -> bool:

@@ -24,14 +24,23 @@ class Slot:
     number: int
 
 
+@dataclass(frozen=True, slots=True)
+class Sliced:
+    """Stands for a slice whose ends may be slots."""
+
+    ends: tuple[Any, Any, Any]
+
+
 @dataclass(slots=True)
 class Entry:
     """One call of a function, with slots in place of what the tape knows."""
 
     run: Callable[..., Any] | None
     """None stands for the model."""
-    args: Any
-    kwargs: Any
+    given: list[Any]
+    """The leaves of its arguments."""
+    form: pytree.TreeSpec
+    """How these make up (args, kwargs)."""
     outputs: list[int | None]
     """The slot of each leaf of the result; None for one that nobody will ask for."""
     random_state: calls.RandomState | None
@@ -109,6 +118,8 @@ class Path:
         def value(of: Any) -> Any:
             if isinstance(of, Drawing):
                 return of.generator()
+            if isinstance(of, Sliced):
+                return slice(*map(value, of.ends))
             if not isinstance(of, Slot):
                 return of
             if of.number not in values:
@@ -124,7 +135,7 @@ class Path:
                 model.eval()
             with torch.no_grad():
                 for entry in self._entries:
-                    args, kwargs = pytree.tree_map(value, (entry.args, entry.kwargs), is_leaf=is_slot)
+                    args, kwargs = pytree.tree_unflatten(map(value, entry.given), entry.form)
                     if entry.random_state is not None:
                         calls.set_random_state(entry.random_state)
                     with _precision(entry.autocast, args):
@@ -138,11 +149,6 @@ class Path:
             calls.put_back(model, buffers)
             for module, mode in modes:
                 module.training = mode
-
-
-def is_slot(value: Any) -> bool:
-    """Whether this stands for a value."""
-    return isinstance(value, Slot)
 
 
 def _precision(autocast: torch.dtype | None, args: Any) -> contextlib.AbstractContextManager[Any]:

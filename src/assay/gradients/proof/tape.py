@@ -14,7 +14,7 @@ while it is handed on as it is. It sees one thread.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Container, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof import calls
-from assay.gradients.proof.path import Drawing, Entry, Path, Slot, is_slot
+from assay.gradients.proof.path import Drawing, Entry, Path, Sliced, Slot
 
 _DEPTH = 4  # of what holds the tensors of a batch
 _MOST = 100_000  # calls; a loop that does more than that with one batch is not followed to its end
@@ -186,6 +186,8 @@ class Tape(TorchFunctionMode):
         self._left -= 1
         if not self._running or self._left < 0 or _quiet.depth:
             return func(*args, **kwargs)
+        if func is Tensor.__iter__:  # it would hand out rows that nobody has seen
+            return iter(self.__torch_function__(torch.unbind, types, args))
         given = calls.tensors((args, kwargs))
         if not given or any(map(torch._C._functorch.is_functorch_wrapped_tensor, given)):
             return func(*args, **kwargs)
@@ -226,7 +228,8 @@ class Tape(TorchFunctionMode):
         written: Sequence[Tensor] = (),
     ) -> None:
         known, flat = self._known, pytree.tree_leaves(out)
-        used = pytree.tree_leaves((args, kwargs))
+        given, form = pytree.tree_flatten((args, kwargs))
+        used = list(_ends(given))
         for a in used:
             if isinstance(a, Tensor) and a not in known.slots and a in self._earlier:
                 known.constants[self._slot(a, from_batch=True)] = a
@@ -245,23 +248,22 @@ class Tape(TorchFunctionMode):
             return
         if not depends and not views and run is not None:
             return
-        stored = pytree.tree_map(self._stored, (args, kwargs))
+        stored = list(map(self._stored, given))
         outputs = [self._made(value, depends=depends) for value in flat]
         if depends:
             for t in written:
                 self._mark(t)
         if not written and all(o is None for o in outputs):
             return
-        leaves = pytree.tree_leaves(stored, is_leaf=is_slot)
         self._entries.append(
             Entry(
                 run,
-                stored[0],
-                stored[1],
+                stored,
+                form,
                 outputs,
                 state,
                 _autocast(),
-                needs=frozenset(v.number for v in leaves if isinstance(v, Slot)),
+                needs=frozenset(v.number for v in _ends(stored) if isinstance(v, Slot)),
                 memory=frozenset(_memory(t) for t in (*used, *flat) if isinstance(t, Tensor)),
                 writes=frozenset(map(_memory, written)),
                 factors=[(name, float(a)) for a in args if name in _TIMES and isinstance(a, int | float)],
@@ -299,6 +301,8 @@ class Tape(TorchFunctionMode):
                 number = self._slot(value, from_batch=False)
                 known.constants[number] = value
             return Slot(known.slots[value])
+        if isinstance(value, slice):
+            return Sliced((self._stored(value.start), self._stored(value.stop), self._stored(value.step)))
         if type(value) is float and id(value) in known.floats:
             return Slot(known.floats[id(value)][1])
         return self._drawing.get(id(value), value)
@@ -335,6 +339,17 @@ def _tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:
         parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
         for part in parts or (vars(value).values() if hasattr(value, "__dict__") else ()):
             yield from _tensors_in(part, depth + 1)
+
+
+def _ends(values: Iterable[Any]) -> Iterator[Any]:
+    """These values, with the ends of slices in their place: a slice may end at a number of the batch."""
+    for value in values:
+        if isinstance(value, slice):
+            yield from (value.start, value.stop, value.step)
+        elif isinstance(value, Sliced):
+            yield from value.ends
+        else:
+            yield value
 
 
 def _memory(t: Tensor) -> int:
