@@ -193,12 +193,15 @@ class Tape(TorchFunctionMode):
             return func(*args, **kwargs)
         generators = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Generator)]
         self._drawing = {id(g): Drawing(g.get_state(), g.device) for g in generators}
-        state, versions = None if self._at_end else calls.random_state(), [_version(t) for t in given]
+        # somebody's own kind of tensor need not know what we ask of it
+        with torch._C.DisableTorchFunctionSubclass():
+            state, versions = None if self._at_end else calls.random_state(), [_version(t) for t in given]
         out = func(*args, **kwargs)
-        written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
-        if getattr(func, "__name__", "") in _WRITE_UNSEEN:
-            written = given
-        self._note(func, args, kwargs, out, state if state and calls.drawn_since(state) else None, written)
+        with torch._C.DisableTorchFunctionSubclass():
+            written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
+            if getattr(func, "__name__", "") in _WRITE_UNSEEN:
+                written = given
+            self._note(func, args, kwargs, out, state if state and calls.drawn_since(state) else None, written)
         self._drawing = {}
         return out
 
