@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
@@ -481,3 +482,16 @@ def test_modes_of_the_user_stay_where_they_are() -> None:
 
     assert loop(within_a_mode) == 16
     assert torch.overrides._len_torch_function_stack() == 0
+
+
+def test_nobody_listens_after_a_loop_was_left() -> None:
+    """A mode that stayed on torch's stack would slow everything down that the thread does later."""
+    model = nn.Linear(6, 3)
+    plan = Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5)
+    step = PrivateStep(model, plan)
+    for x, y in step.batches(records()):
+        step.backward(losses(model(x), y))
+        assert _len_torch_function_stack() == 1
+        break
+    assert _len_torch_function_stack() == 0
+    step.close()

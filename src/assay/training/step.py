@@ -418,29 +418,33 @@ class PrivateStep(Unique):
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
-        while self.taken < end:
-            now = self.taken
-            with quiet():
-                batch = next(ahead)
-            passes = self.placement.passes(len(batch))
-            # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
-            self._batch = _BatchState(passes, looked_at=not own and self._loop_is_due())
-            for part in batch.parts(passes):
-                if self._masks is not None:
-                    self._masks.renew()  # before the records are fetched: data sets draw as well
-                self._batch.part = part
-                self.engine.expect(len(part) * self._views)
-                yield None if own and self._is_forgotten(part) else self._gathered(batch, part)
-                self._check_usable()
-                if (written := self._loops.written()) is not None:
-                    raise UnsupportedModelError(written)
-                if self._loop != loop:
-                    raise AssayError(
-                        "another loop over batches() of this PrivateStep has begun: parts of one batch would count in "
-                        "the other. Finish one loop before the next"
-                    )
-            if self.taken == now:
-                raise AssayError(_NO_BACKWARD)
+        try:
+            while self.taken < end:
+                now = self.taken
+                with quiet():
+                    batch = next(ahead)
+                passes = self.placement.passes(len(batch))
+                # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
+                self._batch = _BatchState(passes, looked_at=not own and self._loop_is_due())
+                for part in batch.parts(passes):
+                    if self._masks is not None:
+                        self._masks.renew()  # before the records are fetched: data sets draw as well
+                    self._batch.part = part
+                    self.engine.expect(len(part) * self._views)
+                    yield None if own and self._is_forgotten(part) else self._gathered(batch, part)
+                    self._check_usable()
+                    if (written := self._loops.written()) is not None:
+                        raise UnsupportedModelError(written)
+                    if self._loop != loop:
+                        raise AssayError(
+                            "another loop over batches() of this PrivateStep has begun: parts of one batch would count "
+                            "in the other. Finish one loop before the next"
+                        )
+                if self.taken == now:
+                    raise AssayError(_NO_BACKWARD)
+        finally:
+            if self._loop == loop:
+                self._loops.leave()
 
     def _loop_is_due(self) -> bool:
         """Whether what a loop of the user's own does with the next batch is looked at."""

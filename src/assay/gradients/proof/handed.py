@@ -132,6 +132,11 @@ class LoopWatch:
         """End the tape that is running, if any."""
         _stop(self._tapes)
 
+    def leave(self) -> None:
+        """The loop was left. End the tape that is running, unless the losses of its batch may still come."""
+        if all(tape.ended for tape in self._tapes):
+            self.stop()
+
     def written(self) -> str | None:
         """End the tape that is running. Why the loop must be refused for what it wrote into the model, if anything."""
         found = [tape.written_into_model() for tape in self._tapes]

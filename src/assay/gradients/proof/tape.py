@@ -108,12 +108,13 @@ class Tape(TorchFunctionMode):
         self._running, self._hooks = False, list[Any]()
         self._drawing: dict[int, Drawing] = {}  # the generators that a function is given, before it draws
         self._above = 0  # modes that were put on the stack after this one
-        self._at_end = False
+        self.ended = False
+        """Whether the losses are known."""
         self._wrote: str | None = None
 
     def end_path(self) -> None:
         """The losses are known: from here on only what is written into the model matters."""
-        self._at_end, self._entries = True, []
+        self.ended, self._entries = True, []
 
     def written_into_model(self) -> str | None:
         """What of the model holds something that the loop made of the batch; None if nothing does."""
@@ -195,7 +196,7 @@ class Tape(TorchFunctionMode):
         self._drawing = {id(g): Drawing(g.get_state(), g.device) for g in generators}
         # somebody's own kind of tensor need not know what we ask of it
         with torch._C.DisableTorchFunctionSubclass():
-            state, versions = None if self._at_end else calls.random_state(), [_version(t) for t in given]
+            state, versions = None if self.ended else calls.random_state(), [_version(t) for t in given]
         out = func(*args, **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
             written = [t for t, version in zip(given, versions, strict=True) if _version(t) != version]
@@ -245,7 +246,7 @@ class Tape(TorchFunctionMode):
         views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
         if depends:
             self._see_writes(written)
-        if self._at_end:
+        if self.ended:
             for t in (*calls.tensors(out), *written) if depends else ():
                 self._slot(t, from_batch=True)
             return
