@@ -101,10 +101,10 @@ def _module_level_mixup(batch: list[Any]) -> Any:
 
 
 def _padded(batch: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Rows of different lengths, some of them masked at random, padded to the longest of the batch."""
+    """Rows of different lengths, padded to the longest of the batch and then to six, and masked at random."""
     rows = pad_sequence([x[: 2 + int(y)] for x, y in batch], batch_first=True)
-    rows = rows * (torch.rand(rows.shape) < 0.8)
-    return nn.functional.pad(rows, (0, 6 - rows.shape[1])), torch.stack([y for _, y in batch])
+    rows = nn.functional.pad(rows, (0, 6 - rows.shape[1]))
+    return rows * (torch.rand(rows.shape) < 0.8), torch.stack([y for _, y in batch])
 
 
 def test_a_collate_fn_that_pads_and_draws_for_each_record_is_fine() -> None:
