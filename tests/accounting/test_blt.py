@@ -131,6 +131,43 @@ def test_every_turn_is_charged_whole_and_the_plan_is_kept():
     assert sorted(i for group in groups[:10] for i in group) == list(range(1000))
 
 
+def test_what_a_schedule_leaves_open_comes_from_the_run():
+    """Length and groups; a run of another length is another strategy, and the plan that is kept says the same."""
+    p = plan(noise_schedule=schedules.parse("blt:buffers=2"))
+    assert p.schedule == SMALL
+    assert p.chain().noise.strategy == SMALL.blt
+    assert p.event() == plan().event()
+    longer = replace(p, steps=60, batch_size=50)
+    assert longer.schedule == Buffered(buffers=2, separation=20, length=60)
+    assert Plan.from_json(json.loads(json.dumps(longer.to_json()))) == longer
+    banded = plan(noise_schedule=schedules.parse("toeplitz:bands=4"))
+    assert banded.chain().noise.strategy == Toeplitz(bands=4, length=40).strategy
+
+
+def test_epsilon_of_a_long_run_does_not_wait_for_its_strategy():
+    """What a turn costs does not depend on the coefficients, whose search takes minutes for 90,000 steps."""
+    long = plan(records=900_000, batch_size=10, steps=90_000, noise_schedule=Buffered())
+    assert long.epsilon() == pytest.approx(gaussian_epsilon(2.0, 1e-5))
+    found = Plan.calibrated(epsilon=1, delta=1e-5, records=1000, batch_size=100, steps=400, noise_schedule=Buffered())
+    assert 0.999 <= found.epsilon() <= 1
+    most = Plan.calibrated(
+        epsilon=1, delta=1e-5, records=1000, batch_size=100, noise_multiplier=20.0, noise_schedule=Buffered()
+    )
+    assert most.schedule.longest == most.steps > 100
+
+
+@pytest.mark.parametrize("size", [0, -3, math.nan, 1e9])
+def test_a_batch_size_that_makes_no_groups_is_refused(size):
+    with pytest.raises(ConfigError, match="batch_size"):
+        plan(batch_size=size, noise_schedule=Buffered())
+
+
+@pytest.mark.parametrize("name", ["separation", "length"])
+def test_a_strategy_needs_a_run(name):
+    with pytest.raises(ConfigError, match=f"noise_schedule {name}"):
+        _ = replace(SMALL, **{name: None}).blt
+
+
 @pytest.mark.parametrize(
     ("field", "changed"),
     [

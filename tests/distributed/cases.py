@@ -25,7 +25,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 from assay import AssayError, Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.schedules import Banded
+from assay.accounting.schedules import Banded, Buffered
 from assay.data.persons import rows_kept
 from assay.data.sampling import FullBatch, Shuffled, WithoutReplacement
 from assay.data.units import Sampled, Unit
@@ -222,6 +222,12 @@ def shuffled() -> Outcome:
 @case
 def banded_noise() -> Outcome:
     return trained(replace(PLAN, noise_schedule=Banded(bands=3, momentum=0.9)))
+
+
+@case
+def noise_with_buffers() -> Outcome:
+    """Length and groups are those of the run."""
+    return trained(replace(PLAN, batch_size=43, noise_schedule=Buffered(buffers=2, momentum=0.9)))
 
 
 @case

@@ -523,7 +523,7 @@ def check_independent(plan: object) -> None:
         ConfigError: The plan's noise schedule correlates steps.
     """
     schedule = getattr(plan, "noise_schedule", None)
-    if schedule is not None and schedule.separation > 1:
+    if schedule is not None and schedule.correlated:
         raise ConfigError(
             "noise_schedule",
             str(schedule),

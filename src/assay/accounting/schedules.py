@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, ClassVar
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from assay.accounting.blt import Buffers
 
 _INDEPENDENT = (1.0,)
+_LONGEST = 10**5  # steps; the search takes minutes there
 
 
 class NoiseSchedule(ABC):
@@ -30,6 +31,10 @@ class NoiseSchedule(ABC):
 
     name: ClassVar[str]
     """Its name in `--noise-schedule` and in records."""
+
+    def for_run(self, steps: int, records: int, batch_size: float) -> NoiseSchedule:  # noqa: ARG002
+        """The schedule with all its settings: those left open are taken from the run."""
+        return self
 
     @abstractmethod
     def stretches(self, steps: int) -> list[tuple[int, float]]:
@@ -52,9 +57,27 @@ class NoiseSchedule(ABC):
         return len(self.strategy)
 
     @property
+    def correlated(self) -> bool:
+        """Whether steps have noise in common."""
+        return self.separation > 1
+
+    @property
     def blt(self) -> Buffers | None:
-        """The strategy, where no step is the last to take back noise; `strategy` is not used then."""
+        """The strategy, where no step is the last to take back noise; `strategy` is not used then.
+
+        Finding one may take a while, and what it costs does not depend on it.
+        """
         return None
+
+    @property
+    def amplified(self) -> bool:
+        """Whether a batch may be a sample of those whose turn it is; if not, it is all of them."""
+        return self.blt is None
+
+    @property
+    def longest(self) -> int | None:
+        """The most steps for which the noise is proven; None where there is no limit."""
+        return None if self.blt is None else self.blt.length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +175,7 @@ class Toeplitz(Banded):
     is the same: it does not depend on `length`.
 
     Attributes:
-        length: The steps of the run. Another number costs accuracy, not privacy.
+        length: The steps of the run, or None for those of the plan. Another number costs accuracy, not privacy.
 
     Raises:
         ConfigError: a setting is out of range.
@@ -164,16 +187,25 @@ class Toeplitz(Banded):
 
     name: ClassVar[str] = "toeplitz"
 
-    length: int = 1000
+    length: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_length(self.length)
 
+    def for_run(self, steps: int, records: int, batch_size: float) -> Toeplitz:  # noqa: ARG002
+        """With the length of the run."""
+        return replace(self, length=min(max(2, steps), _LONGEST)) if self.length is None else self
+
+    @property
+    def separation(self) -> int:
+        """As many steps as there are bands; the strategy need not be known for it."""
+        return self.bands
+
     @property
     def strategy(self) -> tuple[float, ...]:
         """The coefficients."""
-        return _optimised(self.bands, self.momentum, self.length)
+        return _optimised(self.bands, self.momentum, _known("length", self.length))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,8 +218,8 @@ class Buffered(NoiseSchedule):
 
     Attributes:
         buffers: how many.
-        separation: the number of groups; a batch is one of them.
-        length: the steps of the run, which may not be longer.
+        separation: the number of groups; a batch is one of them. None for as many as there are batches in an epoch.
+        length: the steps of the run, which may not be longer. None for those of the plan.
         momentum: the optimizer's.
 
     Raises:
@@ -197,30 +229,58 @@ class Buffered(NoiseSchedule):
     name: ClassVar[str] = "blt"
 
     buffers: int = 4
-    separation: int = 100
-    length: int = 1000
+    separation: int | None = None  # type: ignore[assignment]  # known once there is a run
+    length: int | None = None
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.buffers <= 8:
             raise ConfigError("noise_schedule buffers", self.buffers, "a whole number from 1 to 8")
-        if not 2 <= self.separation <= 10**5:
+        if self.separation is not None and not 2 <= self.separation <= 10**5:
             raise ConfigError("noise_schedule separation", self.separation, "a whole number from 2 to 100,000")
         _check_length(self.length)
         _check_momentum(self.momentum)
+
+    def for_run(self, steps: int, records: int, batch_size: float) -> Buffered:
+        """With the length of the run, and as many groups as there are batches in an epoch."""
+        length = max(2, steps) if self.length is None else self.length
+        separation = max(2, round(records / batch_size)) if self.separation is None else self.separation
+        return replace(self, length=length, separation=separation)
 
     def stretches(self, steps: int) -> list[tuple[int, float]]:
         """One stretch."""
         return [(steps, 1.0)]
 
     @property
+    def correlated(self) -> bool:
+        """Yes, however many groups there are."""
+        return True
+
+    @property
+    def amplified(self) -> bool:
+        """No: a batch is a whole group."""
+        return False
+
+    @property
+    def longest(self) -> int | None:
+        """`length`."""
+        return self.length
+
+    @property
     def blt(self) -> Buffers:
         """The strategy."""
-        return _buffered(self.buffers, self.length, self.separation, self.momentum)
+        length, separation = _known("length", self.length), _known("separation", self.separation)
+        return _buffered(self.buffers, length, separation, self.momentum)
 
 
-def _check_length(length: int) -> None:
-    if not 2 <= length <= 10**5:
+def _known(name: str, value: int | None) -> int:
+    if value is None:
+        raise ConfigError(f"noise_schedule {name}", None, "a whole number, or a plan whose run decides it")
+    return value
+
+
+def _check_length(length: int | None) -> None:
+    if length is not None and not 2 <= length <= _LONGEST:
         raise ConfigError("noise_schedule length", length, "the steps of the run: from 2 to 100,000")
 
 

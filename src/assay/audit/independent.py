@@ -113,7 +113,7 @@ def own_family(plan: Plan, steps: int | None = None) -> Callable[[float], float]
     """
     taken = plan.steps if steps is None else steps
     plain = replace(plan, exact=False, epsilon_limit=None, epsilon_claimed=None)
-    if plan.noise_schedule.separation > 1:
+    if plan.noise_schedule.correlated:
         return None  # what a turn shows is spread over later steps, which may not have been taken
     if plan.noise_multiplier <= 0 or not isinstance(plain.step_event, GaussianDpEvent):
         return None

@@ -25,8 +25,9 @@ Schedule = Annotated[
         "--noise-schedule",
         help="constant; decay:levels=4,last=0.5: noise that falls over the run, charged exactly; or"
         " banded:bands=4,momentum=0.9: later steps take some of the noise back, and a record is in at most one of that"
-        " many consecutive batches; toeplitz:bands=4,length=1000: the same, optimised for that many steps;"
-        " blt:buffers=4,separation=100,length=1000: all later steps take noise back, and a batch is one of 100 groups.",
+        " many consecutive batches; toeplitz:bands=4: the same, optimised for the length of the run;"
+        " blt:buffers=4: all later steps take noise back, and an epoch has as many batches as there are groups of"
+        " records that take turns.",
     ),
 ]
 Sampling = Annotated[

@@ -223,9 +223,10 @@ class Plan:
             raise ConfigError(
                 "noise_schedule", said, "constant with shuffled epochs, which are charged a whole epoch at a time"
             )
-        buffers = self.noise_schedule.blt
-        if buffers is not None and self.steps > buffers.length:
-            raise ConfigError("noise_schedule length", buffers.length, f"at least the {self.steps} steps of the run")
+        _ = self.sampling(self.records, self.batch_size)  # its checks, before groups are made of the records
+        longest = self.schedule.longest
+        if longest is not None and self.steps > longest:
+            raise ConfigError("noise_schedule length", longest, f"at least the {self.steps} steps of the run")
         if self.bands > 1 and (self.encode or self._in_turns is None):
             raise ConfigError(
                 "noise_schedule",
@@ -310,12 +311,18 @@ class Plan:
     @property
     def bands(self) -> int:
         """How many groups of records take turns, where the noise of steps is correlated; 1 where it is not."""
-        return self.noise_schedule.separation
+        return self.schedule.separation
+
+    @cached_property
+    def schedule(self) -> NoiseSchedule:
+        """`noise_schedule` with all its settings: what it leaves open depends on steps, records and batch size."""
+        return self.noise_schedule.for_run(self.steps, self.records, self.batch_size)
 
     @cached_property
     def _in_turns(self) -> Sampler | None:
-        amplified = self.noise_schedule.blt is None
-        return self.sampling.in_bands(self.records, self.batch_size, self.bands, amplified=amplified)
+        return self.sampling.in_bands(
+            self.records, self.batch_size, self.bands, amplified=self.noise_schedule.amplified
+        )
 
     @cached_property
     def stretches(self) -> list[tuple[int, float]]:
@@ -357,20 +364,24 @@ class Plan:
             noise_factor: the factor of the noise schedule.
         """
         multiplier = self.noise_multiplier * noise_factor / math.sqrt(gradient_share)
-        chain = self.method.chain(self, multiplier)
-        for part in self.encode:
-            chain = part.applied(chain)
+        chain = self._uncorrelated(multiplier)
         if self.bands > 1:  # methods of varying noise have plain Gaussian noise
             chain = replace(chain, noise=self._correlated(multiplier))
         if self.exact:
             chain = self._made_exact(chain)
         return replace(chain, after=(*chain.after, *map(copy.copy, self.denoise)))
 
+    def _uncorrelated(self, multiplier: float) -> Chain:
+        chain = self.method.chain(self, multiplier)
+        for part in self.encode:
+            chain = part.applied(chain)
+        return chain
+
     def _correlated(self, multiplier: float) -> Correlated:
-        buffers = self.noise_schedule.blt
+        buffers = self.schedule.blt
         if buffers is not None:
             return BufferedGaussian(multiplier=multiplier, strategy=buffers)
-        return BandedGaussian(multiplier=multiplier, strategy=self.noise_schedule.strategy)
+        return BandedGaussian(multiplier=multiplier, strategy=self.schedule.strategy)
 
     def _made_exact(self, chain: Chain) -> Chain:
         """The chain with exact noise instead of floating-point noise of the same multiplier."""
@@ -391,8 +402,12 @@ class Plan:
 
     @cached_property
     def step_event(self) -> DpEvent:
-        """What one step releases about its batch, before amplification; in a schedule the first step."""
-        return self.chain().event()
+        """What one step releases about its batch, before amplification; in a schedule the first step.
+
+        Correlated noise costs as much as independent noise of the same multiplier (`assay.mechanisms.correlated`), so
+        its strategy, which takes long to find, is not asked for.
+        """
+        return (self._uncorrelated(self.noise_multiplier) if self.bands > 1 else self.chain()).event()
 
     @cached_property
     def stage(self) -> Stage | None:

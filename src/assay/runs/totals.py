@@ -175,7 +175,7 @@ def part_of(path: Path) -> Part:
         delta=plan["delta"],
         adjacency=next((ledger.adjacency for ledger in ledgers.values()), planned),
         replaced=sum(file.parent == run.earlier for file in ledgers),
-        shared_noise=schedules.parse(str(plan.get("noise_schedule", "constant"))).separation > 1,
+        shared_noise=schedules.parse(str(plan.get("noise_schedule", "constant"))).correlated,
         budget=(spec.get(FIELD) or {}).get("id"),
     )
 

@@ -56,7 +56,7 @@ def facts(
         claimed=plan.claimed(plan.steps if stopped else min(steps, plan.steps)),
         parts=[_row(part, plan) for part in _parts(plan)],
         noise_multiplier=plan.noise_multiplier,
-        noise_schedule=described["noise_schedule"],
+        noise_schedule=schedules.describe(plan.schedule),
         clip=str(plan.clip),
         micro_batch=plan.micro_batch,
         center=described["center"],
@@ -242,8 +242,8 @@ def _noise(plan: Plan) -> str:
 
 
 def _schedule(plan: Plan) -> list[str]:
-    bands, name = plan.noise_schedule.separation, schedules.describe(plan.noise_schedule)
-    if plan.noise_schedule.blt is not None:
+    bands, name = plan.bands, schedules.describe(plan.schedule)
+    if not plan.schedule.amplified:
         return [
             f"The noise is correlated ({name}): a step takes back some of the noise of all steps before it. The"
             " standard deviation above is for a strategy matrix that a record moves by at most the root of its turns."
