@@ -440,6 +440,17 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_budgets.py::test_a_total_with_a_replaced_run_that_cannot_be_added_up_is_refused",
+        ("a total that takes a replaced run's shared noise for independent", "a replaced run like the last", ""),
+        ("a total over a replaced run of another unit", "of the same unit", ""),
+    ),
+    *_each(
+        "ledger",
+        "test_budgets.py::test_a_total_of_one_run_that_somebody_stopped",
+        ("a total that trusts the steps of a run that was stopped by hand", "of a run that ended", ""),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is",
         ("a BLT strategy scaled by one column", "scaled by all turns of a record", ""),
     ),
