@@ -69,6 +69,7 @@ ZOO: tuple[Mutant, ...] = (
         "test_ranks.py::test_ranks_with_a_record_in_common_are_refused",
         ("ranks that hold the records in another order", "in the same order", ""),
         ("one half of the records on both ranks", "a half on each", ""),
+        ("one record of a share on another rank, too", "copies in every share", ""),
     ),
     *_each(
         "canaries in a whole run",
