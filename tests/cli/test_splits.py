@@ -59,7 +59,7 @@ def test_what_a_replaced_run_spent_is_told_for_ever(assay, tmp_path):
     for _ in range(3):
         assert assay(*TRAIN, "--data", "digits", "--force", "--out", out)[0] == 0
     ledgers = sorted(path.name for path in (out / "ledgers").iterdir())
-    assert ledgers == ["001.jsonl", "002.jsonl"]
+    assert ledgers == ["001.json", "001.jsonl", "002.json", "002.jsonl"]
     code, text, err = assay("show", out)
     assert code == 0
     assert text.startswith("# Privacy statement")

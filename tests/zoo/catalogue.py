@@ -69,6 +69,7 @@ ZOO: tuple[Mutant, ...] = (
         "test_ranks.py::test_ranks_with_a_record_in_common_are_refused",
         ("ranks that hold the records in another order", "in the same order", ""),
         ("one half of the records on both ranks", "a half on each", ""),
+        ("one record of a share on another rank, too", "copies in every share", ""),
     ),
     *_each(
         "canaries in a whole run",
@@ -437,6 +438,17 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_budgets.py::test_a_total_over_noise_that_steps_share_is_refused",
         ("a total that takes shared noise for independent", "of independent noise", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_total_with_a_replaced_run_that_cannot_be_added_up_is_refused",
+        ("a total that takes a replaced run's shared noise for independent", "a replaced run like the last", ""),
+        ("a total over a replaced run of another unit", "of the same unit", ""),
+    ),
+    *_each(
+        "ledger",
+        "test_budgets.py::test_a_total_of_one_run_that_somebody_stopped",
+        ("a total that trusts the steps of a run that was stopped by hand", "of a run that ended", ""),
     ),
     *_each(
         "refused",

@@ -17,7 +17,9 @@ from assay.accounting.budget import check_lines
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.schedules import parse
+from assay.data.units import Unit
 from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
+from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.totals import total
 
@@ -149,6 +151,59 @@ def test_a_total_over_noise_that_steps_share_is_refused(noise, tmp_path):
     with pytest.raises(ConfigError, match="correlated"):
         total(runs("shared", noise))
     assert 0 < total(runs("own", "constant")).epsilon < float("inf")
+
+
+KINDS = {
+    "noise that steps share": {"noise_schedule": parse("blt:buffers=1,separation=4,length=4")},
+    "another unit": {"unit": Unit(name="patient", persons=40, rows=1)},
+    "not known": {},
+}
+
+
+@pytest.mark.parametrize("bug", KINDS)
+def test_a_total_with_a_replaced_run_that_cannot_be_added_up_is_refused(bug, tmp_path):
+    """Only the plan of the last run was looked at: what --force had replaced was taken for independent steps of the
+    same unit.
+    """
+    records = TensorDataset(torch.zeros(40, 2), torch.arange(40) % 2)
+    plain = Plan(records=40, batch_size=10, steps=4, noise_multiplier=2.0, delta=1e-5)
+
+    def run(plan):
+        units = None if plan.unit is None else torch.arange(40)
+        fit(nn.Linear(2, 2), records, plan=plan, out=tmp_path / "run", force=True, units=units)
+
+    for _ in range(2):
+        run(plain)
+    assert total([tmp_path / "run"]).epsilon > plain.epsilon(steps=8)
+    run(replace(plain, **KINDS[bug]))
+    run(plain)
+    if bug == "not known":  # an earlier version did not keep what a replaced run was asked for
+        (tmp_path / "run/ledgers/001.json").unlink()
+        assert total([tmp_path / "run"]).parts[0].replaced == 3  # that of another run of the same plan will do
+        for kept in (tmp_path / "run/ledgers").glob("*.json"):
+            kept.unlink()
+    with pytest.raises(ConfigError, match={"another unit": "patient", "not known": "not kept"}.get(bug, "correlated")):
+        total([tmp_path / "run"])
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_total_of_one_run_that_somebody_stopped(bug, tmp_path):
+    """Whoever stops a run by what it shows chooses the number of steps by the records. A total of that run alone was
+    the ε of steps that nobody chose.
+    """
+    plan = Plan(records=40, batch_size=10, steps=20, noise_multiplier=2.0, delta=1e-5)
+
+    class Stops(Callback):
+        def on_step(self, progress):
+            if bug and progress.step == 10:
+                raise TimeoutError
+
+    with pytest.raises(TimeoutError) if bug else contextlib.nullcontext():
+        records = TensorDataset(torch.zeros(40, 2), torch.arange(40) % 2)
+        fit(nn.Linear(2, 2), records, plan=plan, out=tmp_path / "run", callbacks=[Stops()])
+    found = total([tmp_path / "run"])
+    assert (found.epsilon > 1.1 * found.fixed) is bug
+    assert found.parts[0].epsilon == found.epsilon
 
 
 def test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is():

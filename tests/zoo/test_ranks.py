@@ -39,7 +39,9 @@ def test_ranks_with_a_record_in_common_are_refused(tmp_path: Path) -> None:
         said = json.loads((tmp_path / f"{rank}.json").read_text())
         assert "the same records in the same order" in said["another order"]
         assert "shares without a record in common" in said["one half twice"]
-        assert said["the same order"] == said["two halves"] == "2 steps"
+        assert "shares without a record in common" in said["one record twice"]
+        assert "shares without a record in common" in said["one record twice, mixed"]
+        assert said["the same order"] == said["two halves"] == said["copies"] == "2 steps"
 
 
 if __name__ == "__main__":
@@ -50,6 +52,9 @@ if __name__ == "__main__":
         "another order": records.flip(0) if rank else records,
         "two halves": records[half:] if rank else records[:half],
         "one half twice": records[:half],
+        "one record twice": records[half - 1 : -1] if rank else records[:half],
+        "one record twice, mixed": (records[half - 1 : -1] if rank else records[:half])[torch.randperm(half)],
+        "copies": records.remainder(2)[half:] if rank else records.remainder(2)[:half],
     }
     found = {name: tried(TensorDataset(given)) for name, given in cases.items()}
     Path(sys.argv[1], f"{int(rank)}.json").write_text(json.dumps(found))

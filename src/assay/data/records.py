@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from assay._util import seals
 from assay.data.loading import PLAIN, Fetched, Key, Loading, fetch_ahead
 from assay.errors import ConfigError
 
+_MARKED, _MARKED_TENSORS = 1 << 12, 1 << 16
 _TARGETS = ("labels", "label", "target", "targets")
 
 
@@ -88,7 +90,18 @@ class Records:
 
     def digest(self, most: int = 32) -> str:
         """A digest of some records, evenly spaced: it differs where records differ, or are in another order."""
-        index = torch.linspace(0, len(self) - 1, min(most, len(self)), dtype=torch.float64).long()
+        return self._digest(torch.linspace(0, len(self) - 1, min(most, len(self)), dtype=torch.float64).long())
+
+    def marks(self) -> list[str]:
+        """A digest of each record, to tell whether another data set has it too.
+
+        Of all records where there are at most 4096, or 65,536 where they are tensors; else of that many at random.
+        """
+        most = _MARKED if self._tensors is None else _MARKED_TENSORS
+        places = random.Random(0).sample(range(len(self)), min(most, len(self)))
+        return [self._digest(torch.tensor([place])) for place in places]
+
+    def _digest(self, index: Tensor) -> str:
         leaves = pytree.tree_leaves(self.gather_seeded(index, 0) if self.draws else self.gather(index))
         tensors = [("", leaf) for leaf in leaves if isinstance(leaf, Tensor)]
         texts = repr([leaf for leaf in leaves if isinstance(leaf, str | bytes | int | float)])

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from assay._util import seals
+from assay.data.records import Records
 from assay.distributed import launch
 from assay.errors import AssayError, ConfigError, LeaderError
 from assay.randomness.streams import Stream
@@ -78,16 +79,16 @@ class World(Protocol):
         """Whether this process writes the files and draws the noise."""
         ...
 
-    def share(self, records: int, whole: int, digest: Callable[[], str]) -> Share:
+    def share(self, records: Records, whole: int) -> Share:
         """This rank's share of the records. No record is in two shares, or one record would count twice in a step.
 
         Args:
-            records: The size of this rank's data set: that of the whole, or of the rank's share of it.
+            records: The whole data set, or this rank's share of it.
             whole: The size of the whole data set.
-            digest: Tells this rank's records from others.
 
         Raises:
-            ConfigError: The ranks' data sets do not add up to the whole, or are not the same where each has the whole.
+            ConfigError: The ranks' data sets do not add up to the whole, have records in common, or are not the same
+                where each has the whole.
         """
         ...
 
@@ -129,10 +130,10 @@ class Alone:
 
     size, leader = 1, True
 
-    def share(self, records: int, whole: int, digest: Callable[[], str]) -> Share:  # noqa: ARG002
+    def share(self, records: Records, whole: int) -> Share:
         """All records."""
-        if records != whole:
-            raise ConfigError("dataset", f"{records} records", f"the {whole} records that the plan was made for")
+        if len(records) != whole:
+            raise ConfigError("dataset", f"{len(records)} records", f"the {whole} records that the plan was made for")
         return _Everything(0, whole, 0)
 
     def once(self, make: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
@@ -181,24 +182,27 @@ class Ranks:
         self._group, self.cpu = group, cpu
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.leader = self.rank == 0
+        self._apart: set[tuple[Any, ...]] = set()  # shares that were compared record by record
 
-    def share(self, records: int, whole: int, digest: Callable[[], str]) -> Share:
-        """Equal shares in order if every rank has the whole data set; else what each rank has, one after the other."""
-        counts, digests = zip(*self.gather((records, digest() if records else None)), strict=True)
+    def share(self, records: Records, whole: int) -> Share:
+        """Equal shares in order if every rank has the whole data set; else what each rank has, one after the other.
+
+        Shares are compared by `Records.marks`. Where a share itself holds copies of records, other shares may hold
+        some too: up to four for each.
+        """
+        mine = len(records)
+        shares = self.gather((mine, records.digest() if mine else None))
+        counts, digests = zip(*shares, strict=True)
         if sum(counts) == whole:
-            held = [found for found in digests if found is not None]
-            if len(set(held)) < len(held):
-                raise ConfigError(
-                    "dataset",
-                    "the same records on two ranks",
-                    "shares without a record in common: it would count twice",
-                )
+            if tuple(shares) not in self._apart:
+                self._check_apart(self.gather(records.marks()))
+                self._apart.add(tuple(shares))
             first = sum(counts[: self.rank])
-            return Share(first, first + records, 0)
+            return Share(first, first + mine, 0)
         if any(count != whole for count in counts):
             raise ConfigError(
                 "dataset",
-                f"{records} records here, {counts} on the ranks",
+                f"{mine} records here, {counts} on the ranks",
                 f"on every rank the {whole} records that the plan was made for, or shares that add up to them",
             )
         if len(set(digests)) > 1:
@@ -210,6 +214,18 @@ class Ranks:
             )
         first, last = (whole * rank // self.size for rank in (self.rank, self.rank + 1))
         return Share(first, last, first)
+
+    def _check_apart(self, marks: list[list[str]]) -> None:
+        different = [set(each) for each in marks]
+        copies = sum(map(len, marks)) - sum(map(len, different))
+        common = sum(map(len, different)) - len(set().union(*different))
+        if common > 4 * (self.size - 1) * copies:
+            raise ConfigError(
+                "dataset",
+                f"{common} records on two ranks",
+                "shares without a record in common: it would count twice. If the data set holds copies, give every "
+                "rank all of it",
+            )
 
     def once(self, make: Callable[P, T], *given: P.args, **named: P.kwargs) -> T:
         """Broadcast by the leader."""

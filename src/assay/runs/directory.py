@@ -7,7 +7,7 @@
     checkpoint.safetensors   while unfinished: model, optimizer, step, history
     UNFINISHED.txt      while unfinished: says so, and how to resume
     estimate.jsonl, schema.json   before run.json is there: what an estimate of a table's columns has spent, and showed
-    ledgers/            if --force replaced earlier runs here: what those had spent; never deleted
+    ledgers/            if --force replaced earlier runs here: what those had spent and were asked for; never deleted
     audits.json         if asked for: audits that trained on the records again; for their holder, covered by no ε
     rounds/             of a federated run, if asked for: the models after some of its rounds
     model.safetensors, statement.md, record.json   when finished
@@ -268,7 +268,10 @@ class RunDirectory:
             if made is None or made.is_empty:
                 self.estimate_ledger.unlink()
             else:
-                self.estimate_ledger.rename(self._next_earlier(".jsonl"))
+                name = self._next_earlier(".jsonl")
+                if self.estimate.exists():
+                    self.estimate.rename(name.with_suffix(".json"))
+                self.estimate_ledger.rename(name)
                 sync_folder(self.earlier)
         self.estimate.unlink(missing_ok=True)
 
@@ -291,14 +294,19 @@ class RunDirectory:
         Raises:
             AssayError: The file is damaged.
         """
-        if not self.estimate.exists():
-            return None
-        try:
-            kept: dict[str, Any] = json.loads(self.estimate.read_text(encoding="utf-8"))
-            seals.check(self.estimate, kept)
-        except ValueError as error:
-            raise AssayError(f"{self.estimate} is damaged: {error}") from error
-        return kept
+        return _read_sealed(self.estimate) if self.estimate.exists() else None
+
+    def replaced(self) -> dict[str, dict[str, Any]]:
+        """What runs and estimates that were replaced here were asked for, by the digest that their ledgers name.
+
+        Left out are those whose file is damaged, or was not kept by an earlier version.
+        """
+        found = {}
+        for path in sorted(self.earlier.glob("*.json")):
+            with contextlib.suppress(AssayError, OSError):
+                asked = _read_sealed(path)
+                found[str(asked.get("request", asked[seals.FIELD]))] = asked
+        return found
 
     def _next_earlier(self, suffix: str) -> Path:
         """A name for one more ledger of an earlier run."""
@@ -319,12 +327,11 @@ class RunDirectory:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        first, second = self._next_earlier(".clients"), self._next_earlier(".jsonl")
-        for path, name in ((clients, first), (self.ledger, second)):
+        kinds = {clients: ".clients", self.ledger: ".jsonl", self.spec: ".json"}
+        for path, name in [(path, self._next_earlier(suffix)) for path, suffix in kinds.items()]:
             if path.exists():
                 path.rename(name)
         sync_folder(self.earlier)
-        self.spec.unlink()
 
     def _check_idle(self, ledger: Path) -> None:
         """Refuse to replace a run that is at work: it would keep charging a ledger that nobody reads."""
@@ -535,6 +542,15 @@ class RunDirectory:
             self.set_estimate_aside()
         for path in (self.notice, self.checkpoint, self.records, self.estimate, self.estimate_ledger):
             path.unlink(missing_ok=True)  # the run's own ledger holds what the estimate spent
+
+
+def _read_sealed(path: Path) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        seals.check(path, kept)
+    except ValueError as error:
+        raise AssayError(f"{path} is damaged: {error}") from error
+    return kept
 
 
 def is_by_name(spec: Mapping[str, Any]) -> bool:

@@ -173,7 +173,7 @@ def digests(directory: RunDirectory) -> dict[str, str]:
     record = directory.read_record()
     listed = [directory.path / name for name in record.get("files", ())]
     named = [directory.spec, directory.ledger, directory.record, directory.statement, directory.model, directory.stage]
-    below = [path for folder in (directory.path / CLIENTS, directory.earlier) for path in folder.rglob("*.jsonl")]
+    below = [path for folder in (directory.path / CLIENTS, directory.earlier) for path in folder.rglob("*.json*")]
     files = {path for path in (*listed, *named, *below) if path.is_file()}
     return {os.path.relpath(path, directory.path).replace(os.sep, "/"): seals.of_file(path) for path in sorted(files)}
 

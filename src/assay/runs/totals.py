@@ -8,7 +8,7 @@ of all releases are added up and turned into ε by weights that were fixed befor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,8 @@ class Part:
         delta: The run's own δ.
         adjacency: Which data sets are neighbours.
         replaced: How many earlier runs in the same directory, replaced with --force, are part of it.
-        shared_noise: Whether steps have noise in common.
+        whole: Whether it is one run that ended in order, or one estimate: what it released was fixed beforehand.
+        unproven: Why its releases cannot be added up one by one; None if they can.
         budget: The id of the budget that it is under; None without one.
         begun: Whether there is a run; if not, its columns were estimated and it never began.
     """
@@ -54,14 +55,17 @@ class Part:
     delta: float
     adjacency: Adjacency
     replaced: int
-    shared_noise: bool
+    whole: bool
+    unproven: str | None
     budget: str | None = None
     begun: bool = True
 
     @cached_property
     def epsilon(self) -> float:
-        """The verified ε of the run by itself."""
-        return epsilon(self.event, self.delta, self.adjacency)
+        """The verified ε of the run by itself, with those that were replaced in its directory."""
+        if self.whole:
+            return epsilon(self.event, self.delta, self.adjacency)
+        return ANY.epsilon(ANY.costs(self.event, self.adjacency), self.delta)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,8 @@ def total(runs: Sequence[Path | str], *, delta: float | None = None) -> Total:
         The total, with each run's own ε.
 
     Raises:
-        ConfigError: A run is named twice, or the runs differ in unit or adjacency, or in δ and none is given.
+        ConfigError: A run is named twice, or the runs differ in unit or adjacency, or in δ and none is given, or what
+            one of them released cannot be added up.
         AssayError: A ledger is damaged.
     """
     if not runs:
@@ -125,8 +130,7 @@ def compose(parts: Sequence[Part], *, delta: float | None = None) -> Total:
     Raises:
         ConfigError: As `total`.
     """
-    units = [part.unit for part in parts if part.unit is not None]
-    unit = _same("unit", units, "the same unit of privacy in all runs") if units else "not known"
+    unit = _same("unit", [part.unit for part in parts], "the same unit of privacy in all runs") or "not known"
     adjacency = _same("adjacency", [part.adjacency for part in parts], "the same adjacency in all runs")
     if delta is None:
         delta = _same("delta", [part.delta for part in parts], "the same δ in all runs, or one for the total (--delta)")
@@ -134,15 +138,11 @@ def compose(parts: Sequence[Part], *, delta: float | None = None) -> Total:
         raise ConfigError("delta", delta, "a number above 0 and below 1")
     events = [part.event for part in parts]
     fixed = epsilon(ComposedDpEvent(events), delta, adjacency)
-    alone = len(parts) == 1 and not parts[0].replaced
+    alone = len(parts) == 1 and parts[0].whole
     if not alone:
         for part in parts:
-            if part.shared_noise:
-                raise ConfigError(
-                    "run",
-                    part.name,
-                    "a run whose steps have noise of their own: with noise that is correlated no total is proven",
-                )
+            if part.unproven is not None:
+                raise ConfigError("run", part.name, part.unproven)
     spent = fixed if alone else ANY.epsilon(np.sum([ANY.costs(event, adjacency) for event in events], axis=0), delta)
     return Total(epsilon=spent, fixed=fixed, delta=delta, adjacency=adjacency, unit=unit, parts=tuple(parts))
 
@@ -164,18 +164,20 @@ def part_of(path: Path) -> Part:
         if not run.ledger.exists():
             raise AssayError(f"{run.ledger} is missing: without it the ε of this run is not known")
     plan, names = spec["plan"], spec["names"]
-    ledgers = _ledgers(run)
+    ledgers, unit = _ledgers(run), _unit_of(spec)
+    replaced = sum(file.parent == run.earlier for file in ledgers)
     planned = Adjacency(plan.get("adjacency", Adjacency.ADD_OR_REMOVE_ONE))
     return Part(
         name=str(path),
         data=str(names.get("data", "unnamed")),
         records=plan.get("records") or names.get("records"),
-        unit=_unit(plan, names),
+        unit=unit,
         event=ComposedDpEvent([ledger.event() for ledger in ledgers.values()]),
         delta=plan["delta"],
         adjacency=next((ledger.adjacency for ledger in ledgers.values()), planned),
-        replaced=sum(file.parent == run.earlier for file in ledgers),
-        shared_noise=schedules.parse(str(plan.get("noise_schedule", "constant"))).correlated,
+        replaced=replaced,
+        whole=run.finished and not replaced,
+        unproven=_SHARED if _shares_noise(spec) else _unproven(run, ledgers, unit),
         budget=(spec.get(FIELD) or {}).get("id"),
     )
 
@@ -191,16 +193,20 @@ def _begun_no_run(run: RunDirectory) -> Part:
     if not ledgers:
         raise ConfigError("run", str(run.path), "the directory of a run (it holds a run.json)")
     about: dict[str, Any] = (run.read_estimate() or {}).get("about") or {}
+    replaced = sum(file.parent == run.earlier for file in ledgers)
+    first = next(iter(run.replaced().values()), {})
+    unit = about.get("unit") if run.estimate_ledger in ledgers else _unit_of(first)
     return Part(
         name=str(run.path),
         data=str(about.get("data", "unnamed")),
         records=about.get("records"),
-        unit=about.get("unit"),
+        unit=unit,
         event=ComposedDpEvent([ledger.event() for ledger in ledgers.values()]),
         delta=max(ledger.delta for ledger in ledgers.values()),
         adjacency=next(iter(ledgers.values())).adjacency,
-        replaced=sum(file.parent == run.earlier for file in ledgers),
-        shared_noise=False,
+        replaced=replaced,
+        whole=not replaced,
+        unproven=_unproven(run, ledgers, unit),
         begun=False,
     )
 
@@ -215,15 +221,43 @@ def _ledgers(run: RunDirectory) -> dict[Path, Ledger]:
     unpaid = [] if run.unpaid_estimate() is None else [run.estimate_ledger]
     for file in (run.ledger, *unpaid, *sorted(run.earlier.glob("*.jsonl"))):
         own = run.digest() if file == run.ledger and run.spec.exists() else None
-        if (ledger := read_ledger(file, own)) is not None:
+        ledger = read_ledger(file, own)
+        if ledger is not None and not (ledger.is_empty and file.parent == run.earlier):
             found[file] = ledger
     adjacencies = dict.fromkeys(ledger.adjacency.value for ledger in found.values())
     _same("adjacency", list(adjacencies) or [None], f"one adjacency in all ledgers of {run.path}")
     return found
 
 
-def _unit(plan: dict[str, Any], names: dict[str, Any]) -> str:
-    """What ε protects, as budgets call it."""
+_SHARED = "a run whose steps have noise of their own: with noise that is correlated no total is proven"
+
+
+def _unproven(run: RunDirectory, ledgers: Mapping[Path, Ledger], unit: str | None) -> str | None:
+    """Why runs that were replaced in a directory cannot be added up step by step, for this unit; None if they can."""
+    asked = run.replaced()
+    for file, ledger in ledgers.items():
+        if file.parent != run.earlier:
+            continue
+        spec = asked.get(ledger.run or "")
+        if spec is None:
+            return f"one whose replaced runs are known: what {file.name} in ledgers/ is the ledger of was not kept"
+        if _shares_noise(spec):
+            return _SHARED
+        if (was := _unit_of(spec)) != unit:
+            return f"one unit in all runs of the directory: a replaced one has {was}, and not {unit}"
+    return None
+
+
+def _shares_noise(spec: Mapping[str, Any]) -> bool:
+    said = spec.get("plan", {}).get("noise_schedule", "constant")
+    return schedules.parse(str(said)).correlated
+
+
+def _unit_of(spec: Mapping[str, Any]) -> str | None:
+    """What ε protects, as budgets call it, by what a run or an estimate was asked for; None if that does not say."""
+    if "plan" not in spec:
+        return (spec.get("about") or {}).get("unit")
+    plan, names = spec["plan"], spec["names"]
     said = plan.get("unit")
     if isinstance(said, dict):
         return str(said.get("name"))

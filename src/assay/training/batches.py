@@ -184,7 +184,7 @@ class Batches:
         self._largest, self._augment = largest, augment
         lacking = plan.may_lack_records and len(records) < plan.records
         self._present = len(records) if lacking else plan.records
-        self._share = world.share(len(records), self._present, records.digest)
+        self._share = world.share(records, self._present)
 
     def draw(self, step: int) -> Batch:
         """The batch of this step, counted from the start of this randomness."""

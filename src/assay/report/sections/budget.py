@@ -111,10 +111,12 @@ def _together(found: Collected) -> list[Html]:
         if len(parts) < 2 or (len(under) == 1 and None not in under):  # their budget says it
             continue
         said.append(_total(data, unit, adjacency.value, parts))
+    if said and None in spent:
+        said.append(tag("p", f"{spent.count(None)} runs of this page are not counted: their ledgers cannot be read."))
     return said
 
 
-def _total(data: str, unit: str, adjacency: str, parts: Sequence[Part]) -> Html:
+def _total(data: str, unit: str | None, adjacency: str, parts: Sequence[Part]) -> Html:
     delta = min(part.delta for part in parts)
     head = f"{len(parts)} runs on {data} (unit: {unit}, {adjacency})"
     try:
