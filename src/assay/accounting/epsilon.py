@@ -34,8 +34,9 @@ from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gau
 from numpy.typing import NDArray
 
 from assay.accounting import events
+from assay.accounting.composition import EpsilonAt, refined
 from assay.accounting.events import Adjacency, Parts, UnaccountableError, accountant_of
-from assay.accounting.losses import EpsilonAt, Gaussian, Term, Terms, refined
+from assay.accounting.losses import Gaussian, Term, Terms
 from assay.errors import ConfigError
 
 __all__ = [
@@ -86,9 +87,9 @@ def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     """The verified ε of the event at δ: never below the true one, and usually within 1 % of it (`bound` says which).
 
     Gaussians without sampling are exact (Balle and Wang 2018). Everything else is composed from privacy loss
-    distributions on a grid that is refined until the result settles (`losses.refined`). Where floating point or memory
-    do not allow that (δ below 1e-14 per step, ε far below 1e-4), the result is the least of the bounds by privacy loss,
-    Rényi divergence and plain addition, which is still an upper bound.
+    distributions on a grid that is refined until the result settles (`composition.refined`). Where floating point or
+    memory do not allow that (δ below 1e-14 per step, ε far below 1e-4), the result is the least of the bounds by
+    privacy loss, Rényi divergence and plain addition, which is still an upper bound.
 
     Args:
         event: what is released.
