@@ -10,16 +10,20 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from dp_accounting.dp_event import DpEvent
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from numpy.typing import NDArray
 from scipy.signal import lfilter
 from scipy.special import ndtri, ndtri_exp
 
-from assay.accounting.losses import Array, Terms
+from assay.accounting import events
+from assay.accounting.events import Adjacency, Parts, accountant_of
+from assay.accounting.losses import Array, Gaussian, Term, Terms
 
 Curve = Callable[[Array], Array]
 Query = Callable[[DensePLDPmf, int], Sequence[float]]  # asked of the losses of one direction after a number of steps
@@ -253,3 +257,32 @@ class Polygon:
             log_false = np.log(self.weighted[corners][asks]) - self.losses[corners][asks]
         needed = ndtri(np.minimum(found[asks], 1.0)) - ndtri_exp(np.minimum(log_false, 0.0))
         return max(0.0, float(np.max(needed)) * UP)
+
+
+def terms_of(event: DpEvent, adjacency: Adjacency) -> Terms | None:
+    """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
+    events.check(event)
+    return combined(_parts(event, Adjacency(adjacency)))
+
+
+def combined(parts: Iterable[tuple[Term | None, int]]) -> Terms | None:
+    """The terms, equal ones counted together; None if something in them has no privacy."""
+    counts: Counter[Term] = Counter()
+    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
+    for term, count in parts:
+        if term is None:
+            return None
+        if isinstance(term, Gaussian):
+            precision += count * term.multiplier**-2
+        else:
+            counts[term] += count
+    if precision:
+        counts[Gaussian(precision**-0.5)] += 1
+    return tuple(counts.items())
+
+
+def _parts(event: DpEvent, adjacency: Adjacency) -> Parts:
+    """The terms of an event and how often each happens; None stands for a release without privacy."""
+    for leaf, times in events.flatten(event):
+        parts = accountant_of(leaf).terms(leaf, adjacency, lambda inner: _parts(inner, adjacency))
+        yield from ((term, times * count) for term, count in parts)

@@ -23,8 +23,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -33,9 +32,8 @@ from dp_accounting.dp_event import DpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 
-from assay.accounting import events
-from assay.accounting.composition import EpsilonAt, refined
-from assay.accounting.events import Adjacency, Parts, UnaccountableError, accountant_of
+from assay.accounting.composition import EpsilonAt, refined, terms_of
+from assay.accounting.events import Adjacency, UnaccountableError
 from assay.accounting.losses import Gaussian, Term, Terms
 from assay.errors import ConfigError
 
@@ -389,32 +387,3 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def terms_of(event: DpEvent, adjacency: Adjacency) -> Terms | None:
-    """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
-    events.check(event)
-    return combined(_parts(event, Adjacency(adjacency)))
-
-
-def combined(parts: Iterable[tuple[Term | None, int]]) -> Terms | None:
-    """The terms, equal ones counted together; None if something in them has no privacy."""
-    counts: Counter[Term] = Counter()
-    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
-    for term, count in parts:
-        if term is None:
-            return None
-        if isinstance(term, Gaussian):
-            precision += count * term.multiplier**-2
-        else:
-            counts[term] += count
-    if precision:
-        counts[Gaussian(precision**-0.5)] += 1
-    return tuple(counts.items())
-
-
-def _parts(event: DpEvent, adjacency: Adjacency) -> Parts:
-    """The terms of an event and how often each happens; None stands for a release without privacy."""
-    for leaf, times in events.flatten(event):
-        parts = accountant_of(leaf).terms(leaf, adjacency, lambda inner: _parts(inner, adjacency))
-        yield from ((term, times * count) for term, count in parts)

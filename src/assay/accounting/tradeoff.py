@@ -43,8 +43,8 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 from scipy.special import ndtr, ndtri
 
-from assay.accounting.composition import ODDS, UP, TradeOffAt, refined, share_right
-from assay.accounting.epsilon import ROUNDING, Adjacency, check_delta, epsilon_curve, terms_of
+from assay.accounting.composition import ODDS, UP, TradeOffAt, refined, share_right, terms_of
+from assay.accounting.epsilon import ROUNDING, Adjacency, check_delta, epsilon_curve
 from assay.accounting.losses import Gaussian, Terms
 from assay.errors import ConfigError
 
