@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from assay import presets
-from assay._util.checkout import commit
 from assay._util.files import replace_json, replace_text
+from assay._util.process import commit
 from assay.errors import AssayError
 from assay.federated import from_names as federated
 from assay.runs.callbacks import Callback

@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 
-from assay._util.checkout import commit
+from assay._util.process import commit
 from benchmarks.oracles import table
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay._util.checkout import commit
+from assay._util.process import commit
 from assay.audit import bounds, from_scores, independent, one_run
 from assay.audit.scores import guessed
 

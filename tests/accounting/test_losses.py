@@ -14,7 +14,8 @@ from scipy.integrate import trapezoid
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from assay.accounting import losses
+from assay.accounting import composition
+from assay.accounting.composition import epsilon_at, refined
 from assay.accounting.losses import (
     Array,
     Gaussian,
@@ -23,6 +24,7 @@ from assay.accounting.losses import (
     PoissonReplaced,
     RandomizedResponse,
     Term,
+    Terms,
     WithoutReplacement,
 )
 
@@ -114,7 +116,7 @@ TERMS: list[Term] = [
 @pytest.mark.parametrize("term", TERMS, ids=str)
 def test_a_step_on_the_grid_is_exact_there_and_never_below(term: Term) -> None:
     h = 0.05
-    step = losses.discretised(term.forward, term.backward, h, 1e-12)
+    step = composition.discretised(term.forward, term.backward, h, 1e-12)
     on = h * np.arange(60)
     between = on + 0.37 * h
     profile = [step.get_delta_for_epsilon(float(e)) for e in on]
@@ -145,7 +147,7 @@ def test_two_steps_agree_with_their_integral(rate: float, sigma: float, replace:
     exact = brentq(
         lambda e: twice(term, e, sigma=sigma, rate=rate, old=1.0, new=-1.0 if replace else 0.0) - delta, 0, 100
     )
-    found, settled = losses.refined(((term, 2),), [1], 1e-4 * delta, lambda pmf, _: [losses.epsilon_at(pmf, delta)])
+    found, settled = refined(((term, 2),), [1], 1e-4 * delta, lambda pmf, _: [epsilon_at(pmf, delta)])
     assert settled
     assert exact * (1 - 1e-6) <= found[0, 0] <= exact * 1.01
 
@@ -159,7 +161,7 @@ def test_randomized_response_agrees_with_the_binomial_distribution() -> None:
         p, q = binom.pmf(k, count, truth), binom.pmf(k, count, 1 - truth)
         return float(np.maximum(p - math.exp(eps) * q, 0).sum())
 
-    answers, _ = losses.refined(
+    answers, _ = refined(
         ((term, count),), [1], 1e-13, lambda pmf, _: [pmf.get_delta_for_epsilon(e) for e in (1.0, 5.0, 10.0)]
     )
     for eps, answer in zip((1.0, 5.0, 10.0), answers[0], strict=True):
@@ -181,16 +183,16 @@ def test_randomized_response_agrees_with_the_binomial_distribution() -> None:
     ],
     ids=str,
 )
-def test_the_result_is_within_one_percent_of_much_finer_grids_and_not_below(terms: losses.Terms, delta: float) -> None:
+def test_the_result_is_within_one_percent_of_much_finer_grids_and_not_below(terms: Terms, delta: float) -> None:
     intervals: list[float] = []
 
-    def query(pmf: losses.DensePLDPmf, steps: int) -> list[float]:
+    def query(pmf: composition.DensePLDPmf, steps: int) -> list[float]:
         intervals.append(pmf._discretization)
-        return [losses.epsilon_at(pmf, delta)]
+        return [epsilon_at(pmf, delta)]
 
-    found, settled = losses.refined(terms, [1], 1e-4 * delta, query)
+    found, settled = refined(terms, [1], 1e-4 * delta, query)
     total = sum(count for _, count in terms)
-    _, finer = losses.answers_on_grid(
+    _, finer = composition.answers_on_grid(
         terms, [1], min(intervals) / 8, 1e-4 * delta / (2 * total), 1e-4 * delta / 2, query
     )
     assert settled
@@ -200,8 +202,8 @@ def test_the_result_is_within_one_percent_of_much_finer_grids_and_not_below(term
 def test_epsilon_beyond_the_range_of_the_exponential_is_still_found() -> None:
     """e^-ε is zero in floating point above 745; the Gaussian itself has a closed form to compare with."""
     sigma = 0.03
-    pmf = losses.discretised(Gaussian(sigma).forward, Gaussian(sigma).forward, 0.1, 1e-12)
-    found = losses.epsilon_at(pmf, 1e-5)
+    pmf = composition.discretised(Gaussian(sigma).forward, Gaussian(sigma).forward, 0.1, 1e-12)
+    found = epsilon_at(pmf, 1e-5)
     assert found > 650
     at = Gaussian(sigma).forward(np.array([found, found * 0.999]))
     assert at[0] <= 1e-5 < at[1]

@@ -152,7 +152,7 @@ def test_a_value_that_a_preset_filled_in_is_refused_as_the_presets(assay, tmp_pa
     code, _, err = assay("train", "--data", "digits", "--preset", "best", *words, "--out", tmp_path / "run")
     assert code == 2
     assert f"{value} is not accepted" in err
-    assert f"the value is that of preset best, and {option} typed beside it goes before it" in err
+    assert f"the value is that of preset best, and {option} overrides it" in err
     code, _, err = assay("train", "--data", "digits", "--batch-size", 0, "--preset", "best", "--out", tmp_path / "run")
     assert (code, "preset" in err) == (2, False), "that value was typed"
 

@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from assay import Optimizer, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.ledger import Ledger
 from assay.errors import AssayError, BudgetSpentError, ConfigError
-from assay.methods.perturb.stages import Segmentation
+from assay.methods.perturb.segmentation import Segmentation
 from assay.models.inputs import scale_inputs
 from assay.randomness.streams import Seeded, Within
 from assay.runs import checkpoint

@@ -167,7 +167,7 @@ def test_the_statement_tells_what_an_officer_asks(records, plan, model):
             "how close it is to the exact one is not known",
             "within 1 %",
         ),
-        ({"noise_schedule": Banded(bands=2)}, "how much exactly is not known", "within 1 % of the exact one."),
+        ({"noise_schedule": Banded(bands=2)}, "the exact cost is not known", "within 1 % of the exact one."),
         ({"sampling": FullBatch, "batch_size": 120}, "exact for what is charged", "within 1 %"),
         ({"adjacency": Adjacency.REPLACE_ONE}, "within 1 % of the exact one of what is charged", "Cross-check"),
     ],

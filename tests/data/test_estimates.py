@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay.data.tables import cells, estimates
+from assay.data.tables.columns import Category, Date, Flag, Number, Skip
 from assay.data.tables.drafts import read_draft, training_rows
-from assay.data.tables.schema import Category, Date, Flag, Number, Skip
 from assay.errors import ConfigError
 
 HOW = cells.Reading(missing=("", "NA"))

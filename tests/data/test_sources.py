@@ -48,7 +48,7 @@ def test_idx_files_become_centred_images(
     }
     files = tuple(known_file(name, content, gz=True) for name, content in contents.items())
     info = dataclasses.replace(describe("mnist"), files=files)
-    monkeypatch.setattr("assay.data.sources.describe", lambda _name: info)
+    monkeypatch.setattr("assay.data.sources.DATASETS", {"mnist": info})
     (tmp_path / "mnist").mkdir()
     for name, content in contents.items():
         (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(content))
@@ -77,7 +77,7 @@ def test_cifar_batches_are_joined_in_order(
     contents = {"one": batch(1, 2), "two": batch(3), "test": batch(4)}
     files = tuple(known_file(known, content) for known, content in contents.items())
     info = dataclasses.replace(describe(name), files=files, train_records=3, test_records=1)
-    monkeypatch.setattr("assay.data.sources.describe", lambda _name: info)
+    monkeypatch.setattr("assay.data.sources.DATASETS", {name: info})
     (tmp_path / info.folders[0]).mkdir()
     for known, content in contents.items():
         (tmp_path / info.folders[0] / known).write_bytes(content)

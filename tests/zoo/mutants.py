@@ -16,7 +16,7 @@ from assay.accounting import budget as budgets
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
 from assay.data.tables import cells, estimates
-from assay.data.tables.schema import Number
+from assay.data.tables.columns import Number
 from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral

@@ -14,7 +14,8 @@ from torch.utils.data import TensorDataset
 
 from assay import AssayError, ConfigError, Plan, UnsupportedModelError
 from assay.data.records import Records
-from assay.integrations.outside import OutsideRun, Privacy
+from assay.integrations.outside import OutsideRun
+from assay.integrations.privacy import Privacy
 from assay.runs import verify
 
 PLAN = Plan(records=40, batch_size=20, steps=6, noise_multiplier=1.0, delta=1e-3)

@@ -203,7 +203,7 @@ class Budget:
         return read_entries(journal.read(self._journal))
 
     def spent(self) -> float:
-        """The ε of all runs so far, those that still go on with all that they reserved; at the budget's δ."""
+        """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved."""
         return self.state().spent()
 
     def recognise(self, contents: Iterable[bytes]) -> Recognised:
@@ -260,7 +260,7 @@ class Budget:
         return len(more.tags) - len(known.tags)
 
     def check_terms(self, *, adjacency: Adjacency, unit: str) -> None:
-        """Refuse a run whose ε is about something else than the budget's.
+        """Refuse a run whose ε does not mean what the budget's means.
 
         Raises:
             ConfigError: Unit or adjacency differ, or the budget is signed and there is no key.
@@ -517,7 +517,7 @@ def folder_of(name: str | Path) -> Path:
 
 
 def check_independent(plan: object) -> None:
-    """Refuse noise that several steps have in common: the filter's theorem is about releases with noise of their own.
+    """Refuse noise that several steps have in common: the filter's theorem is about releases with separate noise.
 
     Raises:
         ConfigError: The plan's noise schedule correlates steps.

@@ -23,8 +23,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 
 import numpy as np
@@ -33,9 +32,9 @@ from dp_accounting.dp_event import DpEvent
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 
-from assay.accounting import events
-from assay.accounting.events import Adjacency, Parts, UnaccountableError, accountant_of
-from assay.accounting.losses import EpsilonAt, Gaussian, Term, Terms, refined
+from assay.accounting.composition import EpsilonAt, refined, terms_of
+from assay.accounting.events import Adjacency, UnaccountableError
+from assay.accounting.losses import Gaussian, Term, Terms
 from assay.errors import ConfigError
 
 __all__ = [
@@ -86,9 +85,9 @@ def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     """The verified ε of the event at δ: never below the true one, and usually within 1 % of it (`bound` says which).
 
     Gaussians without sampling are exact (Balle and Wang 2018). Everything else is composed from privacy loss
-    distributions on a grid that is refined until the result settles (`losses.refined`). Where floating point or memory
-    do not allow that (δ below 1e-14 per step, ε far below 1e-4), the result is the least of the bounds by privacy loss,
-    Rényi divergence and plain addition, which is still an upper bound.
+    distributions on a grid that is refined until the result settles (`composition.refined`). Where floating point or
+    memory do not allow that (δ below 1e-14 per step, ε far below 1e-4), the result is the least of the bounds by
+    privacy loss, Rényi divergence and plain addition, which is still an upper bound.
 
     Args:
         event: what is released.
@@ -388,32 +387,3 @@ def quietly() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def terms_of(event: DpEvent, adjacency: Adjacency) -> Terms | None:
-    """Turn an event into terms, equal ones counted together; None if something in it has no privacy."""
-    events.check(event)
-    return combined(_parts(event, Adjacency(adjacency)))
-
-
-def combined(parts: Iterable[tuple[Term | None, int]]) -> Terms | None:
-    """The terms, equal ones counted together; None if something in them has no privacy."""
-    counts: Counter[Term] = Counter()
-    precision = 0.0  # Σ σ⁻² of the Gaussians without sampling: together they are one Gaussian, exactly
-    for term, count in parts:
-        if term is None:
-            return None
-        if isinstance(term, Gaussian):
-            precision += count * term.multiplier**-2
-        else:
-            counts[term] += count
-    if precision:
-        counts[Gaussian(precision**-0.5)] += 1
-    return tuple(counts.items())
-
-
-def _parts(event: DpEvent, adjacency: Adjacency) -> Parts:
-    """The terms of an event and how often each happens; None stands for a release without privacy."""
-    for leaf, times in events.flatten(event):
-        parts = accountant_of(leaf).terms(leaf, adjacency, lambda inner: _parts(inner, adjacency))
-        yield from ((term, times * count) for term, count in parts)

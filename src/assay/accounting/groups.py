@@ -2,9 +2,9 @@
 
 `group_epsilons` states ε for groups of k records. Two ways, both upper bounds:
 
-- *Together.* Where every release is a sum over records plus Gaussian noise, and each record is in a batch by a coin of
-  its own, k records move a step's sum by at most as many times the bound as there are heads among k coins. That is a
-  mixture of Gaussians (`assay.accounting.accountants.mixture` has the proof). Without sampling the sum moves by k times
+- *Together.* Where every release is a sum over records plus Gaussian noise, and each record is sampled by its own coin,
+  the number of k records in a batch is that of heads among k coins. The sum moves by at most that many times the bound:
+  a mixture of Gaussians (`assay.accounting.accountants.mixture` has the proof). Without sampling it moves by k times
   the bound, so the noise multiplier is that of one record divided by k.
 - *One by one.* What is (ε, δ)-private for one record is (kε, δ Σ_{i<k} e^{iε})-private for k of them, whatever it is
   (Vadhan, "The complexity of differential privacy", 2017, lemma 2.2). Much looser.
@@ -36,8 +36,8 @@ def enlarged(event: DpEvent, size: int) -> DpEvent | None:
     """What an event costs `size` records together, if all that it releases are sums with Gaussian or Laplace noise.
 
     Args:
-        event: What it costs one record. Poisson sampling in it must mean that each record has a coin of its own.
-        size: How many records belong together at the most.
+        event: What it costs one record. Poisson sampling in it must mean that each record is sampled by its own coin.
+        size: The most records that belong together.
 
     Returns:
         The event relative to what one record contributes; None where the event is of a kind that nothing is proven for.
@@ -67,7 +67,7 @@ def group_epsilons(
         delta: δ, the same for every size.
         adjacency: Which data sets are neighbours.
         sizes: How many records a group has.
-        together: Whether every release is a sum with noise and each record is sampled by a coin of its own. Only a
+        together: Whether every release is a sum with noise and each record is sampled by its own coin. Only a
             sampler and a mechanism know that; by default the bound that always holds is taken.
 
     Returns:

@@ -1,14 +1,10 @@
-"""Privacy losses of single releases, and their composition on a grid that fits the run.
+"""Privacy losses of single releases, which `assay.accounting.composition` composes.
 
 A `Term` is one release described by its privacy profile: δ(ε) = sup_S P(S) - e^ε Q(S) for the two output distributions
 P, Q that neighbouring data sets can give. `forward` is the profile of (P, Q), `backward` that of (Q, P), both for ε ≥
 0. Together they determine everything, since for ε < 0
 
     δ_PQ(ε) = 1 - e^ε + e^ε δ_QP(-ε).
-
-Composition is dp_accounting's, on its pessimistic connect-the-dots discretisation (Doroshenko et al. 2022, Algorithm
-1). The discretised pair dominates the true one, so every resulting ε is an upper bound whatever the grid. The grid only
-decides how close it is.
 
 References, cited by author and year:
 - Balle, Barthe and Gaboardi: "Privacy Amplification by Subsampling: Tight Analyses via Couplings and Divergences",
@@ -17,8 +13,6 @@ References, cited by author and year:
   Denoising", ICML 2018, arXiv:1805.06530.
 - Bun and Steinke: "Concentrated Differential Privacy: Simplifications, Extensions, and Lower Bounds", TCC 2016,
   arXiv:1605.02065.
-- Doroshenko, Ghazi, Kamath, Kumar and Manurangsi: "Connect the Dots: Tighter Discrete Approximations of Privacy Loss
-  Distributions", PoPETs 2022, arXiv:2207.04380.
 - Lebeda, Regehr, Kamath and Steinke: "Avoiding Pitfalls for Privacy Accounting of Subsampled Mechanisms under
   Composition", 2024, arXiv:2405.20769.
 - Mironov: "Rényi Differential Privacy", IEEE CSF 2017, arXiv:1702.07476.
@@ -32,24 +26,21 @@ References, cited by author and year:
 
 from __future__ import annotations
 
-import functools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
-from dp_accounting.pld.pld_pmf import DensePLDPmf
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, ndtr
 
 from assay.accounting import subsets
 
 Array = NDArray[np.float64]
-Curve = Callable[[Array], Array]
 
 
 class Term(ABC):
@@ -327,161 +318,3 @@ def _amplified(eps: Array, rate: float) -> Array:
 
 
 Terms = tuple[tuple[Term, int], ...]  # each term with the number of times it happens
-Query = Callable[[DensePLDPmf, int], Sequence[float]]  # asked of the losses of one direction after a number of steps
-
-_COARSEST = 4_000  # points of the widest single step on the first grid
-_LARGEST = 2**21  # points of a composed distribution; its Fourier transform takes some 100 MB
-_MOST_STEPS = 10**7  # for more steps even the coarsest grid is too large
-_WIDEST = 500.0  # interval h; the discretisation computes e^h
-_FINER = 4  # how much finer each grid is than the one before
-_AGREE = 1.006
-_EXACT = 600.0  # the largest ε that dp_accounting computes without loss: e^-745 is zero in floating point
-
-
-def refined(terms: Terms, times: Sequence[int], tail: float, query: Query) -> tuple[Array, bool]:
-    """Ask `query` about the terms repeated each of `times`, on finer and finer grids until the answers settle.
-
-    When to stop: let e(h) be the answer on a grid of interval h, and s the standard deviation of the loss of one step.
-    Connecting the dots keeps the profile of a step exact on the grid and splits each loss between its two neighbours.
-    With h below s this adds a variance of the order of h², and e(h) - e(0) falls like h². With h far above s a step has
-    the losses -h, 0, h and a variance of about h δ(0), and e(h) falls like h^½. So the order rises from ½ to 2 as the
-    grid gets finer. For an order of at least ½ the error e(h) - e(0) is at most (e(4h) - e(h)) / (4^½ - 1), that is,
-    what the last refinement by four still changed. Stopping when that is 0.6 % of e(h) leaves an error of at most
-    0.6 %, and of 0.04 % at order 2, where it usually ends.
-
-    Args:
-        terms: the releases.
-        times: how often the whole is repeated.
-        tail: the probability that may be moved to an infinite loss by cutting the grid off.
-        query: its answers must grow with the losses. Then they are upper bounds on every grid, and the smallest counts.
-
-    Returns:
-        One row of answers for each of `times`, and whether all of them settled.
-    """
-    total = sum(count for _, count in terms)
-    if total * max(times) > _MOST_STEPS:
-        return np.full((len(times), 1), math.inf), False
-    step_tail = tail / (2 * total * max(times))
-    h, variance = _first_interval(terms, step_tail)
-    if 32 * math.sqrt(variance * max(times)) > h * _LARGEST:  # ±16 standard deviations
-        return np.full((len(times), 1), math.inf), False
-    best = previous = np.full((len(times), 1), math.inf)
-    pending = list(range(len(times)))
-    while True:
-        size, values = answers_on_grid(terms, [times[i] for i in pending], h, step_tail, tail / 2, query)
-        best = np.broadcast_to(best, (len(times), values.shape[1])).copy()
-        best[pending] = np.minimum(best[pending], values)
-        # On the first grid there is nothing to compare with: the previous answer is infinite.
-        moving: NDArray[np.bool_] = np.any(previous > _AGREE * values, axis=1)
-        pending = [i for i, still in zip(pending, moving, strict=True) if still]
-        if not pending or size * _FINER > _LARGEST:
-            return best, not pending
-        previous, h = values[moving], h / _FINER
-
-
-def epsilon_at(losses: DensePLDPmf, delta: float) -> float:
-    """The least ε at which the profile of the losses is at most δ. Above 600 it is rounded up in the sixth digit."""
-    with np.errstate(over="ignore"):
-        eps = float(losses.get_epsilon_for_delta(delta))
-    if eps <= _EXACT:
-        return eps
-    # dp_accounting sums e^-loss, of which little or nothing is left here. The profile itself is still exact.
-    low, high = 0.0, _EXACT
-    while losses.get_delta_for_epsilon(high) > delta:
-        low, high = high, 2 * high
-        if high > 1e12:
-            return math.inf
-    while high > low * (1 + 1e-6):
-        middle = (low + high) / 2
-        low, high = (middle, high) if losses.get_delta_for_epsilon(middle) > delta else (low, middle)
-    return high
-
-
-@dataclass(frozen=True)
-class EpsilonAt:
-    """The query (`refined`) for ε at each δ, of which `rounding` per step goes to the rounding of composition."""
-
-    deltas: tuple[float, ...]
-    rounding: float
-
-    def __call__(self, losses: DensePLDPmf, steps: int) -> Sequence[float]:
-        """ε at each δ, for the losses of this number of steps."""
-        return [epsilon_at(losses, delta - self.rounding * steps) for delta in self.deltas]
-
-
-def answers_on_grid(
-    terms: Terms, times: Sequence[int], h: float, step_tail: float, tail: float, query: Query
-) -> tuple[int, Array]:
-    """The size of the largest composed distribution, and for each of `times` the worst answer of all directions."""
-    total = sum(count for _, count in terms)
-    size, worst = 0, []
-    for direction in _directions(terms):
-        steps = [(discretised(up, down, h, step_tail), count) for up, down, count in direction]
-        rows = []
-        for n in times:
-            losses = _composed([(step, count * n) for step, count in steps], tail)
-            size = max(size, losses.size)
-            rows.append(query(losses, total * n))
-        worst.append(rows)
-    return size, np.max(np.array(worst, dtype=float), axis=0)
-
-
-def _directions(terms: Terms) -> list[list[tuple[Curve, Curve, int]]]:
-    """P against Q and, unless that is the same, Q against P. Neighbours differ in the same direction in all steps."""
-    one_way: list[tuple[Curve, Curve, int]] = [(term.forward, term.backward, n) for term, n in terms]
-    if all(type(term).forward is type(term).backward for term, _ in terms):
-        return [one_way]
-    return [one_way, [(down, up, n) for up, down, n in one_way]]
-
-
-def _first_interval(terms: Terms, tail: float) -> tuple[float, float]:
-    """The root mean square of the steps' standard deviations, or what the widest step allows, and their variance."""
-    reaches = [_reach(curve, tail) for term, _ in terms for curve in (term.forward, term.backward)]
-    coarsest = min(max(reaches) / _COARSEST, _WIDEST)
-    variance = 0.0
-    for term, count in terms:
-        bottom, masses, _ = _masses(term.forward, term.backward, coarsest, tail)
-        losses = np.arange(bottom, bottom + len(masses)) * coarsest
-        variance += count * float(masses @ (losses - masses @ losses) ** 2)
-    typical = math.sqrt(variance / sum(count for _, count in terms))
-    return min(max(typical, coarsest), _WIDEST), variance
-
-
-def _reach(curve: Curve, tail: float) -> float:
-    """An ε, at most 8 % too large, at which the profile has fallen to `tail` above what is left of it at any ε."""
-    eps = np.geomspace(1e-12, 1e9, 641)
-    left = curve(eps[-1:])
-    return float(eps[np.argmax(np.append(curve(eps[:-1]) <= tail + left, True))])
-
-
-def _masses(up: Curve, down: Curve, h: float, tail: float) -> tuple[int, Array, float]:
-    """Discretise one step: the index of the lowest loss, the masses from there on at multiples of h, and that at ∞.
-
-    This is Algorithm 1 of Doroshenko et al. 2022 for the profile δ(ε) = (1 - e^ε)₊ + v(ε). The first summand is the
-    profile of a release that says nothing, of mass 1 at loss 0. Working on v alone keeps the digits that 1 - e^ε would
-    drown where sampling makes v tiny. Where rounding leaves a mass below zero, raising it only raises the profile.
-    """
-    below, above = (max(1, math.ceil(_reach(curve, tail) / h)) for curve in (down, up))
-    eps = h * np.arange(below, 0, -1, dtype=np.float64)
-    v = np.concatenate([np.exp(-eps) * down(eps), up(h * np.arange(above + 1, dtype=np.float64))])
-    falls = np.diff(v)
-    masses = np.empty_like(v)
-    masses[0] = falls[0] / math.expm1(h) - v[0]
-    masses[1:-1] = (falls[1:] - math.exp(h) * falls[:-1]) / math.expm1(h)
-    masses[-1] = falls[-1] / math.expm1(-h)
-    masses[below] += 1.0
-    return -below, np.maximum(masses, 0.0), float(v[-1])
-
-
-def discretised(up: Curve, down: Curve, h: float, tail: float) -> DensePLDPmf:
-    """One step on a grid of interval h: its profile is exact on the grid, and never below the true one."""
-    bottom, masses, infinite = _masses(up, down, h, tail)
-    return DensePLDPmf(h, bottom, masses, infinite, pessimistic_estimate=True)
-
-
-def _composed(steps: Sequence[tuple[DensePLDPmf, int]], tail: float) -> DensePLDPmf:
-    """Compose each step with itself and then all with each other, cutting off at most `tail`."""
-    tail /= 2 * len(steps)
-    with np.errstate(over="ignore"):  # in moments of high order, which dp_accounting then leaves out
-        whole = [step if count == 1 else step.self_compose(count, tail) for step, count in steps]
-    return functools.reduce(lambda one, other: one.compose(other, tail), whole)

@@ -8,7 +8,7 @@ record, no test with false positive rate α has a true positive rate above
 
 (Wasserman and Zhou, "A Statistical Framework for Differential Privacy", 2010, arXiv:0811.2501; Dong, Roth and Su,
 "Gaussian Differential Privacy", 2022, arXiv:1905.02383). Every ε in (1) gives an upper bound, for any upper bound on δ.
-So do the composed privacy loss distributions of `assay.accounting.losses`, whose profiles are never below the true
+So do the composed privacy loss distributions of `assay.accounting.composition`, whose profiles are never below the true
 ones. Both directions are computed, and the larger rate counts: whoever tests for absence reaches no more either.
 
 **μ.** A run is μ-GDP if telling its two worlds apart is no easier than telling N(0, 1) from N(μ, 1), at every α. Taken
@@ -41,12 +41,11 @@ from typing import Any
 
 import numpy as np
 from dp_accounting.dp_event import DpEvent
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from scipy.signal import lfilter
-from scipy.special import ndtr, ndtri, ndtri_exp
+from scipy.special import ndtr, ndtri
 
-from assay.accounting.epsilon import ROUNDING, Adjacency, check_delta, epsilon_curve, terms_of
-from assay.accounting.losses import Array, Gaussian, Terms, refined
+from assay.accounting.composition import ODDS, UP, TradeOffAt, refined, share_right, terms_of
+from assay.accounting.epsilon import ROUNDING, Adjacency, check_delta, epsilon_curve
+from assay.accounting.losses import Gaussian, Terms
 from assay.errors import ConfigError
 
 RATES = (0.001, 0.01, 0.1)
@@ -54,8 +53,6 @@ RATES = (0.001, 0.01, 0.1)
 
 _SET_ASIDE = 0.01  # of the run's δ, for μ
 _CUT = 0.1  # of what is set aside, given up to losses beyond the grid
-_UP = 1 + 1e-12  # closed forms are raised by as much as rounding may have lowered them
-_ODDS = np.linspace(0.0, 12.0, 121)  # ε at which the error of μ is measured; beyond, e^-ε leaves nothing of it
 _POINTS = tuple(10.0 ** (-k / 4) for k in range(1, 49))  # δ of the points where there are no losses
 
 
@@ -130,13 +127,13 @@ def _found(terms: Terms | None, delta: float, rates: tuple[float, ...]) -> Trade
     if not all(term.profiled for term, _ in terms):
         return None
     apart = _SET_ASIDE * delta
-    answers, _ = refined(terms, [1], _CUT * apart or 1e-15, _Answers(rates, apart))
+    answers, _ = refined(terms, [1], _CUT * apart or 1e-15, TradeOffAt(rates, apart, ROUNDING))
     if answers.shape[1] == 1:  # too large for any grid
         return None
     mu, found, right = answers[0, 0], answers[0, 1 : 1 + len(rates)], answers[0, 1 + len(rates) :]
     error = None
     if math.isfinite(mu):
-        allowed = _share_right(Gaussian(1 / mu).forward(_ODDS) if mu else np.zeros_like(_ODDS))
+        allowed = share_right(Gaussian(1 / mu).forward(ODDS) if mu else np.zeros_like(ODDS))
         error = max(0.0, float(np.max(allowed - right)))
     return TradeOff(
         rates=tuple(zip(rates, found.tolist(), strict=True)),
@@ -162,78 +159,8 @@ def _by_points(
 def _at_point(rate: float, eps: float, delta: float) -> float:
     """The most true positives that (ε, δ) allows, in either direction."""
     few = math.exp(eps) * rate + delta if eps < 700 else math.inf
-    return min(1.0, _UP * few, _UP * (1 - math.exp(-eps) * (1 - delta - rate)))
+    return min(1.0, UP * few, UP * (1 - math.exp(-eps) * (1 - delta - rate)))
 
 
 def _gaussian(rate: float, mu: float) -> float:
-    return min(1.0, _UP * float(ndtr(ndtri(rate) + mu)))
-
-
-def _share_right(profile: Array) -> Array:
-    """The largest share of right guesses at the odds of `_ODDS`."""
-    odds = np.exp(_ODDS)
-    share: Array = (odds + profile) / (1 + odds)
-    return share
-
-
-@dataclass(frozen=True)
-class _Answers:
-    """The query of `losses.refined`: μ, the true positives at each rate, and the shares of right guesses.
-
-    All of them grow with the losses.
-    """
-
-    rates: tuple[float, ...]
-    apart: float
-
-    def __call__(self, losses: DensePLDPmf, steps: int) -> Sequence[float]:
-        """The answers for one direction of the composed losses."""
-        grid = _Polygon.of(losses, ROUNDING * steps)
-        return [grid.mu(self.apart), *map(grid.true_positives, self.rates), *_share_right(grid.profile(_ODDS))]
-
-
-@dataclass(frozen=True, eq=False)
-class _Polygon:
-    """The trade-off curve of losses on a grid: P(loss > l_i), and the sum of P(l_j) e^(l_i - l_j) over l_j > l_i."""
-
-    losses: Array
-    above: Array
-    weighted: Array
-    rounding: float
-
-    @classmethod
-    def of(cls, pmf: DensePLDPmf, rounding: float) -> _Polygon:
-        """A corner below the lowest loss, and one at every loss."""
-        step, lowest = pmf._discretization, pmf._lower_loss
-        masses = np.append(0.0, np.maximum(pmf._probs, 0.0))
-        losses = step * np.arange(lowest - 1, lowest - 1 + len(masses))
-        above = np.append(masses[:0:-1].cumsum()[::-1], 0.0) + pmf._infinity_mass
-        shrink = math.exp(-step)
-        weighted = lfilter([0.0, shrink], [1.0, -shrink], masses[::-1])[::-1]
-        return cls(losses, np.minimum(above, 1.0), weighted, rounding)
-
-    def profile(self, eps: Array) -> Array:
-        """δ at these ε ≥ 0, with what rounding may have taken from it."""
-        place = np.searchsorted(self.losses, eps, side="right") - 1
-        inside = np.maximum(place, 0)
-        # below the lowest loss the corner of the lowest one holds too
-        grown = np.exp(np.minimum(eps - self.losses[inside], 700.0)) * self.weighted[inside]
-        delta: Array = np.minimum(np.maximum(self.above[inside] - grown, 0.0) + self.rounding, 1.0)
-        return delta
-
-    def true_positives(self, rate: float) -> float:
-        """(1), whose minimum is at a corner."""
-        at_corners = np.exp(np.minimum(self.losses, 700.0)) * rate + self.above - self.weighted
-        return min(1.0, max(rate, float(at_corners.min()) + self.rounding))
-
-    def mu(self, apart: float) -> float:
-        """The least μ of (2); infinite where more is beyond the grid than is set aside."""
-        corners = self.losses >= 0 if self.losses[0] < 0 else np.full(len(self.losses), True)
-        found = self.above[corners] + self.rounding - apart
-        asks = found > 0
-        if not asks.any():
-            return 0.0
-        with np.errstate(divide="ignore"):
-            log_false = np.log(self.weighted[corners][asks]) - self.losses[corners][asks]
-        needed = ndtri(np.minimum(found[asks], 1.0)) - ndtri_exp(np.minimum(log_false, 0.0))
-        return max(0.0, float(np.max(needed)) * _UP)
+    return min(1.0, UP * float(ndtr(ndtri(rate) + mu)))

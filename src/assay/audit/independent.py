@@ -100,7 +100,7 @@ def _deviations(freedom: int) -> tuple[Scores, Scores]:
 def own_family(plan: Plan, steps: int | None = None) -> Callable[[float], float] | None:
     """From a share of right guesses to the least ε of the run that allows it, if only the size of its noise is unknown.
 
-    The steps are taken to be as the plan says: sampled so, with Gaussian noise, as many as `steps`. With s times the
+    The steps are assumed to be those of the plan: its sampling, Gaussian noise, and `steps` of them. With s times the
     noise a guess is right with a probability of at most (1 + TV(s))/2. Where that is below what was seen, the noise is
     less than s times the plan's. So ε is at least that of the plan with s times the noise.
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.data.loading import Key
 from assay.data.persons import Ids, UnitRecords, numbered
+from assay.data.records import Key
 from assay.data.units import Unit
 from assay.errors import ConfigError
 from assay.methods.plan import Plan

@@ -9,8 +9,7 @@ import typer
 from rich.table import Table
 
 from assay.cli import options
-from assay.cli.output import console
-from assay.cli.show import print_json
+from assay.cli.output import console, print_json
 
 if TYPE_CHECKING:
     from assay.attacks import AttackResult

@@ -10,8 +10,7 @@ from rich.table import Table
 
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console
-from assay.cli.show import print_json
+from assay.cli.output import console, print_json
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:

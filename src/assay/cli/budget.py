@@ -11,8 +11,7 @@ from rich.table import Table
 from assay._util.figures import at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console, note, note_delta
-from assay.cli.show import print_json
+from assay.cli.output import console, note, note_delta, print_json
 from assay.errors import AssayError
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ import typer
 from rich.table import Table
 
 from assay.cli import options, passing
-from assay.cli.output import console
-from assay.cli.show import print_json
+from assay.cli.output import console, print_json
 from assay.cli.study_progress import listening
 from assay.errors import ConfigError
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from assay.cli import options
-from assay.cli.output import note, note_delta
+from assay.cli.output import end, note, note_delta
 from assay.cli.privacy import report_spending
-from assay.cli.show import end
 from assay.distributed.launch import check_alone
 
 if TYPE_CHECKING:
@@ -105,7 +104,7 @@ def federate(
     """Train one model across clients that keep their records, and write its record and its privacy statement."""
     asked = {**locals(), "partition": division}
     from assay.federated.from_names import FederatedSettings, prepare
-    from assay.runs.progress import progress
+    from assay.runs.callbacks import progress
 
     made = prepare(FederatedSettings(**options.given(FederatedSettings, asked)))
     plan = made.plan
@@ -123,7 +122,7 @@ def federate(
 def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
     """Continue a federated run."""
     from assay.federated import from_names
-    from assay.runs.progress import progress
+    from assay.runs.callbacks import progress
 
     check_alone("resume of a federated run")
     with progress(spec["plan"]["epsilon_limit"]) as shown:

@@ -11,8 +11,7 @@ import typer
 
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
-from assay.cli.output import console, note_delta
-from assay.cli.show import print_json
+from assay.cli.output import console, note_delta, print_json
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -13,11 +13,9 @@ from rich.markdown import Markdown
 
 from assay._util.figures import at_most, shown
 from assay.accounting.adjacency import Adjacency
-from assay.cli import config as config_files
 from assay.cli import federate, options
-from assay.cli.output import console, note, note_delta
+from assay.cli.output import console, end, note, note_delta, print_json
 from assay.cli.privacy import report_plan
-from assay.cli.show import end, print_json
 from assay.errors import BudgetSpentError
 from assay.runs.schema import CENTRAL, FEDERATED
 from assay.training import defaults
@@ -190,23 +188,23 @@ def train(
     ] = None,
     dry_run: options.DryRun = False,
     json: options.Json = False,
-    config: config_files.Config = None,
-    save_config: config_files.Save = None,
-    quiet: config_files.Quiet = False,
+    config: options.Config = None,
+    save_config: options.Save = None,
+    quiet: options.Quiet = False,
 ) -> None:
     """Train a model privately and write its record and its privacy statement. Under torchrun all ranks train it."""
     asked = dict(locals())
     from assay.distributed.world import world
-    from assay.runs.progress import progress
+    from assay.runs.callbacks import progress
     from assay.runs.statement import scored
     from assay.training.from_names import begin_run, plan_of
 
-    config_files.check_free(save_config, force)
+    options.check_free(save_config, force)
     ranks, settings = world(), settings_of(context, asked)
     made = None if dry_run else begin_run(settings, out=out, force=force)
     plan = plan_of(settings, ranks=ranks.size) if made is None else made.plan
     if save_config is not None and ranks.leader:
-        config_files.save(save_config, context)
+        options.save(save_config, context)
     if ranks.leader and plan.noise_multiplier == 0:
         note("no noise: this run has no privacy (ε = ∞)")
     if made is None:
@@ -226,7 +224,7 @@ def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     from assay.presets import default_of, of_options
     from assay.training.options import Settings
 
-    typed = config_files.given(context)
+    typed = options.typed(context)
     given = options.given(Settings, {name: asked[name] for name in typed})
     if asked["preset"] is None and default_of(given) is None:
         return Settings(**options.given(Settings, asked))
@@ -259,7 +257,7 @@ def resume(
 def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
     """Continue a central run."""
     from assay.distributed.world import world
-    from assay.runs.progress import progress
+    from assay.runs.callbacks import progress
     from assay.runs.statement import scored
     from assay.training import from_names
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.cli import options
-from assay.cli.output import console
-from assay.cli.show import print_json
+from assay.cli.output import console, print_json
 from assay.errors import AssayError
 
 if TYPE_CHECKING:

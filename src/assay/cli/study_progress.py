@@ -109,7 +109,7 @@ def _taken(study: Study, run: Run, source: str) -> str:
 
 def _told(study: Study, run: Run) -> str:
     from assay._util.figures import shown
-    from assay.runs.progress import called
+    from assay.runs.callbacks import called
     from assay.runs.statement import scored
 
     record = study.of(run).read_record()

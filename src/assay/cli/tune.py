@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from assay.cli import options, passing
-from assay.cli.output import console
-from assay.cli.show import end, print_json
+from assay.cli.output import console, end, print_json
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:

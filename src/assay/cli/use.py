@@ -9,8 +9,7 @@ from typing import Annotated
 import typer
 
 from assay.cli import options
-from assay.cli.output import console, note
-from assay.cli.show import print_json
+from assay.cli.output import console, note, print_json
 
 
 def register(app: typer.Typer) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from assay.data.folders import folder, pictures
     from assay.data.hub import of_dataset
     from assay.data.identity import contents
-    from assay.data.loading import Loading
+    from assay.data.records import Loading
     from assay.data.sources import load
     from assay.data.tables.loading import table
     from assay.data.tables.schema import Schema
@@ -44,7 +44,7 @@ __getattr__ = lazy.exports(
     {
         "DataBundle": "bundle",
         "DatasetInfo": "catalog",
-        "Loading": "loading",
+        "Loading": "records",
         "Schema": "tables.schema",
         "Task": "task",
         "available": "catalog",

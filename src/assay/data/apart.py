@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
-from assay.data.loading import Collate, Loading, seeded
+from assay.data.records import Collate, Loading, seeded
 from assay.errors import ConfigError
 
 _RECORDS = 32  # half of them in a batch, the others in their place

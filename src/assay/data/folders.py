@@ -110,7 +110,7 @@ def read_picture(path: Path, size: int, channels: int) -> Tensor:
     """The picture of a file, as `picture` prepares it.
 
     Raises:
-        DataError: It is no picture, was cut off, or has too many pixels.
+        DataError: It is not a picture, was cut off, or has too many pixels.
     """
     from PIL import Image
 
@@ -199,7 +199,7 @@ def folder(path: Path | str, *, size: int = 32, channels: int = 3) -> DataBundle
 
     Raises:
         ConfigError: There is no such folder.
-        DataError: It has no classes, or a file is no picture.
+        DataError: It has no classes, or a file is not a picture.
     """
     train, test = pictures(path, size=size, channels=channels)
     parts = [_stacked(part) for part in (train, test)]

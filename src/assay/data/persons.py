@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from assay.data.loading import Key
-from assay.data.records import Records
+from assay.data.records import Key, Records
 from assay.data.units import Unit
 from assay.errors import ConfigError
 

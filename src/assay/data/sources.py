@@ -87,7 +87,7 @@ def load(
         for field, value in (("target", target), ("schema", schema), ("unit", unit)):
             if value is not None:
                 raise ConfigError(field, value, f"nothing beside {name_or_path}, which has no columns")
-        return _named(describe(name_or_path), data_dir)
+        return _named(DATASETS[str(name_or_path)], data_dir)
     asked: dict[str, Any] = {"target": target, "schema": schema, "unit": unit}
     if is_table(name_or_path):
         return tables.table(name_or_path, target=target, schema=schema, unit=unit)
@@ -104,9 +104,7 @@ def load(
             raise ConfigError(field, value, f"nothing beside {name_or_path}: it is for tables and pictures")
     if Path(name_or_path).suffix == ".npz":
         return _own(Path(name_or_path).expanduser(), rule, unit)
-    if is_factory(str(name_or_path)):
-        return from_factory(str(name_or_path))
-    return _named(describe(name_or_path), data_dir)
+    return from_factory(str(name_or_path))
 
 
 def _named(info: DatasetInfo, data_dir: str | Path | None) -> DataBundle:

@@ -11,7 +11,7 @@ A. *Persons are sampled.* The sampler draws persons. A drawn person brings all r
    person follows from that person alone, and a batch is divided by a constant. So one person moves the sum by at most
    C, and the steps cost what they cost for records, with persons in the place of records. ∎
 
-B. *Rows are sampled*, each by a coin of its own and clipped to C by itself. A person with at most k rows moves the sum
+B. *Rows are sampled*, each by its own coin, and each clipped to C. A person with at most k rows moves the sum
    by as many times C as there are heads among their coins: a mixture of Gaussians with the masses of Binomial(k, q),
    which covers everybody with k rows or fewer (proof: `assay.accounting.accountants.mixture`; Charles et al. 2024,
    arXiv:2407.07737). Without sampling the sum moves by at most k C, so that the noise multiplier of a person is that of
@@ -52,7 +52,7 @@ class Unit:
     Attributes:
         name: What the persons are called, as in the column that names them: `patient_id`.
         persons: How many there are. Public.
-        rows: How many rows of a person are kept at the most, k; None keeps all of them, where persons are sampled.
+        rows: The most rows of a person that are kept, k; None keeps all of them, where persons are sampled.
         sampled: Whether batches are drawn from persons or from rows.
 
     Raises:
@@ -78,7 +78,7 @@ class Unit:
         if self.rows is not None and (not isinstance(self.rows, int) or isinstance(self.rows, bool) or self.rows < 1):
             raise ConfigError("unit_rows", self.rows, "a whole number, 1 or above")
         if self.rows is None and self.sampled is Sampled.ROWS:
-            raise ConfigError("unit_rows", None, "how many rows of a person count at the most: ε rests on it")
+            raise ConfigError("unit_rows", None, "the most rows of a person that count: ε depends on it")
 
     def __str__(self) -> str:
         return f"one {self.name} with all of their rows"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from assay._util.figures import at_least, at_most
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.federated import methods
 from assay.federated.local import Training
@@ -160,8 +161,8 @@ def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Random
 def _asking(plan: FederatedPlan) -> str:
     if plan.hidden:
         return (
-            "Nobody but the server learns who was asked. ε does not hold against others who see it, on the network for"
-            " instance: it counts on amplification by sampling."
+            "Nobody but the server learns who was asked, because ε counts on amplification by sampling. It does not"
+            " hold against others who see that, for instance on the network."
         )
     return (
         "Each client keeps to this plan. With the engines serial and simulation one operator runs server and clients,"
@@ -194,14 +195,14 @@ def _mechanism(plan: FederatedPlan) -> list[str]:
     if plan.silo is not None and plan.unit == "record":
         return [
             f"Each client runs DP-SGD on its own records: gradients clipped to {plan.clip:g}, Gaussian noise of"
-            f" {plan.noise_multiplier:.5g} times that, Poisson batches of {plan.silo.batch_size:g} expected,"
+            f" {at_least(plan.noise_multiplier)} times that, Poisson batches of {plan.silo.batch_size:g} expected,"
             f" {plan.silo.steps} steps each time it is asked, at most {plan.turns} times.",
             f"ε above is for the client with the fewest records ({plan.silo.records}), asked most often.",
         ]
     if plan.hidden:
         asked = (
-            f"each is drawn independently with probability {plan.per_round / plan.clients:.5g} a round, and who was"
-            f" drawn stays hidden; sums are divided by the constant {plan.per_round}"
+            f"each is drawn independently with probability {at_most(plan.per_round / plan.clients)} a round, and who"
+            f" was drawn stays hidden; sums are divided by the constant {plan.per_round}"
         )
     else:
         asked = (
@@ -211,7 +212,7 @@ def _mechanism(plan: FederatedPlan) -> list[str]:
     enough = f"At least {plan.answers} of {plan.per_round} clients must answer for a sum to be opened."
     return [
         f"Each client's vector is clipped to norm {plan.clip:g}, all tensors together.",
-        f"Noise of multiplier {plan.noise_multiplier:.5g}, {_NOISE[plan.noise]}.",
+        f"Noise of multiplier {at_least(plan.noise_multiplier)}, {_NOISE[plan.noise]}.",
         *([enough] if plan.noise == "distributed" else []),
         f"Clients: {asked}.",
     ]

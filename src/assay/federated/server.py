@@ -35,10 +35,11 @@ from assay.federated.wire import Message, Schema, WireError, decode, encode
 from assay.runs import checkpoint
 from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback
+from assay.runs.course import Course, Saved
 from assay.runs.directory import RunDirectory
 from assay.runs.record import Facts
 from assay.runs.result import Result, cross_entropy, save_model
-from assay.runs.run import Course, Run, Saved
+from assay.runs.run import Run
 from assay.runs.schema import FEDERATED
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay._util.allocator import keep_freed_memory
+from assay._util.process import keep_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.arithmetic import full
 from assay.gradients.layouts import Layout

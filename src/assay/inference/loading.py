@@ -21,8 +21,9 @@ from assay.inference.preparing import Preparation
 from assay.models.circulant import replace_linear
 from assay.models.inputs import adapt_as
 from assay.models.torchvision import adopt
-from assay.runs.directory import RunDirectory, is_by_name
+from assay.runs.directory import RunDirectory
 from assay.runs.reading import statement_of
+from assay.runs.schema import is_by_name
 from assay.training.inputs import load as load_data
 
 _AT_ONCE = 512

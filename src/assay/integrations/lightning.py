@@ -32,12 +32,12 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from assay.data.loading import Loading
-from assay.data.records import Records
+from assay.data.records import Loading, Records
 from assay.errors import AssayError, ConfigError
 from assay.integrations.lightning_kept import check_nothing_kept, traces
 from assay.integrations.lightning_settings import check_loader, check_module, check_trainer
-from assay.integrations.outside import OutsideRun, Privacy
+from assay.integrations.outside import OutsideRun
+from assay.integrations.privacy import Privacy
 from assay.runs.result import Result
 from assay.training.preflight import check_precision
 

@@ -30,12 +30,12 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from assay.accounting.budget import Budget
 from assay.data.identity import contents as contents_of
-from assay.data.loading import Loading
 from assay.data.persons import Ids
-from assay.data.records import Records
+from assay.data.records import Loading, Records
 from assay.errors import AssayError, ConfigError
 from assay.gradients.clip_rules import ClipRule
-from assay.integrations.outside import OutsideRun, Privacy
+from assay.integrations.outside import OutsideRun
+from assay.integrations.privacy import Privacy
 from assay.integrations.record_losses import decoder_inputs, predicts_next, record_losses
 from assay.integrations.trainer_arguments import check_arguments, check_distribution
 from assay.integrations.trainer_parts import STATE, Epochs, Follow, keep_in, kept_in, settings, usual_loss_bound

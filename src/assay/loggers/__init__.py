@@ -53,7 +53,7 @@ class Logger(Callback, ABC):
     name: ClassVar[str]
     """What `--log` calls it."""
     package: ClassVar[str]
-    """The package that it needs, which is the name of Assay's extra, too."""
+    """The package that it needs, which is also the name of Assay's extra."""
     OPTIONS: ClassVar[tuple[str, ...]] = ()
     """What may be set in `--log name:key=value`."""
 

@@ -48,7 +48,8 @@ from assay.methods.perturb.explain import FORMS, Explainer
 from assay.methods.perturb.inputs import OUTSIDE
 from assay.methods.perturb.objective import objective_sensitivity
 from assay.methods.perturb.readings import CHOICES, Reading
-from assay.methods.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, Segmentation, sizes
+from assay.methods.perturb.segmentation import Segmentation
+from assay.methods.perturb.stages import OBJECTIVES, NoisyRecords, ScaledByRelevance, sizes
 
 if TYPE_CHECKING:
     from torch import nn

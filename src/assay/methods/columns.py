@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from dp_accounting.dp_event import DpEvent
 
 from assay._util import spec
+from assay._util.figures import at_least
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import gaussian_event
 from assay.methods.stage import Part
@@ -53,7 +54,7 @@ class Columns:
         """For the statement."""
         return (
             f"types, bounds and frequent levels of {self._columns} were estimated from counts with Gaussian noise of "
-            f"{self.noise:.4g} times what one protected unit moves them by"
+            f"{at_least(self.noise)} times what one protected unit moves them by"
         )
 
     @property

@@ -31,6 +31,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from assay._util.figures import at_least
 from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
@@ -217,10 +218,11 @@ class Solved(Stage):
     def describe(self) -> list[str]:
         """For the statement."""
         return [
-            f"the mean of the inputs is released with Gaussian noise of multiplier {_MEAN * self.noise:.4g}, and the "
-            "model subtracts it from every input",
-            "second moments of the inputs, their products with the labels and the label counts are released with "
-            f"Gaussian noise of multiplier {self.noise:.4g}; training starts at the least-squares solution of them",
+            f"the mean of the inputs is released with Gaussian noise of multiplier {at_least(_MEAN * self.noise)}, and "
+            "the model subtracts it from every input",
+            "second moments of the inputs, their products with the labels and the label counts are released "
+            f"with Gaussian noise of multiplier {at_least(self.noise)}; training starts at the least-squares solution "
+            "of them",
         ]
 
 

@@ -148,7 +148,7 @@ class Plan:
         self._check_unit()
 
     def _check_parts(self) -> None:
-        """Refuse settings that are no objects of their kind: a text would be compared with objects, and ε be wrong."""
+        """Refuse settings of another type: a text would be compared with objects, and ε would be wrong."""
         _check_kind("adjacency", self.adjacency, Adjacency, "one of " + ", ".join(map(str, Adjacency.__members__)))
         accepted = "a noise schedule such as Decay(levels=4); assay.accounting.schedules.parse reads a text"
         _check_kind("noise_schedule", self.noise_schedule, NoiseSchedule, accepted)
@@ -293,7 +293,7 @@ class Plan:
                 "unit_sampling",
                 unit.sampled.value,
                 f"persons with method {self.method.name} and sampling {self.sampler.name}: rows of a person are "
-                "accounted for together only where each row has a coin of its own and sums get Gaussian noise",
+                "accounted for together only where each row is sampled by its own coin and sums get Gaussian noise",
             )
         if not unit.persons <= self.records:
             raise ConfigError("unit.persons", unit.persons, f"at most {self.records}, the number of rows")

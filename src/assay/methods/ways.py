@@ -1,6 +1,6 @@
 """Which way to protect a person needs less noise: sampling persons, or sampling their rows (`assay.data.units`).
 
-Both are found by the same target ε from public counts alone: persons, rows, rows of a person at the most, batch size
+Both are found by the same target ε from public counts alone: persons, rows, most rows of a person, batch size
 and steps. They are compared at equal work: a step sees as many rows on average in either way.
 """
 
@@ -56,7 +56,7 @@ def compare(start: Plan, *, unit: str, persons: int, most: int, epsilon: float) 
         start: Rows that are kept, batch size in rows, steps, δ and everything else that the two have in common.
         unit: What a person is called.
         persons: How many there are.
-        most: How many rows of a person are kept at the most.
+        most: The most rows of a person that are kept.
         epsilon: The target.
 
     Returns:
@@ -101,7 +101,7 @@ def ways_of(
         unit: What a person is called.
         records: How many rows are kept.
         persons: How many persons there are.
-        most: How many rows of a person are kept at the most.
+        most: The most rows of a person that are kept.
         batch_size: Rows in a step, on average.
         epochs: The length of the run, or `steps`.
         steps: The length of the run in steps.

@@ -23,7 +23,8 @@ from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.errors import AssayError, ConfigError, check_fields
-from assay.runs.directory import RunDirectory, read_record
+from assay.runs.directory import RunDirectory
+from assay.runs.schema import read_record
 
 FIELD = "budget"
 """The field of `run.json` and of `record.json`."""
@@ -221,7 +222,7 @@ def _finite(value: float) -> float | str:
 def settle_by_ledgers(
     budget: Budget, runs: Sequence[Path] = (), *, by: str | None = None
 ) -> list[tuple[Account, str | None]]:
-    """Settle runs that do not go on any more by what their ledgers hold.
+    """Settle runs that have stopped, by what their ledgers hold.
 
     A ledger is on disk before anything is released, so what it holds is all that was. From then on the run may charge
     no more, unless it is resumed and what it had reserved still fits.
@@ -316,7 +317,7 @@ def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None
 
     Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its
     event, the ceiling is checked entry by entry, each run's ledger is compared with its last entry, and each record
-    that names the budget must name an entry that is there: entries that were cut off from the end are seen so.
+    that names the budget must name an entry that is there: this shows entries that were cut off at the end.
 
     Args:
         budget: The budget.

@@ -160,7 +160,7 @@ def _results(record: Mapping[str, Any]) -> list[str]:
 
 def _loading(record: Mapping[str, Any]) -> list[str]:
     named = isinstance(record.get("inputs"), Mapping)
-    call = "assay.load(path)" if named else "assay.load(path, model=network)  # network: your module, of any weights"
+    call = "assay.load(path)" if named else "assay.load(path, model=network)  # network: your module, with any weights"
     return [
         "```python",
         "import assay                                            # pip install assay-dp",

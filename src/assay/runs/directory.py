@@ -51,11 +51,15 @@ from assay.runs import schema
 if TYPE_CHECKING:
     from torch import Tensor
 
-SPEC_SCHEMA = "assay.run/2"
-RECORD_SCHEMA = "assay.record/2"
-_SPECS = {SPEC_SCHEMA: True, "assay.run/1": False}
-_UNSEALED_RECORD = "assay.record/1"
-_RECORDS = {RECORD_SCHEMA: True, _UNSEALED_RECORD: False}
+
+class _File:
+    """A file or a folder of a run, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
+        return run.path / self._name
 
 
 @dataclass(frozen=True)
@@ -64,85 +68,38 @@ class RunDirectory:
 
     path: Path
 
-    @property
-    def spec(self) -> Path:
-        """What was asked for."""
-        return self.path / "run.json"
-
-    @property
-    def ledger(self) -> Path:
-        """What has been spent."""
-        return self.path / "ledger.jsonl"
-
-    @property
-    def stage(self) -> Path:
-        """What the method's stage released before training, if it has one."""
-        return self.path / "stage.safetensors"
-
-    @property
-    def records(self) -> Path:
-        """What only an unfinished run needs of that release."""
-        return self.path / "records.safetensors"
-
-    @property
-    def checkpoint(self) -> Path:
-        """Where to continue."""
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def record(self) -> Path:
-        """The finished run, for programs."""
-        return self.path / "record.json"
-
-    @property
-    def statement(self) -> Path:
-        """The finished run, for people."""
-        return self.path / "statement.md"
-
-    @property
-    def card(self) -> Path:
-        """The finished run as a model card, with its statement."""
-        return self.path / "README.md"
-
-    @property
-    def ignored(self) -> Path:
-        """What must stay here when the directory is pushed somewhere."""
-        return self.path / ".gitignore"
-
-    @property
-    def model(self) -> Path:
-        """The trained parameters."""
-        return self.path / "model.safetensors"
-
-    @property
-    def kept_models(self) -> Path:
-        """Intermediate models by round, of a federated run that was asked to keep some."""
-        return self.path / "rounds"
-
-    @property
-    def aside(self) -> Path:
-        """Audits that trained on the records again: for their holder, covered by no ε."""
-        return self.path / "audits.json"
-
-    @property
-    def earlier(self) -> Path:
-        """The ledgers of runs that were replaced here, numbered from 1: what they spent stays spent."""
-        return self.path / "ledgers"
-
-    @property
-    def estimate_ledger(self) -> Path:
-        """What an estimate of a table's columns has spent, until the run's own ledger holds it."""
-        return self.path / "estimate.jsonl"
-
-    @property
-    def estimate(self) -> Path:
-        """What that estimate showed, until `run.json` holds it."""
-        return self.path / "schema.json"
-
-    @property
-    def notice(self) -> Path:
-        """Says that the run is unfinished."""
-        return self.path / "UNFINISHED.txt"
+    spec = _File("run.json")
+    """What was asked for."""
+    ledger = _File("ledger.jsonl")
+    """What has been spent."""
+    stage = _File("stage.safetensors")
+    """What the method's stage released before training, if it has one."""
+    records = _File("records.safetensors")
+    """What only an unfinished run needs of that release."""
+    checkpoint = _File("checkpoint.safetensors")
+    """Where to continue."""
+    record = _File("record.json")
+    """The finished run, for programs."""
+    statement = _File("statement.md")
+    """The finished run, for people."""
+    card = _File("README.md")
+    """The finished run as a model card, with its statement."""
+    ignored = _File(".gitignore")
+    """What must stay here when the directory is pushed somewhere."""
+    model = _File("model.safetensors")
+    """The trained parameters."""
+    kept_models = _File("rounds")
+    """Intermediate models by round, of a federated run that was asked to keep some."""
+    aside = _File("audits.json")
+    """Audits that trained on the records again: for their holder, covered by no ε."""
+    earlier = _File("ledgers")
+    """The ledgers of runs that were replaced here, numbered from 1: what they spent stays spent."""
+    estimate_ledger = _File("estimate.jsonl")
+    """What an estimate of a table's columns has spent, until the run's own ledger holds it."""
+    estimate = _File("schema.json")
+    """What that estimate showed, until `run.json` holds it."""
+    notice = _File("UNFINISHED.txt")
+    """Says that the run is unfinished."""
 
     @property
     def finished(self) -> bool:
@@ -165,7 +122,7 @@ class RunDirectory:
             spec = self.read_spec()
             if "resume_with" in spec:
                 return str(spec["resume_with"])
-            if not is_by_name(spec):
+            if not schema.is_by_name(spec):
                 if spec.get("kind") == schema.FEDERATED:
                     return f"assay.federated.server.resume(model, carrier, {str(self.path)!r}) from Python"
                 return f"assay.resume(model, train, {str(self.path)!r}) from Python"
@@ -198,7 +155,9 @@ class RunDirectory:
             columns = (spec.get("plan") or {}).get("columns")
             if columns is None:  # the run does not pay for an estimate that was made here
                 run.set_estimate_aside()
-            wanted = seals.sealed({"schema": SPEC_SCHEMA, **spec, "made_by": "names" if is_by_name(spec) else "python"})
+            wanted = seals.sealed(
+                {"schema": schema.SPEC_SCHEMA, **spec, "made_by": "names" if schema.is_by_name(spec) else "python"}
+            )
             create_json(run.spec, wanted)
             if run.read_spec() != wanted:  # where folders cannot be locked
                 raise ConfigError("out", str(path), "a new or empty directory; another run has just begun there")
@@ -358,9 +317,7 @@ class RunDirectory:
         Raises:
             AssayError: `run.json` is damaged or of another version. Names the field.
         """
-        spec = schema.read(self.spec, _SPECS)
-        schema.check(self.spec, spec, schema.spec_of(spec))
-        return spec
+        return schema.read_spec(self.spec)
 
     def digest(self) -> str | None:
         """The digest of `run.json`, which the other files of the run name; None for a run of an earlier version."""
@@ -399,8 +356,8 @@ class RunDirectory:
         """
         if not self.finished:
             raise AssayError(f"{self.path} is unfinished: it has no record yet. Resume it with: {self.resume_command}")
-        record = read_record(self.record)
-        sealed = record["schema"] == RECORD_SCHEMA
+        record = schema.read_record(self.record)
+        sealed = record["schema"] == schema.RECORD_SCHEMA
         if self.spec.exists() and (self.digest() is not None) != sealed:
             raise AssayError(f"{self.record} and {self.spec} are not of one run: only one of them has a digest")
         return record
@@ -505,11 +462,11 @@ class RunDirectory:
         targets = {text: self.next_of(text) if again else text for text in wanted}
         for text, target in targets.items():
             replace_text(target, wanted[text])
-        whole: dict[str, Any] = {**record, "schema": _UNSEALED_RECORD}
+        whole: dict[str, Any] = {**record, "schema": schema.UNSEALED_RECORD}
         if self.digest() is not None:
             files = self.digests()
             files |= {text.name: seals.of_file(target) for text, target in targets.items()}
-            whole = seals.sealed({**record, "schema": RECORD_SCHEMA, "files": files})
+            whole = seals.sealed({**record, "schema": schema.RECORD_SCHEMA, "files": files})
         replace_json(self.record, whole)  # from here on the new texts count
         if again:
             for text, target in targets.items():
@@ -551,34 +508,3 @@ def _read_sealed(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise AssayError(f"{path} is damaged: {error}") from error
     return kept
-
-
-def is_by_name(spec: Mapping[str, Any]) -> bool:
-    """Whether model and data of a run have names, so that commands can load them: `assay train` made it, or `train`.
-
-    A run that `assay.fit` made has a model and records that only its program knows, whatever `names` says of them.
-
-    Args:
-        spec: What run.json says; earlier versions did not note who made a run, but only commands noted `data_dir`.
-    """
-    made_by = spec.get("made_by")
-    return "data_dir" in spec["names"] if made_by is None else bool(made_by == "names")
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Read a record.json, wherever it was copied to.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The record.
-
-    Raises:
-        AssayError: It is damaged, or not the record of a run. Names the field.
-    """
-    record = schema.read(path, _RECORDS)
-    schema.check(path, record, schema.RECORD)
-    if record["schema"] == RECORD_SCHEMA and "files" not in record:
-        raise AssayError(f"{path} is damaged: its field files is missing")
-    return record

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from assay.runs.directory import RunDirectory, read_record
+from assay.runs.directory import RunDirectory
+from assay.runs.schema import read_record
 from assay.runs.statement import statement
 from assay.runs.verification import check_epsilon, check_statement
 

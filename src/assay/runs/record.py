@@ -15,13 +15,11 @@ from typing import Any, Protocol
 
 from dp_accounting.dp_event import DpEvent
 
-from assay._util.checkout import commit
+from assay._util.process import commit
 from assay.accounting.epsilon import Adjacency, bound, epsilon_curve, gdp_mu, rdp_epsilon
 from assay.accounting.ledger import Ledger
 from assay.accounting.tradeoff import tradeoff
-from assay.runs.directory import RECORD_SCHEMA
-
-SCHEMA = RECORD_SCHEMA
+from assay.runs.schema import RECORD_SCHEMA
 
 
 class Priced(Protocol):
@@ -195,7 +193,7 @@ def build_record(
         What `record.json` holds.
     """
     return {
-        "schema": SCHEMA,
+        "schema": RECORD_SCHEMA,
         "kind": facts.kind,
         "status": status(steps, facts.planned, stopped),
         "method": facts.method,

@@ -1,4 +1,4 @@
-"""The shapes of a run's JSON files, and a check whose errors name the file and the field.
+"""What a run's JSON files hold: how they are read, their shapes, and a check whose errors name the file and the field.
 
 A shape is a type, a tuple of types (with None where a value may be missing), a list of one shape, or a mapping of field
 names to shapes. A field whose name ends with "?" may be left out. Fields that a shape does not name are ignored.
@@ -19,6 +19,11 @@ Shape: TypeAlias = "type | tuple[type, ...] | list[Shape] | Mapping[str, Shape]"
 
 CENTRAL, FEDERATED = "central", "federated"
 """The kinds of runs: `kind` in run.json and record.json. Earlier versions did not name the kind of a central run."""
+
+SPEC_SCHEMA = "assay.run/2"
+_SPECS = {SPEC_SCHEMA: True, "assay.run/1": False}
+RECORD_SCHEMA, UNSEALED_RECORD = "assay.record/2", "assay.record/1"
+_RECORDS = {RECORD_SCHEMA: True, UNSEALED_RECORD: False}
 
 _NUMBER = (int, float)
 _AMOUNT = (int, float, str)  # "inf" is a string
@@ -215,6 +220,48 @@ def read(path: Path, schemas: Mapping[str, bool]) -> dict[str, Any]:
     elif seals.FIELD in data:
         raise AssayError(f"{path} is damaged: files of schema {schema} have no field {seals.FIELD}")
     return data
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """Read a run.json.
+
+    Raises:
+        AssayError: It is damaged or of another version. Names the field.
+    """
+    spec = read(path, _SPECS)
+    check(path, spec, spec_of(spec))
+    return spec
+
+
+def is_by_name(spec: Mapping[str, Any]) -> bool:
+    """Whether model and data of a run have names, so that commands can load them: `assay train` made it, or `train`.
+
+    A run that `assay.fit` made has a model and records that only its program knows, whatever `names` says of them.
+
+    Args:
+        spec: What run.json says; earlier versions did not note who made a run, but only commands noted `data_dir`.
+    """
+    made_by = spec.get("made_by")
+    return "data_dir" in spec["names"] if made_by is None else bool(made_by == "names")
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Read a record.json, wherever it was copied to.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The record.
+
+    Raises:
+        AssayError: It is damaged, or not the record of a run. Names the field.
+    """
+    record = read(path, _RECORDS)
+    check(path, record, RECORD)
+    if record["schema"] == RECORD_SCHEMA and "files" not in record:
+        raise AssayError(f"{path} is damaged: its field files is missing")
+    return record
 
 
 def check(path: Path, value: Any, shape: Shape, field: str = "") -> None:

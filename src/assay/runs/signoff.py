@@ -16,7 +16,7 @@ from assay.runs.tradeoff import across
 
 YES, NO, OPEN = "✓", "✕", "☐"
 _BLANK = "________________"
-_LARGEST = 700.0  # e to the power of more is no number
+_LARGEST = 700.0  # e to the power of more overflows
 
 
 def sign_off(record: Mapping[str, Any], units: int) -> list[str]:
@@ -99,14 +99,14 @@ def checklist(record: Mapping[str, Any], units: int) -> list[tuple[str, str, str
         (OPEN, "Is the unit what you promised people?", f"ε protects {record['unit']}"),
         (
             YES if finite and small else NO,
-            "Is ε the verified one, finite and as agreed? Is δ below 1/number?",
+            "Is ε the verified one, finite and as agreed? Is δ below one over their number?",
             f"ε = {shown(eps['verified'])}; δ = {eps['delta']:g}" + (f", 1/{units} = {1 / units:.4g}" if units else ""),
         ),
         (YES, "Is there no seed?", "none")
         if record["seed"] is None
         else (NO, "Is there no seed?", "the seed is fixed: reproducible, not private"),
         _once(record),
-        (OPEN, "How were the features made?", "the line Data" if record["notes"] else "nothing is known"),
+        (OPEN, "How were the features made?", "see Data above" if record["notes"] else "nothing is known"),
         {
             "consistent": (YES, "Is it audited, and consistent?", "an audit agrees"),
             "None": (OPEN, "Is it audited, and consistent?", "not audited"),

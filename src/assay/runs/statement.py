@@ -1,6 +1,7 @@
 """The privacy statement: one page that a privacy officer can read and sign, made from the record of a run alone.
 
-Every ε on it has four significant digits: an upper bound is rounded up, a lower bound down. Settings have five.
+Every number that was computed has four significant digits. ε and sampling rates are rounded up, noise and lower bounds
+down. Settings are shown as they were given.
 """
 
 from __future__ import annotations

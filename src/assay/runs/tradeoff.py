@@ -28,7 +28,7 @@ def attackers(facts: Mapping[str, Any]) -> list[str]:
         *across(
             {
                 "false alarms that an attacker accepts": [percent(row["false_positives"]) for row in rows],
-                "of those in the data found out at most": [percent(row["true_positives"]) for row in rows],
+                "those in the data who are found out, at most": [percent(row["true_positives"]) for row in rows],
             }
         ),
         curve_in_words(found),

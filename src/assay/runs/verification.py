@@ -102,7 +102,7 @@ def verify(
         found = assay.runs.verify("runs/mnist", key="officer.pub")
         assert found.holds, found.failed
 
-    Nothing is changed, and a copy of the directory will do. A disagreement is no exception: it is a check that fails.
+    Nothing is changed, and a copy of the directory will do. A disagreement raises nothing: it is a check that fails.
 
     Args:
         run: The run's directory.
@@ -359,7 +359,7 @@ class _Checker:
         return f"{len(paths)} ledgers of clients are whole; the largest ε among them is {_said(most)}"
 
     def _earlier(self) -> str:
-        """What replaced runs spent: no check of this run, but part of what is known."""
+        """What replaced runs spent. It decides nothing about this run, and is shown beside it."""
         spent = []
         for path in sorted(self.directory.earlier.glob("*.jsonl")):
             ledger = read_ledger(path)

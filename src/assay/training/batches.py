@@ -16,9 +16,8 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.data.loading import Key
 from assay.data.persons import Ids, UnitRecords
-from assay.data.records import Records
+from assay.data.records import Key, Records
 from assay.distributed.world import World
 from assay.errors import ConfigError
 from assay.gradients.uses.persons import Persons

@@ -10,7 +10,7 @@ from dp_accounting.dp_event import NoOpDpEvent
 from assay.distributed.world import World
 from assay.mechanisms.types import SideQuery
 from assay.methods.plan import Plan
-from assay.runs.run import Course
+from assay.runs.course import Course
 from assay.training.meter import MeanLoss
 from assay.training.step import PrivateStep
 

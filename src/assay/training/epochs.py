@@ -23,7 +23,7 @@ from assay._util.figures import at_most
 from assay.errors import BudgetSpentError
 
 if TYPE_CHECKING:
-    from assay.data.loading import Loading
+    from assay.data.records import Loading
     from assay.training.step import PrivateStep
 
 

@@ -36,8 +36,9 @@ from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, read_ledger
 from assay.data.tables import cells, estimates
+from assay.data.tables.columns import Column
 from assay.data.tables.drafts import Draft, Private
-from assay.data.tables.schema import Column, Schema
+from assay.data.tables.schema import Schema
 from assay.errors import AssayError, ConfigError
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded

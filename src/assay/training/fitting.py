@@ -23,9 +23,8 @@ from torch.utils.data import Dataset
 
 from assay.accounting.budget import Budget
 from assay.data.identity import contents as contents_of
-from assay.data.loading import PLAIN, Loading
 from assay.data.persons import Ids
-from assay.data.records import Records
+from assay.data.records import PLAIN, Loading, Records
 from assay.data.task import Task
 from assay.distributed.launch import restarted
 from assay.distributed.world import World, world
@@ -37,9 +36,9 @@ from assay.methods.stage import Loss
 from assay.models.inputs import adapt_as
 from assay.runs import budgeted
 from assay.runs.callbacks import Callback
+from assay.runs.callbacks import progress as show_progress
 from assay.runs.directory import RunDirectory
 from assay.runs.metrics import loss_of
-from assay.runs.progress import progress as show_progress
 from assay.runs.result import Result
 from assay.runs.run import Run
 from assay.runs.schema import CENTRAL

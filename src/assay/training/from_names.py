@@ -259,7 +259,7 @@ def prepare(
         if settings.origin is None or error.field not in settings.preset.keys() - settings.given:
             raise
         option = f"--{error.field.replace('_', '-')}"
-        said = f"the value is that of {settings.origin['from']}, and {option} typed beside it goes before it"
+        said = f"the value is that of {settings.origin['from']}, and {option} overrides it"
         raise ConfigError(error.field, error.value, f"{error.accepted}; {said}") from error
 
 

@@ -20,7 +20,7 @@ from assay.errors import ConfigError
 from assay.models.circulant import replace_linear
 from assay.models.transfer import begin
 from assay.randomness.streams import Seeded
-from assay.runs.directory import is_by_name
+from assay.runs.schema import is_by_name
 
 UNFINISHED_CHOICE = (
     "a choice of `assay tune` that did not end with a model: its budget is spent, nothing was released, and it cannot "

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.accounting.ledger import Ledger
-from assay.data.loading import PLAIN, Loading
 from assay.data.persons import Ids
-from assay.data.records import Records, call, pair
+from assay.data.records import PLAIN, Loading, Records, call, pair
 from assay.distributed.world import ALONE, World
 from assay.errors import ConfigError
 from assay.gradients.proof.losses import separate
@@ -23,10 +22,10 @@ from assay.methods.plan import Plan
 from assay.methods.stage import Loss, Released, Stage
 from assay.randomness.streams import Randomness, seed_torch
 from assay.runs import checkpoint
+from assay.runs.course import Saved
 from assay.runs.directory import RunDirectory
 from assay.runs.metrics import cross_entropy
 from assay.runs.record import Facts
-from assay.runs.run import Saved
 from assay.training import augment
 from assay.training.averaging import Average, moving, tail
 from assay.training.batches import unit_records

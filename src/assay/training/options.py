@@ -106,7 +106,7 @@ class Settings:
     preset: Mapping[str, Any] = field(default_factory=dict)
     """What the preset says that these settings were filled with."""
     given: frozenset[str] = frozenset()
-    """The settings that a person gave beside the preset, and that go before it."""
+    """The settings that a person gave beside the preset, which override it."""
     if_number: Settings | None = None
     """The settings that replace these if the target turns out to be a number (`--schema auto`)."""
 

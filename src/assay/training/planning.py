@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay import methods
-from assay.data.loading import Loading
 from assay.data.persons import Ids, numbered
-from assay.data.records import Records, pair
+from assay.data.records import Loading, Records, pair
 from assay.data.units import Unit
 from assay.errors import ConfigError
 from assay.gradients.clip_rules import ClipRule
@@ -92,7 +91,7 @@ def check_either(plan: Plan | None, given: Mapping[str, Any]) -> None:
         given: The numbers by name; None for those that were not given.
 
     Raises:
-        ConfigError: Both were given, or the plan is no plan.
+        ConfigError: Both were given, or `plan` is not a plan.
     """
     if plan is None:
         return
@@ -111,7 +110,7 @@ def _is_table(records: Records) -> bool:
     """Whether inputs are rows of numbers."""
     try:
         inputs, _ = pair(records.gather(torch.tensor([0])))
-    except ConfigError:  # records that are no pairs are refused where they are used
+    except ConfigError:  # records that are not pairs are refused where they are used
         return False
     return isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.is_floating_point()
 

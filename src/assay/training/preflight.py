@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from assay.data.apart import check_apart, check_once_each
-from assay.data.loading import PLAIN, Loading
-from assay.data.records import Records, pair
+from assay.data.records import PLAIN, Loading, Records, pair
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
 from assay.gradients.proof.losses import separate
@@ -90,7 +89,8 @@ def check_run(
     if not training.shard and not decided:
         _rehearse(model, Records(train, device, loading), loss, plan, training, device)
     if training.augment is not None:
-        _check_augment(training.augment, train, plan, ranks)
+        check_views(training.augment, plan, ranks)
+        _check_augment(training.augment, train, plan)
     return plan
 
 
@@ -120,12 +120,20 @@ def _check_finite(model: nn.Module) -> None:
             )
 
 
-def _check_augment(text: str, train: Dataset[Any], plan: Plan, ranks: int) -> None:
-    """Refuse views of records that are not images, or that a stage replaces."""
+def check_views(text: str, plan: Plan, ranks: int) -> None:
+    """Refuse views of records where persons are sampled, or on several ranks.
+
+    Raises:
+        ConfigError: There can be no views.
+    """
     if plan.unit is not None and plan.unit.whole:
         raise ConfigError("augment", text, f"no views where the unit is {plan.unit} and persons are sampled")
     if ranks > 1:
         raise ConfigError("augment", text, "one rank: ranks with one seed would draw the same views")
+
+
+def _check_augment(text: str, train: Dataset[Any], plan: Plan) -> None:
+    """Refuse views of records that are not images, or that a stage replaces."""
     if plan.stage is not None and not plan.stage.takes_views:
         raise ConfigError(
             "augment", text, f"no augmentation with {plan.method.name}, which decides what training sees of a record"

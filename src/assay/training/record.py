@@ -9,6 +9,7 @@ from typing import Any
 from dp_accounting.dp_event import GaussianDpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from assay import methods
+from assay._util.figures import at_least
 from assay.accounting import schedules
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.methods import denoise, encode
@@ -24,7 +25,8 @@ _UNIT = "one record"
 
 _ADJACENCY = {
     Adjacency.ADD_OR_REMOVE_ONE: "two data sets are neighbours if one has exactly one record more than the other",
-    Adjacency.REPLACE_ONE: "two data sets are neighbours if they have equally many records and differ in exactly one",
+    Adjacency.REPLACE_ONE: "two data sets are neighbours if they have the same number of records and differ in exactly"
+    " one",
 }
 
 
@@ -120,22 +122,22 @@ def _sentences(plan: Plan, augment: str | None, randomness: Randomness) -> Sente
             *([f"After the noise, at no cost: {denoised}."] if denoised else []),
             f"Batches: {_batches(plan)}; sums are divided by the constant {plan.batch_size:g}.",
         ],
-        caveat="; batches drawn so cost no more than that, and how much exactly is not known"
+        caveat="; batches drawn in this way cost no more than that, but the exact cost is not known"
         if not plan.sampler.tight
         else "",
-        covered=("what was released before training, " if plan.first_events else "")
-        + "the parameters after every step. So are the model, every checkpoint, "
+        covered=("what was released before training, and " if plan.first_events else "")
+        + "the parameters after every step; therefore also the model, every checkpoint, "
         + (_EXACT if plan.exact else _LOSSES),
         public=f"the number of {_counted(plan)}, the batch size, the model's architecture and initial weights,"
         " every setting in the record",
         assumed=[
-            "Only the files of this run leave, without attacks.json and audits.json, which no ε covers. Batches,"
-            " gradients before noise and the memory of the process do not.",
+            "Only the files of this run are given away, except attacks.json and audits.json, which no ε covers."
+            " Batches, gradients before noise and the memory of the process stay.",
             _arithmetic(plan),
             *(
                 []
                 if plan.unit is None
-                else [f"Rows of one person have the same {plan.unit.name}: who has two counts as two persons."]
+                else [f"All rows of a person have the same {plan.unit.name}; somebody with two counts as two persons."]
             ),
             "How many records had a gradient that was not a number is shown to the operator only.",
         ],
@@ -229,10 +231,10 @@ def _noise(plan: Plan) -> str:
     if isinstance(event, GaussianDpEvent):
         if plan.exact:
             said = "times that bound, drawn exactly, once a step"
-            return f"Gaussian, standard deviation {event.noise_multiplier:.5g} {said}"
+            return f"Gaussian, standard deviation {at_least(event.noise_multiplier)} {said}"
         return (
-            f"Gaussian, standard deviation {event.noise_multiplier:.5g} times that bound, drawn once for all that the"
-            " step releases"
+            f"Gaussian, standard deviation {at_least(event.noise_multiplier)} times that bound, drawn once for all that"
+            " the step releases"
         )
     if isinstance(event, NoOpDpEvent):
         return "none: the records were released before training, and what is made of them costs nothing more"
@@ -257,7 +259,7 @@ def _schedule(plan: Plan) -> list[str]:
         ]
     if len(plan.stretches) == 1:
         return []
-    said = ", ".join(f"{steps} steps at {plan.noise_multiplier * factor:.5g}" for steps, factor in plan.stretches)
+    said = ", ".join(f"{steps} steps at {at_least(plan.noise_multiplier * factor)}" for steps, factor in plan.stretches)
     return [
         f"The noise falls over the run ({name}): {said} times that bound. Each stretch is charged for its own noise."
     ]

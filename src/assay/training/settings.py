@@ -1,10 +1,14 @@
 """How a run trains, apart from what decides ε: `Optimizer` and `Training`, as JSON and back.
 
-Optimizers and learning-rate schedules are post-processing of a private gradient, which costs no privacy."""
+Optimizers and learning-rate schedules are post-processing of a private gradient, which costs no privacy. A schedule
+(`constant`, `linear`, `inverse:every=469`, `drop:at=10000,by=10`) is a function of the step's number alone, so that a
+resumed run continues it exactly.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache
@@ -19,7 +23,106 @@ from assay.data.records import call
 from assay.errors import ConfigError, check_fields
 from assay.methods import Method
 from assay.randomness.streams import Randomness, Seeded, check_source, source
-from assay.training import augment, defaults, rates
+from assay.training import augment, defaults
+
+
+class Rate(ABC):
+    """How the learning rate changes over a run. A frozen dataclass whose fields are its settings."""
+
+    @abstractmethod
+    def factor(self, step: int, steps: int) -> float:
+        """The factor on the learning rate in this step, counted from 0, of a run of `steps` steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Constant(Rate):
+    """1 throughout."""
+
+    def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
+        """1."""
+        return 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Rate):
+    """From 1 down to 0 in equal steps."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """1 - t/T."""
+        return 1.0 - step / steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cosine(Rate):
+    """From 1 down to 0 along half a wave."""
+
+    def factor(self, step: int, steps: int) -> float:
+        """(1 + cos πt/T)/2."""
+        return 0.5 * (1.0 + math.cos(math.pi * step / steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inverse(Rate):
+    """1/t, where t counts steps from 1.
+
+    Attributes:
+        every: The factor changes only after this many steps: with the number of batches in an epoch, once an epoch.
+
+    Raises:
+        ConfigError: `every` is below 1.
+
+    >>> [Inverse(every=2).factor(step, 6) for step in range(4)]
+    [1.0, 1.0, 0.3333333333333333, 0.3333333333333333]
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ConfigError("schedule every", self.every, "a whole number, 1 or above")
+
+    def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
+        """1/t at the last step that changed it."""
+        return 1.0 / (step - step % self.every + 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop(Rate):
+    """1 at first; divided once.
+
+    Attributes:
+        at: The number of steps before it is divided.
+        by: What it is divided by.
+
+    Raises:
+        ConfigError: A setting is out of its range.
+
+    >>> [Drop(at=2, by=10).factor(step, 6) for step in range(4)]
+    [1.0, 1.0, 0.1, 0.1]
+    """
+
+    at: int = 10_000
+    by: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.at < 1:
+            raise ConfigError("schedule at", self.at, "a whole number, 1 or above")
+        if not 1 <= self.by < math.inf:
+            raise ConfigError("schedule by", self.by, "a number, 1 or above")
+
+    def factor(self, step: int, steps: int) -> float:  # noqa: ARG002
+        """1, then 1/by."""
+        return 1.0 if step < self.at else 1.0 / self.by
+
+
+RATES: dict[str, type[Rate]] = {
+    "constant": Constant,
+    "linear": Linear,
+    "cosine": Cosine,
+    "inverse": Inverse,
+    "drop": Drop,
+}
+
 
 PRECISIONS = ("float32", "bf16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
@@ -39,7 +142,7 @@ class Optimizer:
         lr: The learning rate; None is 0.7 for sgd, 0.002 for adam and adamw.
         momentum: Of sgd; None is 0.9.
         weight_decay: Weight decay.
-        schedule: The learning rate over the run (`assay.training.rates`).
+        schedule: The learning rate over the run (`assay.training.settings`).
         warmup: The part of the run in which the learning rate rises.
 
     Raises:
@@ -118,9 +221,9 @@ class Optimizer:
 
 
 @lru_cache(maxsize=16)
-def _rate(text: str) -> rates.Rate:
+def _rate(text: str) -> Rate:
     """The schedule that the text names; asked for in every step."""
-    return spec.parse("schedule", text, rates.KINDS)
+    return spec.parse("schedule", text, RATES)
 
 
 @dataclass(frozen=True, kw_only=True)

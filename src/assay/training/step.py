@@ -36,9 +36,8 @@ from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
 from assay.data.apart import check_apart, check_once_each
-from assay.data.loading import PREFETCH, Collate, Loading
 from assay.data.persons import Ids
-from assay.data.records import Records
+from assay.data.records import PREFETCH, Collate, Loading, Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
 from assay.distributed.world import world as current_world
 from assay.errors import AssayError, BudgetSpentError, ConfigError, UnsupportedModelError
@@ -63,7 +62,7 @@ from assay.training.augment import Augmentation
 from assay.training.batches import Batch, Batches, BatchPart, unit_records
 from assay.training.epochs import EpochLoader
 from assay.training.masks import Masks
-from assay.training.preflight import check_ranks
+from assay.training.preflight import check_ranks, check_views
 from assay.training.step_checks import (
     check_exact,
     check_ledger,
@@ -168,12 +167,8 @@ class PrivateStep(Unique):
         self.randomness = fresh_source(OsSeeded() if randomness is None else randomness)
         self._position: position.Watch | None = None
         self._augment, self._views = augment, 1 if augment is None else augment.views
-        if augment is not None and world.size > 1:
-            raise ConfigError("augment", str(augment), "one rank: ranks with one seed would draw the same views")
-        if augment is not None and plan.unit is not None and plan.unit.whole:
-            raise ConfigError(
-                "augment", str(augment), f"no views where the unit is {plan.unit} and persons are sampled"
-            )
+        if augment is not None:
+            check_views(str(augment), plan, world.size)
         if self._views > 1 and chain.rules:
             raise ConfigError(
                 "augment", str(augment), "one view of a record with methods that work on whole maps of a layer"
@@ -229,7 +224,7 @@ class PrivateStep(Unique):
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
             undo.callback(ledger.close)
         check_ledger(ledger, plan)
-        charges = world.once(functools.partial(claimed_charges, ledger))
+        charges = world.once(claimed_charges, ledger)
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
         if taken > ledger.total_steps:
             raise ConfigError(
@@ -256,11 +251,11 @@ class PrivateStep(Unique):
         self._origin = 0 if seeded else taken
         self.taken = taken
         cost = functools.partial(plan.steps_event, start=self._origin)
-        start = world.once(lambda: seals.of_model(model)) if seeded and taken == 0 else None
+        start = world.once(seals.of_model, model) if seeded and taken == 0 else None
         draws = self.randomness.fingerprint
         self._segment = ledger.begin(cost, plan.steps - self._origin, draws=draws, start=start, origin=self._origin)
         self.randomness = self._segment.own(self.randomness)
-        self._limit = self._origin + world.once(lambda: self._segment.allowed)
+        self._limit = self._origin + world.once(int, self._segment.allowed)  # what the leader allows
 
     def _catch_up(self, noise: Correlated) -> None:
         """Draw the noise of earlier steps again, which later steps take back in part; none with fresh randomness."""

@@ -127,7 +127,7 @@ def prepared_choice(
 
 
 def in_words(setting: Mapping[str, str]) -> str:
-    """A setting that is tried, as it was typed."""
+    """A setting that is tried, as text."""
     return " ".join(f"{name.replace('_', '-')}={value}" for name, value in setting.items())
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dp_accounting import dp_event
 from dp_accounting.dp_event import DpEvent
 
-from assay.accounting.epsilon import combined
+from assay.accounting.composition import combined
 from assay.accounting.events import REPETITIONS, Accountant, Adjacency, Parts, UnaccountableError
 from assay.accounting.losses import Selected
 

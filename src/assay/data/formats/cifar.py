@@ -78,7 +78,7 @@ def parse_cifar(content: bytes, *, label_bytes: int) -> tuple[npt.NDArray[np.uin
     CIFAR-10 has one label byte. CIFAR-100 has two, the coarse and the fine label; the fine one counts.
 
     Raises:
-        DataError: this is no whole number of records.
+        DataError: this is not a whole number of records.
     """
     record = label_bytes + _PIXELS
     if not content or len(content) % record:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from assay._util.figures import at_most
 from assay._util.lazy import torch
 from assay.data.samplers import Sampler, mixed
 from assay.errors import ConfigError
@@ -97,5 +98,5 @@ class Cyclic(Sampler):
             )
         return (
             f"cyclic Poisson sampling: each record belongs to one of {self.bands} groups, drawn by itself, which take "
-            f"turns, and enters its group's batch independently with probability {self.member_rate:.5g}"
+            f"turns, and enters its group's batch independently with probability {at_most(self.member_rate)}"
         )

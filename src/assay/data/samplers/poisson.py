@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from assay._util.figures import at_most
 from assay.data.samplers import Sampler
 from assay.data.samplers.cyclic import Cyclic
 
@@ -43,7 +44,8 @@ class Poisson(Sampler):
 
     def describe(self) -> str:
         """A sentence for the statement."""
-        return f"Poisson sampling: each record enters each step's batch independently with probability {self.rate:.5g}"
+        rate = at_most(self.rate)
+        return f"Poisson sampling: each record enters each step's batch independently with probability {rate}"
 
 
 SAMPLER = Poisson

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from dp_accounting.dp_event import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 
+from assay._util.figures import at_most
 from assay._util.lazy import torch
 from assay.accounting.accountants.truncated import TruncatedPoissonDpEvent
 from assay.accounting.truncation import chance_of_truncation
@@ -67,7 +68,7 @@ class TruncatedPoisson(Sampler):
         """A sentence for the statement."""
         return (
             f"truncated Poisson sampling: each record enters each step's batch independently with probability "
-            f"{self.rate:.5g}; a batch keeps at most {self.cap} records, which is charged"
+            f"{at_most(self.rate)}; a batch keeps at most {self.cap} records, which is charged"
         )
 
 

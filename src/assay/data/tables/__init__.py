@@ -1,7 +1,7 @@
 """Tables of rows, prepared by what is publicly known of their columns.
 
-`schema` says what that is; `reading` reads CSV and Parquet; `encoding` and `preparing` make features and targets of
-rows; `templates` writes a schema to fill in; `loading` makes a data set.
+`columns` and `schema` say what that is; `reading` reads CSV and Parquet; `encoding` and `preparing` make features and
+targets of rows; `templates` writes a schema to fill in; `loading` makes a data set.
 """
 
 from typing import TYPE_CHECKING

@@ -32,23 +32,12 @@ from assay._util import spec
 from assay.data.split import TEST_SHARE, drawn_units, unit_keys
 from assay.data.tables import encoding
 from assay.data.tables.cells import Reading
+from assay.data.tables.columns import Column, Flag, Skip
 from assay.data.tables.estimates import CATEGORY, DATE, NUMBER
 from assay.data.tables.names import PARQUET
 from assay.data.tables.preparing import row_keys
 from assay.data.tables.reading import Table, arrow, arrow_schema, header, read_table
-from assay.data.tables.schema import (
-    AUTO,
-    Column,
-    Flag,
-    Schema,
-    Skip,
-    column_of,
-    is_auto,
-    listed,
-    read,
-    targets,
-    toml_of,
-)
+from assay.data.tables.schema import AUTO, Schema, column_of, is_auto, listed, read, targets, toml_of
 from assay.errors import ConfigError
 
 _SHARE = 0.25

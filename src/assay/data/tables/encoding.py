@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from assay.data.tables.columns import Category, Column, Date, Flag, Labels, Number, Text
 from assay.data.tables.reading import Table, arrow
-from assay.data.tables.schema import Category, Column, Date, Flag, Labels, Number, Schema, Text, listed
+from assay.data.tables.schema import Schema, listed
 from assay.errors import DataError
 
 Floats = npt.NDArray[np.float32]
@@ -71,7 +72,7 @@ def numbers(table: Table, name: str, schema: Schema) -> tuple[npt.NDArray[np.flo
     """A column as finite numbers, and which are missing (there they are 0).
 
     Raises:
-        DataError: A value is no number.
+        DataError: A value is not a number.
     """
     pyarrow = arrow()
     values = table.column(name)

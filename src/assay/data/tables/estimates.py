@@ -38,7 +38,7 @@ import numpy.typing as npt
 from scipy.special import ndtri_exp
 
 from assay.data.tables import cells
-from assay.data.tables.schema import Category, Column, Date, Flag, Number, Skip, Text
+from assay.data.tables.columns import Category, Column, Date, Flag, Number, Skip, Text
 
 Floats = npt.NDArray[np.float64]
 

@@ -165,6 +165,5 @@ def _check_apart(first: Rows, second: Rows, unit: str | None) -> None:
 
 
 def _divided_words(unit: str | None) -> str:
-    if unit is None:
-        return " About a fifth of the rows is for testing, by a hash of each row: no row moves another."
-    return f" About a fifth of the persons is for testing, by a hash of {unit}: nobody moves anybody else."
+    whole, by, one = ("rows", "each row", "row") if unit is None else ("persons", unit, "person")
+    return f" About a fifth of the {whole} are set aside for testing, by a hash of {by}. One {one} more moves no other."

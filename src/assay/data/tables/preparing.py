@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from assay.data.split import unit_keys
 from assay.data.tables import encoding
+from assay.data.tables.columns import Category, Flag, Labels, Number
 from assay.data.tables.reading import Table, arrow, read_table
-from assay.data.tables.schema import Category, Flag, Labels, Number, Schema, listed
+from assay.data.tables.schema import Schema, listed
 from assay.data.task import BINARY, MULTICLASS, MULTILABEL, REGRESSION, Task
 from assay.errors import ConfigError, DataError
 
@@ -35,7 +36,7 @@ def features(table: Table | Path | str, schema: Schema, unit: str | None = None)
     Args:
         table: The rows, or the path of a file; columns that the schema does not know are not looked at.
         schema: How to prepare them.
-        unit: The column that says whose a row is; it is no feature.
+        unit: The column that says whose a row is; it is not a feature.
 
     Returns:
         One line for each row.

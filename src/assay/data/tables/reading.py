@@ -1,8 +1,7 @@
 """CSV and Parquet files as pyarrow tables. A CSV file is read as texts: no type is inferred from its values.
 
-What is wrong is said with the file, the row and the column. Rows are counted as a spreadsheet counts them: in a CSV
-file the header is row 1; in Parquet the first record is row 1. Such errors quote private values: they are for the
-holder of the records.
+Errors name the file, the row and the column. Rows are counted as a spreadsheet counts them: in a CSV file the header is
+row 1; in Parquet the first record is row 1. Such errors quote private values: they are for the holder of the records.
 """
 
 from __future__ import annotations
@@ -135,7 +134,7 @@ def arrow_schema(path: Path) -> pa.Schema:
     """Names and types of the columns of a Parquet file: what its writer declared, not what its rows hold.
 
     Raises:
-        DataError: It is no Parquet file.
+        DataError: It is not a Parquet file.
     """
     pyarrow = arrow()
     try:
@@ -237,7 +236,7 @@ def _check_utf8(path: Path) -> None:
         while block := file.read(1 << 20):
             try:
                 if "\0" in decoder.decode(block):
-                    raise DataError(f"{path} holds a zero byte: it is no text file; save it as CSV in UTF-8")
+                    raise DataError(f"{path} holds a zero byte: it is not a text file; save it as CSV in UTF-8")
             except UnicodeDecodeError as error:
                 row += block[: error.start].count(b"\n")
                 raise DataError(

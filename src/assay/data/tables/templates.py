@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from assay.data.tables import encoding
+from assay.data.tables.columns import Category, Column, Date, Flag, Number, Skip, Text
 from assay.data.tables.names import PARQUET
 from assay.data.tables.reading import Table, arrow_schema, header, read_table
-from assay.data.tables.schema import MISSING_MARKS, Category, Column, Date, Flag, Number, Schema, Skip, Text
+from assay.data.tables.schema import MISSING_MARKS, Schema
 from assay.errors import DataError
 
 _MOST_LEVELS = 50  # of a category found in a sample; more are text, or identifiers
