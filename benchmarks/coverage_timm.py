@@ -1,7 +1,8 @@
 """One small model of every family in timm, where timm can be imported (it needs torchvision).
 
-Weights are random, and pictures as small as a model takes. BatchNorm is in eval mode, as where a model is fine-tuned
-with the statistics that it came with: in train mode it mixes records, and is refused.
+Weights are random, models are cut where they allow it, and pictures are small. BatchNorm is in eval mode with
+statistics of random pictures, as where a model is fine-tuned with those that it came with: in train mode it mixes
+records, and is refused.
 """
 
 from __future__ import annotations
@@ -88,14 +89,12 @@ def _built(name: str) -> tuple[nn.Module, int]:
         for side in _SIDES:
             for sized in ({"img_size": side}, {}):
                 try:
-                    model = _quiet(timm.create_model(name, num_classes=3, **options, **sized))
-                    with torch.no_grad():
-                        model(torch.randn(2, 3, side, side))
-                    return model, side
+                    return _quiet(timm.create_model(name, num_classes=3, **options, **sized), side), side
                 except Exception:
                     continue
-    model = _quiet(timm.create_model(name, num_classes=3))
-    return model, int(model.default_cfg["input_size"][-1])
+    model = timm.create_model(name, num_classes=3)
+    side = int(model.default_cfg["input_size"][-1])
+    return _quiet(model, side), side
 
 
 @functools.lru_cache(maxsize=1)
@@ -114,11 +113,16 @@ def _accepted(name: str) -> dict[int, int]:
     return found
 
 
-def _quiet(model: Any) -> Any:
+def _quiet(model: Any, side: int) -> Any:
     model.train()
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    for norm in norms:
+        norm.momentum = None  # of all pictures so far
+    with torch.no_grad():
+        model(torch.randn(RECORDS, 3, side, side))
+    for norm in norms:
+        norm.eval()
     for module in model.modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.eval()
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if hasattr(module, "drop_prob"):

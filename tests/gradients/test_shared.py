@@ -273,6 +273,34 @@ def test_parameter_beside_other_records_is_refused(pool: Callable[[Tensor], Tens
         engine.collect(squared_error(model(torch.randn(4, 5)), torch.zeros(4, 2)))
 
 
+class Biased(nn.Module):
+    """Asks a module below for what it makes of its parameter, without calling it, as MaxViT does."""
+
+    class Table(nn.Module):
+        def __init__(self, *, called: bool) -> None:
+            super().__init__()
+            self.p, self.called = nn.Parameter(torch.randn(6, 6)), called
+
+        def bias(self) -> Tensor:
+            return self.p.exp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.p.mean() if self.called else x
+
+    def __init__(self, *, called: bool) -> None:
+        super().__init__()
+        self.table, self.map = Biased.Table(called=called), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.map(self.table(x)).tanh()
+        return F.scaled_dot_product_attention(h, h, h, self.table.bias())
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_parameter_that_another_module_reads(called: bool) -> None:
+    agree(Biased(called=called), torch.randn(4, 6, 5))
+
+
 def test_each_parameter_counts_in_its_own_layer() -> None:
     """A function of parameters of two layers: norms by layer are those of each."""
 

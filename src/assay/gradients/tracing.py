@@ -2,8 +2,8 @@
 
 `Tracing` runs both with shared tensors in place of parameters (`assay.gradients.rules.shared`). A module whose code has
 no rule for this runs once for each record instead, from then on (`assay.gradients.rules.fallback`). Until the engine is
-proven, the parameters of all layers are shared tensors while the model runs, so that code which reads the weight of
-another layer is found; afterwards only those that were read.
+proven, all parameters are shared tensors while the model runs, so that code which reads the weight of another module is
+found; afterwards only those that were read.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Tracing:
         self._layers: list[Holder] = [
             (unit.module._parameters, name, canonical) for unit in ruled for name, canonical in unit.names.items()
         ]
+        self._layers += [holder for traced in units.traced for holder in traced.holders]
         self._every = self._layers
         self._compiled = compat.compiled(model)
         self._stack: ExitStack | None = None
