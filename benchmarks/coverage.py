@@ -99,9 +99,10 @@ def judged(case: Case) -> Outcome:
     """Run one case."""
     torch.manual_seed(0)
     model = case.build().double()
-    with torch.no_grad():
+    with torch.no_grad():  # a layer that begins at zero would hide what is behind it
         for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+            spread = float(parameter.std(unbiased=False)) if parameter.numel() else 0.0
+            parameter.add_(0.1 * max(spread, 0.1) * torch.randn_like(parameter))
     inputs = {name: t.double() if t.is_floating_point() else t for name, t in case.inputs().items()}
     plain = copy.deepcopy(model)
     expected = reference(case, plain, inputs)

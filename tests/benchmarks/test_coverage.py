@@ -14,6 +14,7 @@ TEXT_AND_PICTURES = (
     "MPNetForSequenceClassification",
     "Swinv2ForImageClassification",
     "MobileViTForImageClassification",
+    "XLNetForSequenceClassification",
     "DoRA",
     "IA3",
     "AdaLoRA",

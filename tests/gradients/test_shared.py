@@ -162,6 +162,58 @@ def test_records_in_the_second_dimension_of_a_layer(length: int) -> None:
     agree(Rows("second", nn.Linear(5, 5)), torch.randn(4, length, 5))
 
 
+class Relative(nn.Module):
+    """As XLNet attends: the records are second in what it attends to, and third in the mask."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.head = Relative.Attention(), nn.Linear(5, 2)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.bias = nn.Parameter(torch.randn(5, 5)), nn.Parameter(torch.randn(5))
+
+        def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+            scores = torch.einsum("ibd,jbd->ijb", torch.einsum("ibd,de->ibe", h, self.q) + self.bias, h)
+            scores = scores if mask is None else scores - mask
+            return torch.einsum("ijb,jbd->ibd", scores.softmax(1), h)
+
+    def forward(self, x: Tensor, masked: bool = True) -> Tensor:
+        h = x.transpose(0, 1)
+        h = self.inner(h, (h[:, None, :, 0] - h[None, :, :, 0]).abs()) if masked else self.inner(h)
+        out: Tensor = self.head(h.transpose(0, 1).tanh()).flatten(1)
+        return out
+
+
+@pytest.mark.parametrize("length", [6, 7])
+def test_records_second_and_third(length: int) -> None:
+    agree(Relative(), torch.randn(4, length, 5))
+
+
+def test_records_second_and_third_in_a_later_batch_of_as_many_positions() -> None:
+    """There every dimension could be the records': where they are was decided on the first batch."""
+    model, x = trained(Relative()), torch.randn(4, 6, 5).double()
+    plain = copy.deepcopy(model)
+    engine = Engine(model)
+    for some in (x, x[:3, :3], x[:2, :2]):
+        found = engine.collect(model(some).square().sum(1)).per_record()
+        names, parameters = zip(*plain.named_parameters(), strict=True)
+        for i in range(len(some)):
+            alone = torch.autograd.grad(plain(some[i : i + 1]).square().sum(), parameters)
+            for name, g in zip(names, alone, strict=True):
+                torch.testing.assert_close(found[name][i], g)
+
+
+def test_records_second_in_a_call_that_the_first_batch_did_not_show() -> None:
+    """Positions would be taken for records."""
+    model = Relative()
+    engine = Engine(model)
+    engine.collect(model(torch.randn(4, 6, 5)).square().sum(1))
+    with pytest.raises(UnsupportedModelError, match="other arguments than in the first batch"):
+        model(torch.randn(4, 4, 5), masked=False)
+
+
 @pytest.mark.parametrize("inner", [nn.Linear(5, 5), nn.LayerNorm(5), Own(lambda m, x: x * m.s, s=(5,))], ids=repr)
 @pytest.mark.parametrize("length", [6, 4, 2])
 def test_rows_of_different_records_in_turn_are_refused(inner: nn.Module, length: int) -> None:
@@ -219,6 +271,34 @@ def test_parameter_beside_other_records_is_refused(pool: Callable[[Tensor], Tens
     engine = Engine(model)
     with pytest.raises(UnsupportedModelError):
         engine.collect(squared_error(model(torch.randn(4, 5)), torch.zeros(4, 2)))
+
+
+class Biased(nn.Module):
+    """Asks a module below for what it makes of its parameter, without calling it, as MaxViT does."""
+
+    class Table(nn.Module):
+        def __init__(self, *, called: bool) -> None:
+            super().__init__()
+            self.p, self.called = nn.Parameter(torch.randn(6, 6)), called
+
+        def bias(self) -> Tensor:
+            return self.p.exp()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.p.mean() if self.called else x
+
+    def __init__(self, *, called: bool) -> None:
+        super().__init__()
+        self.table, self.map = Biased.Table(called=called), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.map(self.table(x)).tanh()
+        return F.scaled_dot_product_attention(h, h, h, self.table.bias())
+
+
+@pytest.mark.parametrize("called", [False, True])
+def test_parameter_that_another_module_reads(called: bool) -> None:
+    agree(Biased(called=called), torch.randn(4, 6, 5))
 
 
 def test_each_parameter_counts_in_its_own_layer() -> None:

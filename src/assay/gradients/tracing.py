@@ -2,8 +2,8 @@
 
 `Tracing` runs both with shared tensors in place of parameters (`assay.gradients.rules.shared`). A module whose code has
 no rule for this runs once for each record instead, from then on (`assay.gradients.rules.fallback`). Until the engine is
-proven, the parameters of all layers are shared tensors while the model runs, so that code which reads the weight of
-another layer is found; afterwards only those that were read.
+proven, all parameters are shared tensors while the model runs, so that code which reads the weight of another module is
+found; afterwards only those that were read.
 """
 
 from __future__ import annotations
@@ -75,6 +75,7 @@ class Tracing:
         self._layers: list[Holder] = [
             (unit.module._parameters, name, canonical) for unit in ruled for name, canonical in unit.names.items()
         ]
+        self._layers += [holder for traced in units.traced for holder in traced.holders]
         self._every = self._layers
         self._compiled = compat.compiled(model)
         self._stack: ExitStack | None = None
@@ -134,7 +135,8 @@ class Tracing:
         """Call a module that uses parameters by itself."""
         unit = traced.unit
         if isinstance(unit.rule, PerRecordCall) and self._is_second(unit.module, args, kwargs):
-            unit.rule.second = traced.once_each = True
+            unit.rule.locate(unit.module, args, kwargs, self.inputs.records)
+            traced.once_each = True
         if traced.once_each or self.whole:
             return self._expand(unit, *args, **kwargs)
         try:
@@ -154,13 +156,13 @@ class Tracing:
         return self._expand(unit, *args, **kwargs)
 
     def _is_second(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether a module is called with the records in the second dimension. The proof checks it."""
+        """Whether a module is called with the records in the second dimension, or a later one. The proof checks it."""
         records = self.inputs.records
         maps = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 2]
         if self._recorder.proven() or not records or not maps:
             return False
-        says = getattr(module, "batch_first", None) is False
-        return all(t.shape[1] == records and (says or t.shape[0] % records) for t in maps)
+        says = getattr(module, "batch_first", None) is False or any(t.shape[0] % records for t in maps)
+        return says and maps[0].shape[1] == records and all(records in t.shape[1:] for t in maps)
 
     def _rows(self, unit: Unit[ExpandRule], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """How many rows stand for the records in this call: a multiple of the records if some are folded."""

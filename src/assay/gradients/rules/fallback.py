@@ -35,8 +35,18 @@ class PerRecordCall:
     batchable: bool = True
     shared: dict[tuple[int, int], bool] = field(default_factory=dict)
     """By the number of arguments and the place of this one; known from the first batch with several records."""
-    second: bool = False
-    """Whether the records are in the second dimension of what the module takes and returns."""
+    places: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The dimension of the records in each argument, where it is not the first one in all of them; by the same."""
+    returned: dict[tuple[int, int], int] = field(default_factory=dict)
+    """The same for what the module returns."""
+
+    def locate(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], records: int) -> None:
+        """Take in each argument the first dimension of this size, after the very first, for that of the records."""
+        leaves = _leaves(module, args, kwargs)
+        for i, (leaf, axis) in enumerate(leaves):
+            if axis is not None:
+                at = next((d for d, size in enumerate(leaf.shape) if size == records and d > 0), 0)
+                self.places.setdefault((len(leaves), i), at)
 
     def records(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         """The number of records in the first tensor argument.
@@ -69,8 +79,7 @@ class PerRecordCall:
             a, k = pytree.tree_unflatten(whole, structure)
             out = functional_call(module, everywhere(module, own), a, k, tie_weights=False)
             flat, outputs["structure"] = pytree.tree_flatten(out)
-            axes_out = _output_axes(module, flat)
-            outputs["axes"] = [_moved(v, axis) if self.second else axis for v, axis in zip(flat, axes_out, strict=True)]
+            outputs["axes"] = self._output_axes(module, flat)
             return tuple(v.squeeze(axis) for v, axis in zip(flat, outputs["axes"], strict=True) if axis is not None)
 
         own = {name: value for name, value in params.items() if value is not None}
@@ -102,7 +111,24 @@ class PerRecordCall:
 
     def _leaves(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[Any, int | None]]:
         found = _leaves(module, args, kwargs)
-        return [(leaf, _moved(leaf, axis)) for leaf, axis in found] if self.second else found
+        if not self.places:
+            return found
+        if any(axis is not None and (len(found), i) not in self.places for i, (_, axis) in enumerate(found)):
+            raise UnsupportedModelError(
+                f"{type(module).__name__} has its records in other dimensions than the first, and is called with other "
+                "arguments than in the first batch: put the record dimension first (batch_first=True)"
+            )
+        return [(leaf, self.places.get((len(found), i))) for i, (leaf, _) in enumerate(found)]
+
+    def _output_axes(self, module: nn.Module, flat: list[Any]) -> list[int | None]:
+        """The axis of the records in each output of a call with one record."""
+        axes = _output_axes(module, flat)
+        if not self.places:
+            return axes
+        return [
+            None if axis is None else self.returned.setdefault((len(flat), i), _single(v.shape))
+            for i, (v, axis) in enumerate(zip(flat, axes, strict=True))
+        ]
 
     def _settled(
         self, module: nn.Module, leaves: list[tuple[Any, int | None]], records: int
@@ -185,9 +211,10 @@ def _leaves(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return found
 
 
-def _moved(value: Any, axis: int | None) -> int | None:
-    """The second dimension in place of the first, where there is one."""
-    return 1 if axis == 0 and value.dim() > 1 else axis
+def _single(shape: torch.Size) -> int:
+    """The dimension of size one; the second one if there are several."""
+    ones = [d for d, size in enumerate(shape) if size == 1]
+    return 1 if 1 in ones or not ones else ones[0]
 
 
 def _output_axes(module: nn.Module, flat: list[Any]) -> list[int | None]:

@@ -155,7 +155,7 @@ class Tracer:
         self._decided: dict[tuple[Any, ...], tuple[int, ...] | bool] = {}
         self._settled: set[Any] = set()
         self.touched: set[str] = set()
-        """The paths of sources that something was computed from."""
+        """The paths of sources that something was computed from, outside the module that owns them."""
 
     def shared(self, value: Tensor, sources: tuple[Source, ...]) -> Shared:
         """A shared tensor with this value; without sources, a constant."""
@@ -181,7 +181,7 @@ class Tracer:
             return pytree.tree_map(self._inputs.mark, call.on(plain)) if alone else call.on(plain)
         rows, count = self._rows(call)
         if rows:
-            self.touched.update(source.path for source in call.sources)
+            self._touch(call.sources)
             with self.within(count):
                 return self._rules.get(call.name, self._otherwise)(self, call, rows)
         if call.name in self._alone:
@@ -195,10 +195,13 @@ class Tracer:
         def wrap(t: Any) -> Any:
             if not isinstance(t, Tensor) or not t.requires_grad:
                 return self._inputs.mark(t)
-            self.touched.update(source.path for source in sources)
+            self._touch(sources)
             return self.shared(t, sources)
 
         return pytree.tree_map(wrap, out)
+
+    def _touch(self, sources: Sequence[Source]) -> None:
+        self.touched.update(source.path for source in sources if source.owner is None)
 
     def _rows(self, call: Call) -> tuple[tuple[int, ...], int]:
         """The leaves with rows of records, and how many rows: those of a record may be folded into the first dimension.
