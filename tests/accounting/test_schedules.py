@@ -119,5 +119,5 @@ def test_what_was_charged_after_each_step_is_what_those_steps_cost(take, tmp_pat
 
 def test_a_seeded_run_that_was_stopped_ends_where_the_other_ends(stopped_and_resumed):
     second = stopped_and_resumed(plan(steps=20), at=12)
-    assert "5 steps at 2, 5 steps at 1.5874" in second.statement
+    assert "5 steps at 2, 5 steps at 1.587" in second.statement
     assert second.record["noise_schedule"] == "decay:levels=4,last=0.5"
