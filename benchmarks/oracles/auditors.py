@@ -1,8 +1,8 @@
 """Lower bounds on ε by Assay and by other auditors, from the same scores: `python -m benchmarks.oracles.auditors`.
 
 Scores are N(0, 1) for excluded and N(μ, 1) for included canaries, so the exact ε is known. Nobody is told where the
-threshold should be: Assay tries eight numbers of guesses, or ranks of a side; jax_privacy splits the canaries in two
-halves, or tries all thresholds. Every bound holds with 95 % confidence. Bootstrap intervals are left out, because no
+threshold should be: Assay tries eight numbers of guesses, or ranks of a side, or lets half of the canaries choose;
+jax_privacy does the latter, or tries all thresholds. Every bound holds with 95 % confidence. Bootstrap intervals are left out, because no
 theorem says how often they hold.
 
 It needs jax_privacy 2.0.0 and privacyguard-platform 0.0.2 beside Assay, and writes `auditors.json`.
@@ -75,15 +75,18 @@ def theirs() -> dict[str, dict[str, Bound]]:
     split, every = auditing.Split(seed=0), auditing.Bonferroni()
     return {
         "guesses": {
+            "Assay, split": _scored(split=True),
             "jax_privacy, split": jax("epsilon_one_run", split),
             "jax_privacy, all thresholds": jax("epsilon_one_run", every),
         },
         "f-DP": {
+            "Assay, split": _scored(assume="gaussian", split=True),
             "jax_privacy, split": jax("epsilon_one_run_fdp", split),
             "privacyguard, number of guesses given": privacyguard,
             "Assay, number of guesses given": _scored(assume="gaussian", guesses=made),
         },
         "independent": {
+            "Assay, split": _scored(independent=True, split=True),
             "jax_privacy, split": jax("epsilon_clopper_pearson", split),
             "jax_privacy, all thresholds": jax("epsilon_clopper_pearson", every),
         },

@@ -63,9 +63,10 @@ def test_trying_several_numbers_of_guesses_is_paid_for():
     assert "Bonferroni" in free.how
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("independent", [False, True])
 @pytest.mark.parametrize("assume", ["nothing", "gaussian"])
-def test_gaussian_noise_is_overstated_no_more_often_than_allowed(assume, independent):
+def test_gaussian_noise_is_overstated_no_more_often_than_allowed(assume, independent, split):
     """False-alarm rate of this test below 1e-6.
 
     Audits at 80 % confidence, where alarms are frequent enough to be seen.
@@ -74,7 +75,7 @@ def test_gaussian_noise_is_overstated_no_more_often_than_allowed(assume, indepen
     true = epsilon_of_mu(mu, delta)
     over = sum(
         audit.from_scores(
-            *scores(mu, 120, 100 + i), delta=delta, confidence=0.8, assume=assume, independent=independent
+            *scores(mu, 120, 100 + i), delta=delta, confidence=0.8, assume=assume, independent=independent, split=split
         ).epsilon
         > true
         for i in range(trials)
@@ -100,6 +101,28 @@ def test_scores_with_ties_are_overstated_no_more_often_than_allowed():
         included, excluded = draw.random(60) < right, draw.random(60) >= right
         over += audit.from_scores(included, excluded, delta=0.0, confidence=0.5, independent=True).epsilon > 1
     assert over <= stats.binom.isf(1e-6, trials, 0.5)
+
+
+def test_half_of_the_canaries_may_choose_the_test():
+    """One run at ε = 8: finer thresholds are worth more than half of 5000 canaries."""
+    included, excluded = scores(gdp_mu(8.0, DELTA), 5000, 4)
+    divided, split = (
+        audit.from_scores(included, excluded, delta=DELTA, assume="gaussian", split=split) for split in (False, True)
+    )
+    assert divided.epsilon < split.epsilon < 8
+    assert split.canaries in (2500, 2501, 2499)
+    assert "chosen on the other half" in split.how
+
+
+def test_the_half_that_chooses_does_not_depend_on_the_scores():
+    """Scores moved up or stretched are divided alike, and show the same."""
+    included, excluded = scores(2.0, 300, 6)
+    for independent in (False, True):
+        first, second = (
+            audit.from_scores(3 * ins + 7, 3 * outs + 7, delta=DELTA, independent=independent, split=True)
+            for ins, outs in ((included, excluded), ((included - 7) / 3, (excluded - 7) / 3))
+        )
+        assert first.epsilon == pytest.approx(second.epsilon)
 
 
 def test_equal_scores_show_nothing_in_whatever_order_they_come():

@@ -14,12 +14,15 @@ from assay.audit.result import Audit, Verdict, sentence, verdict
 
 if TYPE_CHECKING:
     from assay.audit.by_name import Audited, of_every_method, of_method, of_run
+    from assay.audit.estimates import Estimate, estimate
     from assay.audit.scores import from_scores
 
 __all__ = [
     "Audit",
     "Audited",
+    "Estimate",
     "Verdict",
+    "estimate",
     "from_scores",
     "of_every_method",
     "of_method",
@@ -32,6 +35,8 @@ __getattr__ = lazy.exports(
     __name__,
     {
         "Audited": "by_name",
+        "Estimate": "estimates",
+        "estimate": "estimates",
         "from_scores": "scores",
         "of_every_method": "by_name",
         "of_method": "by_name",

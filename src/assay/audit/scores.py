@@ -8,6 +8,7 @@ Included and excluded canaries must be exchangeable but for the coin, and scored
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -23,6 +24,7 @@ Scores: TypeAlias = NDArray[np.float64]
 Assume = Literal["nothing", "gaussian"]
 GAUSSIAN = "the trade-off function is that of Gaussian noise"
 _SIZES = 8  # numbers of guesses tried when none was fixed: m, m/2, ..., m/128
+_LOWER = {"nothing": one_run.epsilon_lower, "gaussian": one_run.epsilon_lower_gaussian}
 
 
 def from_scores(
@@ -35,6 +37,7 @@ def from_scores(
     independent: bool = False,
     guesses: int | None = None,
     threshold: float | None = None,
+    split: bool = False,
 ) -> Audit:
     """The ε that the mechanism exceeds with this confidence, from the scores of included and excluded canaries.
 
@@ -53,6 +56,9 @@ def from_scores(
             one). None tries eight numbers, each at an eighth of the significance.
         threshold: For independent scores: separates the two sides, fixed before the scores were known. None tries
             fixed ranks of either side as thresholds, and divides the significance among them.
+        split: Choose the number of guesses, or the threshold, on a random half of the canaries, and bound ε by the
+            other half. For one run with `assume="gaussian"` and a large ε that is sharper than dividing the
+            significance: 5.7 in place of 4.7 of 8, for 5000 canaries.
 
     Returns:
         The lower bound.
@@ -63,16 +69,23 @@ def from_scores(
     bounds.check_delta(delta)
     significance = 1 - confidence
     bounds.check_significance(significance)
-    if assume not in ("nothing", "gaussian"):
-        raise ConfigError("assume", assume, '"nothing" or "gaussian"')
-    ins, outs = _scores("included", included), _scores("excluded", excluded)
-    if independent:
-        if guesses is not None:
-            raise ConfigError("guesses", guesses, "nothing for independent scores: those take a threshold")
-        return _independent(ins, outs, delta, significance, assume, threshold)
-    if threshold is not None:
+    check_assume(assume)
+    ins, outs = read_scores("included", included), read_scores("excluded", excluded)
+    if independent and guesses is not None:
+        raise ConfigError("guesses", guesses, "nothing for independent scores: those take a threshold")
+    if not independent and threshold is not None:
         raise ConfigError("threshold", threshold, "nothing for one run: that takes a number of guesses")
-    return _one_run(ins, outs, delta, significance, assume, guesses)
+    chosen = ""
+    if split:
+        first, (ins, outs) = _halves(ins, outs, guesses if threshold is None else threshold)
+        chosen = "chosen on the other half of the canaries"
+        if independent:
+            threshold = _best_threshold(*first, delta, significance, assume)
+        else:
+            guesses = _best_guesses(*first, delta, significance, assume, len(ins) + len(outs))
+    if independent:
+        return _independent(ins, outs, delta, significance, assume, threshold, chosen)
+    return _one_run(ins, outs, delta, significance, assume, guesses, chosen)
 
 
 def guessed(included: Scores, excluded: Scores, made: int) -> Guesses:
@@ -132,13 +145,48 @@ def _errors(false_positives: int, excluded: int, false_negatives: int, included:
     )
 
 
-def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume, made: int | None) -> Audit:
-    m = len(ins) + len(outs)
+def _halves(ins: Scores, outs: Scores, fixed: float | None) -> tuple[tuple[Scores, Scores], tuple[Scores, Scores]]:
+    """Two halves of the canaries, divided without a look at their scores.
+
+    A bound from the second holds although the test was chosen in view of the first: coins are tossed for each canary
+    by itself. Given those of the first half, the run is as private for the others as before.
+
+    Raises:
+        ConfigError: There is nothing to choose, or too little to choose by.
+    """
+    if fixed is not None:
+        raise ConfigError("split", True, f"False where the test is fixed beforehand ({fixed:g})")
+    if min(len(ins), len(outs)) < 4:
+        raise ConfigError("split", True, "False with fewer than four canaries of a side")
+    random = np.random.default_rng(0)  # places, not scores: any seed will do
+    sides = [np.array_split(side[random.permutation(len(side))], 2) for side in (ins, outs)]
+    (a, b), (c, d) = sides
+    return (a, c), (b, d)
+
+
+def _best_guesses(ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume, canaries: int) -> int:
+    """The number of guesses about `canaries` others that is best for these, as a share of them."""
+    m, lower = len(ins) + len(outs), _LOWER[assume]
+    sizes = sorted({max(1, round(m * 2 ** (-k / 4))) for k in range(4 * _SIZES)})
+    best = max(sizes, key=lambda made: lower(guessed(ins, outs, made), delta=delta, significance=significance))
+    return min(canaries, max(1, round(best * canaries / m)))
+
+
+def _best_threshold(ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume) -> float:
+    bound = _bound(delta, significance, assume)
+    edges = np.unique(np.quantile(np.concatenate([ins, outs]), np.linspace(0, 1, 257), method="nearest"))
+    return float(max(edges, key=lambda edge: bound(errors_at(ins, outs, edge))))
+
+
+def _one_run(
+    ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume, made: int | None, chosen: str
+) -> Audit:
+    m, lower = len(ins) + len(outs), _LOWER[assume]
     sizes = [made] if made is not None else sorted({max(1, m >> k) for k in range(_SIZES)})
-    lower = one_run.epsilon_lower if assume == "nothing" else one_run.epsilon_lower_gaussian
     each = significance / len(sizes)
     epsilon, best = max((lower(guessed(ins, outs, s), delta=delta, significance=each), s) for s in sizes)
-    chosen = "fixed beforehand" if made is not None else f"best of {len(sizes)} fixed sizes, Bonferroni-corrected"
+    if not chosen:
+        chosen = "fixed beforehand" if made is not None else f"best of {len(sizes)} fixed sizes, Bonferroni-corrected"
     right = guessed(ins, outs, best).right
     return Audit(
         epsilon=epsilon,
@@ -153,20 +201,28 @@ def _one_run(ins: Scores, outs: Scores, delta: float, significance: float, assum
     )
 
 
+def _bound(delta: float, significance: float, assume: Assume) -> Callable[[Errors], float]:
+    """ε, or for Gaussian noise the μ that it follows from."""
+    if assume == "nothing":
+        return lambda errors: bounds.epsilon_lower(errors, delta=delta, significance=significance)
+    return lambda errors: bounds.mu_lower(errors, significance=significance)
+
+
 def _independent(
-    ins: Scores, outs: Scores, delta: float, significance: float, assume: Assume, threshold: float | None
+    ins: Scores,
+    outs: Scores,
+    delta: float,
+    significance: float,
+    assume: Assume,
+    threshold: float | None,
+    chosen: str,
 ) -> Audit:
     tried = errors_at_ranks(ins, outs) if threshold is None else [errors_at(ins, outs, threshold)]
-    each = significance / len(tried)
-
-    def bound(errors: Errors) -> float:
-        """ε, or for Gaussian noise the μ that it follows from."""
-        if assume == "nothing":
-            return bounds.epsilon_lower(errors, delta=delta, significance=each)
-        return bounds.mu_lower(errors, significance=each)
-
+    bound = _bound(delta, significance / len(tried), assume)
     total = len(ins) + len(outs)
-    chosen = "fixed beforehand" if threshold is not None else f"the best of {len(tried)} ranks, Bonferroni-corrected"
+    if not chosen:
+        fixed = threshold is not None
+        chosen = "fixed beforehand" if fixed else f"the best of {len(tried)} ranks, Bonferroni-corrected"
     errors = max(tried, key=bound)
     return Audit(
         epsilon=bound(errors) if assume == "nothing" else bounds.epsilon_of_mu(bound(errors), delta),
@@ -180,7 +236,18 @@ def _independent(
     )
 
 
-def _scores(name: str, scores: ArrayLike) -> Scores:
+def check_assume(assume: str) -> None:
+    """Refuse an assumption that there is no bound for."""
+    if assume not in ("nothing", "gaussian"):
+        raise ConfigError("assume", assume, '"nothing" or "gaussian"')
+
+
+def read_scores(name: str, scores: ArrayLike) -> Scores:
+    """Scores as numbers.
+
+    Raises:
+        ConfigError: There is none, or one is NaN.
+    """
     values = np.asarray(scores, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0 or np.isnan(values).any():
         accepted = "a score for each canary, at least one, none of them NaN"
