@@ -18,8 +18,8 @@ from assay.runs.callbacks import OnStep
 from battery.forms import FORMS, SOUND, Form
 
 
-def records() -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
+def records(seed: int = 5) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
     y = torch.arange(120) % 3
     return TensorDataset((torch.randn(120, 1, 6, 6, generator=generator) + y.view(-1, 1, 1, 1)).sigmoid(), y)
 
@@ -46,7 +46,7 @@ class CutOffError(BaseException):
 def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
     training = Training(optimizer=Optimizer(lr=0.3, momentum=0.5), seed=11)
     whole = fit(
-        make_model(form), records(), plan=form.plan(), training=training, out=tmp_path / "whole", test=records()
+        make_model(form), records(), plan=form.plan(), training=training, out=tmp_path / "whole", test=records(6)
     )
 
     def cut(now):
@@ -61,9 +61,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(form: Form, tmp_path):
             training=training,
             out=tmp_path / "cut",
             callbacks=[OnStep(cut)],
-            test=records(),
+            test=records(6),
         )
-    again = resume(make_model(form), records(), tmp_path / "cut", test=records())
+    again = resume(make_model(form), records(), tmp_path / "cut", test=records(6))
     assert torch.equal(weights(whole.model), weights(again.model))
     for key in ("epsilon", "history", "steps", "steps_charged", "method", "variant", "options"):
         assert again.record[key] == whole.record[key], key

@@ -17,6 +17,13 @@ def records() -> TensorDataset:
 
 
 @pytest.fixture
+def others(records: TensorDataset) -> TensorDataset:
+    """Records to test on, which nobody is trained on."""
+    x, y = records.tensors
+    return TensorDataset(x + 0.01, y)
+
+
+@pytest.fixture
 def model() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))

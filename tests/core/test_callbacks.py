@@ -12,8 +12,8 @@ PLAN = Plan(records=60, batch_size=20, steps=9, noise_multiplier=1.0, delta=1e-3
 AVERAGED = Training(optimizer=Optimizer(lr=0.5), seed=2, ema=0.5)
 
 
-def records() -> TensorDataset:
-    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+def records(seed: int = 0) -> TensorDataset:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(x, x[:, :3].argmax(1))
 
 
@@ -58,7 +58,7 @@ class Broken(Callback):
 
 def test_they_see_the_progress_the_released_model_and_the_result():
     notes = Notes()
-    result = fit(network(), records(), plan=PLAN, test=records(), training=AVERAGED, callbacks=[notes])
+    result = fit(network(), records(), plan=PLAN, test=records(1), training=AVERAGED, callbacks=[notes])
     assert [now.step for now in notes.steps] == list(range(1, 10))
     assert [now.step for now in notes.epochs] == [3, 6, 9]
     assert [now.epsilon for now in notes.epochs] == [entry["epsilon"] for entry in result.record["history"]]
@@ -88,7 +88,7 @@ def test_one_that_asks_to_stop_ends_a_finished_run_with_the_whole_epsilon(tmp_pa
         network(),
         records(),
         plan=PLAN,
-        test=records(),
+        test=records(1),
         training=Training(seed=seed),
         out=tmp_path / "run",
         callbacks=[notes, OnStep(lambda now: now.step == at)],

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 import assay
 from assay.data import Loading
@@ -68,11 +68,12 @@ def trained(dataset: Dataset[Any], model: nn.Module, loading: Loading, batch_siz
     torch.manual_seed(0)
     for parameter in model.parameters():
         nn.init.normal_(parameter)
+    half = len(dataset) // 2  # type: ignore[arg-type]
     result = assay.fit(
         model,
-        dataset,
-        plan=plan(len(dataset), batch_size),  # type: ignore[arg-type]
-        test=dataset,
+        Subset(dataset, range(half)),
+        plan=plan(half, batch_size),
+        test=Subset(dataset, range(half, 2 * half)),
         training=assay.Training(seed=3, max_physical_batch=5),
         loading=loading,
     )

@@ -130,7 +130,14 @@ def test_a_run_in_bf16() -> None:
     data = TensorDataset(words(40), classes(40))
     plan = Plan(records=40, batch_size=10, steps=4, noise_multiplier=1.0, delta=1e-3)
     model = Seen()
-    result = fit(model, data, plan=plan, test=data, loss=loss, training=Training(precision="bf16"))
+    result = fit(
+        model,
+        data,
+        plan=plan,
+        test=TensorDataset(words(40), classes(40)),
+        loss=loss,
+        training=Training(precision="bf16"),
+    )
     assert model.types == {torch.bfloat16}
     assert all(p.dtype == torch.float32 for p in model.parameters())
     assert result.record["training"]["precision"] == "bf16"

@@ -20,8 +20,8 @@ NAMES = ("loss/train (released)", "accuracy/test", "epsilon/verified")
 FIELDS = ("train_loss", "test_accuracy", "epsilon")
 
 
-def records() -> TensorDataset:
-    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+def records(seed: int = 0) -> TensorDataset:
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(seed))
     return TensorDataset(x, x[:, :3].argmax(1))
 
 
@@ -114,8 +114,10 @@ def test_what_is_released_is_logged_and_the_raw_loss_is_not(tmp_path):
 
     folder = tmp_path / "logs"
     logs = [made(directory=folder) for made in (loggers.TensorBoard, loggers.WandB, loggers.MLflow)]
-    watched = fit(network(), records(), plan=PLAN, test=records(), loss=loss, training=Training(seed=3), callbacks=logs)
-    plain = fit(network(), records(), plan=PLAN, test=records(), loss=loss, training=Training(seed=3))
+    watched = fit(
+        network(), records(), plan=PLAN, test=records(1), loss=loss, training=Training(seed=3), callbacks=logs
+    )
+    plain = fit(network(), records(), plan=PLAN, test=records(1), loss=loss, training=Training(seed=3))
     assert torch.equal(watched.model.weight, plain.model.weight), "a run that is logged is the same run"
 
     history = watched.record["history"]
@@ -150,8 +152,8 @@ def test_a_run_that_is_resumed_goes_on_in_the_same_mlflow_run(tmp_path):
         return loggers.MLflow(directory=tmp_path / "run")
 
     with pytest.raises(ZeroDivisionError):
-        fit(network(), records(), plan=PLAN, test=records(), out=tmp_path / "run", callbacks=[stopped, log()])
-    result = resume(network(), records(), tmp_path / "run", test=records(), callbacks=[log()])
+        fit(network(), records(), plan=PLAN, test=records(1), out=tmp_path / "run", callbacks=[stopped, log()])
+    result = resume(network(), records(), tmp_path / "run", test=records(1), callbacks=[log()])
     found, _, _ = from_mlflow(tmp_path / "run")
     assert sorted(step for step, name, _ in found if name == "epsilon/verified") == [3, 6, 9]
     assert max(value for _, name, value in found if name == "epsilon/verified") == pytest.approx(result.epsilon)

@@ -96,13 +96,13 @@ def test_with_hardly_any_noise_the_start_is_the_least_squares_solution():
 
 def test_a_run_learns_within_its_ceiling(tmp_path):
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(4000, INPUTS, generator=generator)
-    data = TensorDataset(x, (x @ torch.tensor([1.0, -2.0, 0.5]) > 0).long())
+    x = torch.randn(8000, INPUTS, generator=generator)
+    data, test = (TensorDataset(r, (r @ torch.tensor([1.0, -2.0, 0.5]) > 0).long()) for r in x.split(4000))
     calibrated = Plan.calibrated(
         epsilon=1.0, delta=1e-5, records=4000, batch_size=400, steps=1, method=methods.get("least-squares")
     )
     result = fit(
-        head(), data, plan=calibrated, training=Training(optimizer=Optimizer(lr=1e-3), seed=0), out=tmp_path, test=data
+        head(), data, plan=calibrated, training=Training(optimizer=Optimizer(lr=1e-3), seed=0), out=tmp_path, test=test
     )
     assert result.record["epsilon"]["verified"] <= 1.0
     assert result.record["result"]["test_accuracy"] > 0.95

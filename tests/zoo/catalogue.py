@@ -169,6 +169,11 @@ ZOO: tuple[Mutant, ...] = (
         ("a data set that holds a record twice", "every record once", ""),
     ),
     *_each(
+        "refused on the batch",
+        "test_loops.py::test_a_part_that_counts_twice_on_a_batch_that_nobody_looks_at",
+        ("a loop that gives the model an earlier part later in the run", "the part it was given", ""),
+    ),
+    *_each(
         "refused on the first batch",
         "test_before_the_model.py::test_rows_of_persons_must_stay_in_their_order",
         ("rows of persons in another order", "rows in their order", ""),
@@ -444,6 +449,16 @@ ZOO: tuple[Mutant, ...] = (
         "test_budgets.py::test_a_total_with_a_replaced_run_that_cannot_be_added_up_is_refused",
         ("a total that takes a replaced run's shared noise for independent", "a replaced run like the last", ""),
         ("a total over a replaced run of another unit", "of the same unit", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_run_under_a_budget_that_is_resumed_on_other_records",
+        ("a run under a budget resumed on other records", "on its own", ""),
+    ),
+    *_each(
+        "refused",
+        "test_around_a_run.py::test_test_records_that_are_training_records",
+        ("exact accuracies of training records in the record", "of test records", ""),
     ),
     *_each(
         "ledger",

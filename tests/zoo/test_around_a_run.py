@@ -2,12 +2,17 @@
 files tell.
 """
 
+import contextlib
 import json
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
-from assay import Plan
+import assay as library
+from assay import ConfigError, Plan
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, spent
 from assay.data.split import drawn
@@ -62,6 +67,23 @@ def test_what_was_spent_before_a_run_was_replaced(tmp_path, replace, remembered)
         steps, epsilon, delta = spent(path)
         assert (steps, delta) == (0, 1e-5)
         assert 4 < epsilon < 5
+
+
+@pytest.mark.parametrize("bug", ["the same", "the same again", "in another order", "a part", None])
+def test_test_records_that_are_training_records(bug):
+    """What is measured on them is exact, and in record and statement."""
+    plan = Plan(records=80, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-3)
+    x, y = torch.randn(160, 3), torch.arange(160) % 2
+    train = TensorDataset(x[:80], y[:80])
+    tests = {
+        "the same": train,
+        "the same again": TensorDataset(x[:80].clone(), y[:80].clone()),
+        "in another order": Subset(train, torch.randperm(80).tolist()),
+        "a part": TensorDataset(x[75:], y[75:]),
+        None: TensorDataset(x[80:], y[80:]),
+    }
+    with contextlib.nullcontext() if bug is None else pytest.raises(ConfigError, match="training records"):
+        library.fit(nn.Linear(3, 2), train, plan=plan, test=tests[bug])
 
 
 TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 1, "--try", "lr=0.5")

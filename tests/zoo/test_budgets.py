@@ -11,12 +11,13 @@ from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import Budget, BudgetSpentError, ConfigError, Plan, fit
+from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, fit, resume
 from assay.accounting.blt import optimised
 from assay.accounting.budget import check_lines
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.schedules import parse
+from assay.data.identity import contents
 from assay.data.units import Unit
 from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
 from assay.runs.callbacks import Callback
@@ -204,6 +205,24 @@ def test_a_total_of_one_run_that_somebody_stopped(bug, tmp_path):
     found = total([tmp_path / "run"])
     assert (found.epsilon > 1.1 * found.fixed) is bug
     assert found.parts[0].epsilon == found.epsilon
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_run_under_a_budget_that_is_resumed_on_other_records(bug, tmp_path):
+    """The other records have a budget of their own, which would know nothing of the run."""
+    own, others = (TensorDataset(torch.full((40, 2), value), torch.arange(40)) for value in (1.0, 2.0))
+    plan = Plan(records=40, batch_size=10, steps=4, noise_multiplier=20.0, delta=1e-5)
+    held = Budget.create(tmp_path / "b", epsilon=2.0, delta=1e-5, contents=contents(own))
+    held.add_records(contents(others))
+
+    class Stops(Callback):
+        def on_step(self, progress):
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        fit(nn.Linear(2, 40), own, plan=plan, out=tmp_path / "run", callbacks=[Stops()], budget=held)
+    with pytest.raises(DataError, match="other records") if bug else contextlib.nullcontext():
+        resume(nn.Linear(2, 40), others if bug else own, tmp_path / "run")
 
 
 def test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is():

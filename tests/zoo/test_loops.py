@@ -18,6 +18,7 @@ import assay
 from assay import Plan, PrivateStep
 from assay.accounting.adjacency import Adjacency
 from assay.data.samplers.without_replacement import WithoutReplacement
+from assay.data.sampling import FullBatch
 from assay.data.units import Unit
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.randomness.streams import Seeded
@@ -333,6 +334,7 @@ def plain(model, kept, x, y):
     [
         Subset(records(), [*range(RECORDS - 1), 0]),
         ConcatDataset([Subset(records_ := records(), range(80)), Subset(records_, range(40, 80))]),
+        ConcatDataset([TensorDataset(*records_[:80]), TensorDataset(*records_[40:80])]),
     ],
 )
 def test_a_record_that_a_data_set_holds_twice_is_refused(twice: Dataset[Any], tmp_path: Path) -> None:
@@ -482,6 +484,31 @@ def test_modes_of_the_user_stay_where_they_are() -> None:
 
     assert loop(within_a_mode) == 16
     assert torch.overrides._len_torch_function_stack() == 0
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_part_that_counts_twice_on_a_batch_that_nobody_looks_at(bug: bool) -> None:
+    """From the tenth batch on, the loop gives the model the first part of the batch for the second as well."""
+    model = nn.Linear(6, 3)
+    whole = Plan(records=RECORDS, batch_size=RECORDS, steps=16, noise_multiplier=1.0, delta=1e-5, sampling=FullBatch)
+    step = PrivateStep(model, whole, randomness=Seeded(0), max_physical_batch=RECORDS // 2)
+    kept = None
+
+    def train() -> None:
+        nonlocal kept
+        for part, (x, y) in enumerate(step.batches(records())):
+            again = bug and part >= 20 and part % 2 == 1
+            rows, kept = kept[:] if again else x, x
+            step.backward(losses(model(rows), y))
+
+    if bug:
+        with pytest.raises(UnsupportedModelError, match="they would count twice"):
+            train()
+        assert step.taken == 10
+    else:
+        train()
+        assert step.taken == 16
+    step.close()
 
 
 def test_nobody_listens_after_a_loop_was_left() -> None:

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
 
-from assay.data.records import Collate, Loading, seeded
+from assay.data.records import Collate, Loading, Records, seeded
 from assay.errors import ConfigError
 
 _RECORDS = 32  # half of them in a batch, the others in their place
@@ -94,15 +94,45 @@ def check_once_each(dataset: Dataset[Any]) -> None:
         )
 
 
+def check_tested(train: Records, test: Records) -> None:
+    """Refuse test records that are training records: what is measured on them is released without noise.
+
+    One record in a hundred may be in both, or four for each copy inside one of them: some data sets hold copies.
+
+    Args:
+        train: The training records; those that are not tensors are compared by 512 of them.
+        test: The test records.
+
+    Raises:
+        ConfigError: More of them are in both.
+    """
+    ours, theirs = train.marks(512), test.marks(512)
+    known = set(ours)
+    common = sum(mark in known for mark in theirs)
+    copies = len(ours) - len(known) + len(theirs) - len(set(theirs))
+    if ours and common > max(0.01 * len(theirs) * len(ours) / len(train), 4 * copies):
+        raise ConfigError(
+            "test",
+            f"{common} of {len(theirs)} records that are training records",
+            "other records: accuracy and loss on them are exact, and no ε covers that. The training loss is released "
+            "with noise, as `train_loss` in the history",
+        )
+
+
 def _origin(dataset: Any, sources: dict[int, int]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """For each record the data set that it comes from, by number, and its place there."""
     if isinstance(dataset, Subset):
         return _origin(dataset.dataset, sources)[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, ConcatDataset):
         return np.concatenate([_origin(one, sources) for one in dataset.datasets])
-    number = sources.setdefault(id(dataset), len(sources))
-    size = len(dataset)
-    return np.stack([np.full(size, number), np.arange(size)], 1)
+    size, first = len(dataset), 0
+    key: Any = id(dataset)
+    if type(dataset) is TensorDataset and dataset.tensors[0].dim() and dataset.tensors[0].stride(0):
+        rows = dataset.tensors[0]  # several data sets may be made of one tensor, or of slices of it
+        first, rest = divmod(rows.storage_offset(), rows.stride(0))
+        key = rows.untyped_storage().data_ptr(), rows.stride(0), rest
+    number = sources.setdefault(key, len(sources))
+    return np.stack([np.full(size, number), first + np.arange(size)], 1)
 
 
 class _Comparison(Dataset[Any]):

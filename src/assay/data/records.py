@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from assay._util import seals
 from assay.errors import ConfigError
 
-_MARKED, _MARKED_TENSORS = 1 << 12, 1 << 16
+_MARKED_TENSORS = 1 << 16
 Collate = Callable[[list[Any]], Any]
 PREFETCH = 4
 """Twice torch's own: workers must not stand still while the first batch is proven, which takes as long as a few."""
@@ -228,12 +228,12 @@ class Records:
         """A digest of some records, evenly spaced: it differs where records differ, or are in another order."""
         return self._digest(torch.linspace(0, len(self) - 1, min(most, len(self)), dtype=torch.float64).long())
 
-    def marks(self) -> list[str]:
+    def marks(self, most: int = 4096) -> list[str]:
         """A digest of each record, to tell whether another data set has it too.
 
-        Of all records where there are at most 4096, or 65,536 where they are tensors; else of that many at random.
+        Of all records where there are at most `most`, or 65,536 where they are tensors; else of that many at random.
         """
-        most = _MARKED if self._tensors is None else _MARKED_TENSORS
+        most = most if self._tensors is None else _MARKED_TENSORS
         places = random.Random(0).sample(range(len(self)), min(most, len(self)))
         return [self._digest(torch.tensor([place])) for place in places]
 

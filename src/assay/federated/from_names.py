@@ -204,6 +204,8 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
     bundle, network = of_run(
         spec, data_dir, spec["training"]["seed"], instead="continue one from Python with assay.federated.server.resume"
     )
+    if (mine := Lease.from_json(spec.get(FIELD))) is not None:
+        mine.check_records(of_bundle(bundle))
     if data_dir is not None:
         spec["names"] = {**spec["names"], "data_dir": str(data_dir)}
     reach = carriers.Reach(**spec["reach"])

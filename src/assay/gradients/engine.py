@@ -313,6 +313,10 @@ class Engine:
         if self._tracing is not None:
             self._tracing.inputs.expected = records
 
+    def hand_out(self, batch: Any) -> None:
+        """Say what the next losses are to be made of."""
+        self._inspector.hand_out(batch)
+
     def forget(self) -> None:
         """Forget the calls of the model so far. A batch without records is not collected and shows nothing."""
         self._collecting = None

@@ -22,7 +22,7 @@ from assay.accounting.budget import RECORD, Budget, Reservation, Spends, check_i
 from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
-from assay.errors import AssayError, ConfigError, check_fields
+from assay.errors import AssayError, ConfigError, DataError, check_fields
 from assay.runs.directory import RunDirectory
 from assay.runs.schema import read_record
 
@@ -83,6 +83,18 @@ class Lease:
         if found.id != self.id:
             raise ConfigError(FIELD, self.path, "the budget that the run began under; another one is in its place")
         return found
+
+    def check_records(self, contents: Iterable[bytes]) -> None:
+        """Refuse to resume a run on other records than it began with: their own budget would not know of it.
+
+        Raises:
+            DataError: These are others.
+        """
+        found = self.budget()
+        if found.check_records(contents).digest != self.data:
+            raise DataError(
+                f"the run {self.name} began on other records of the budget {found.name}: resume it on those"
+            )
 
     def begin(
         self, plan: Spends, directory: RunDirectory | None, ledger: Ledger, *, digest: str | None = None

@@ -22,6 +22,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from assay.accounting.budget import Budget
+from assay.data.apart import check_tested
 from assay.data.identity import contents as contents_of
 from assay.data.persons import Ids
 from assay.data.records import PLAIN, Loading, Records
@@ -41,7 +42,7 @@ from assay.runs.directory import RunDirectory
 from assay.runs.metrics import loss_of
 from assay.runs.result import Result
 from assay.runs.run import Run
-from assay.runs.schema import CENTRAL
+from assay.runs.schema import CENTRAL, is_by_name
 from assay.runs.statement import scored
 from assay.training.batches import unit_records
 from assay.training.loop import Loop
@@ -126,8 +127,9 @@ def fit(
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
 
     >>> import torch
-    >>> data = torch.utils.data.TensorDataset(torch.randn(80, 3), torch.randint(2, (80,)))
-    >>> result = fit(torch.nn.Linear(3, 2), data, epsilon=3, delta=1e-3, epochs=1, test=data)
+    >>> data = torch.utils.data.TensorDataset(torch.randn(90, 3), torch.randint(2, (90,)))
+    >>> train, test = torch.utils.data.random_split(data, [80, 10])
+    >>> result = fit(torch.nn.Linear(3, 2), train, epsilon=3, delta=1e-3, epochs=1, test=test)
     >>> 2.99 < result.epsilon <= 3
     True
     >>> sorted(result.metrics)
@@ -152,6 +154,8 @@ def fit(
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
         Records(test, loading=loading).check_pairs("test")
+        if not is_by_name({"names": names or {}}):  # those are separate by how they were split
+            check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = budget if isinstance(budget, budgeted.Lease) else None
@@ -315,6 +319,7 @@ def resume(
     loss: Loss | None = None,
     callbacks: Iterable[Callback] = (),
     units: Ids | None = None,
+    contents: Iterable[bytes] | None = None,
     loading: Loading = PLAIN,
     progress: bool | None = None,
 ) -> Result:
@@ -328,6 +333,7 @@ def resume(
         loss: As for `fit`.
         callbacks: As for `fit`.
         units: As for `fit`.
+        contents: As for `fit`.
         loading: As for `fit`.
         progress: As for `fit`.
 
@@ -336,12 +342,17 @@ def resume(
 
     Raises:
         AssayError: The run is finished.
+        ConfigError: Test records are training records.
+        DataError: The run is under a budget and began on other records.
         InterruptedRunError: The process was asked to stop; a checkpoint is written.
     """
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
+    if test is not None and not is_by_name(spec):
+        check_tested(Records(train, loading=loading), Records(test, loading=loading))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
-    lease = budgeted.Lease.from_json(spec.get(budgeted.FIELD))
+    if (lease := budgeted.Lease.from_json(spec.get(budgeted.FIELD))) is not None:
+        ranks.once(lease.check_records, contents or contents_of(train))
     loss = loss_of(_task(spec["names"])) if loss is None else loss
     return _run(
         model,

@@ -25,7 +25,7 @@ from assay.methods import encode as encode_room
 from assay.methods.plan import Plan
 from assay.models.torchvision import is_adopted
 from assay.models.transfer import begin, located
-from assay.runs.budgeted import Lease
+from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
@@ -36,7 +36,7 @@ from assay.training.estimated_runs import estimate_for, plan_with_estimate
 from assay.training.estimating import Estimated
 from assay.training.fitting import fit, lease_for
 from assay.training.fitting import resume as resume_run
-from assay.training.inputs import LOG, UNFINISHED_CHOICE, build, check_features, is_choice, load, of_run
+from assay.training.inputs import LOG, UNFINISHED_CHOICE, build, check_features, data_of, is_choice, load, of_run
 from assay.training.options import Settings
 from assay.training.planning import planned
 from assay.training.preflight import check_ranks
@@ -181,6 +181,10 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
         spec, data_dir, spec["training"]["seed"], instead="resume one started from Python with assay.resume"
     )
     names = spec["names"]
+    contents = None
+    if spec.get(FIELD) is not None:
+        made = names.get("features") is not None and bundle.train_keys is None and bundle.row_keys is None
+        contents = of_bundle(data_of(spec, data_dir) if made else bundle)
     with loggers.logging(names.get("log"), path, scored(names)) as logged:
         return resume_run(
             network,
@@ -189,6 +193,7 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
             test=bundle.test,
             callbacks=[*callbacks, *logged],
             units=bundle.train_units,
+            contents=contents,
             progress=False,
         )
 

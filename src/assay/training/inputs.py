@@ -164,21 +164,8 @@ def of_run(
     if "data" not in names or not is_by_name(spec):
         raise ConfigError("run", "a run started from Python", f"a run started with `assay train`; {instead}")
     check_not_chosen(spec)
-    known = names.get("data_dir")
-    whole, rule = names.get("validation_of"), SplitRule.from_json(names.get("split"))
     used = spec["plan"].get("records") or names.get("records")  # a federated plan counts clients
-    directory = data_dir or (None if known is None else Path(known))
-    bundle = load(
-        names["data"],
-        directory,
-        None if rule.by == CONTENT else whole or used,
-        names.get("features"),
-        validation=whole is not None,
-        rule=rule,
-        target=names.get("target"),
-        schema=names.get("schema"),
-        unit=names.get("unit_column"),
-    )
+    bundle = data_of(spec, data_dir, names.get("features"))
     protected = spec["plan"].get("unit")
     if isinstance(protected, dict):
         used, there, what = protected["persons"], bundle.persons, "persons"
@@ -188,6 +175,30 @@ def of_run(
     if there != used and not lacking:
         raise ConfigError("data", names["data"], f"the {what} of the run: it used {used}, here there are {there}")
     return bundle, network_of(names, bundle, seed)
+
+
+def data_of(spec: Mapping[str, Any], data_dir: Path | None, features: str | None = None) -> DataBundle:
+    """The data of a run by its names, with these features in the place of the records.
+
+    Args:
+        spec: What run.json says.
+        data_dir: Where data sets are, if not where the run found them.
+        features: The features; the records themselves by default.
+    """
+    names = spec["names"]
+    known = names.get("data_dir")
+    whole, rule = names.get("validation_of"), SplitRule.from_json(names.get("split"))
+    return load(
+        names["data"],
+        data_dir or (None if known is None else Path(known)),
+        None if rule.by == CONTENT else whole or spec["plan"].get("records") or names.get("records"),
+        features,
+        validation=whole is not None,
+        rule=rule,
+        target=names.get("target"),
+        schema=names.get("schema"),
+        unit=names.get("unit_column"),
+    )
 
 
 def is_choice(spec: Mapping[str, Any]) -> bool:

@@ -449,6 +449,7 @@ class PrivateStep(Unique):
         """The part that a loop gets. What the loop does with it is written down if that is looked at."""
         with quiet():
             found = batch.gather(part)
+        self.engine.hand_out(found)
         if self._batch.looked_at and not part.padding:
             self._batch.tape = self._loops.hand_out(found, len(part) * self._views)
         return found

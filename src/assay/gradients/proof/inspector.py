@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.proof import calls, isolation
@@ -35,6 +36,10 @@ from assay.models import compat
 
 _LOSSES_FIRST, _LOSSES_EVERY = 16, 256  # the losses of the first batches are checked, then those of one in 256
 _CALLS = 4  # of the model, before a backward pass, that are remembered to be repeated
+_STALE = (
+    "the model was called with the records of an earlier batch, or of an earlier part of this one: they would count "
+    "twice. Give it what batches() gave last"
+)
 _AGAIN = 1 / 2000  # of the later batches get a proof again, which costs as much as five to fifteen steps
 
 
@@ -89,6 +94,8 @@ class Inspector:
         self._written: set[str] = set()
         self._moved: set[str] = set()  # what was changed between steps; each leads to one more proof
         self._batches, self._turn = 0, -1
+        self._handed = WeakTensorKeyDictionary()  # by the number of the part that it was handed out with
+        self._parts = 0
         self._hooks = self._hooked()
 
     def _gap(self) -> int:
@@ -113,6 +120,19 @@ class Inspector:
             model.register_forward_pre_hook(outside(begin), with_kwargs=True, prepend=True),
             model.register_forward_hook(outside(end), with_kwargs=True),
         ]
+
+    def hand_out(self, batch: Any) -> None:
+        """Say what the next losses are to be made of."""
+        self._parts += 1
+        for t in calls.tensors(batch):
+            self._handed[t] = self._parts
+
+    def _check_current(self, used: list[_Made]) -> None:
+        """Refuse calls with what was handed out before, which somebody has kept, and not with this part."""
+        before = {_memory(t) for t, part in self._handed.items() if part < self._parts} - {None}
+        before -= {_memory(t) for t, part in self._handed.items() if part == self._parts}
+        if before and any(_memory(t) in before for call in used for t in calls.tensors((call.args, call.kwargs))):
+            raise UnsupportedModelError(_STALE)
 
     def _begin(self, args: Any, kwargs: Any) -> None:
         """The whole model is about to be called."""
@@ -153,6 +173,7 @@ class Inspector:
             UnsupportedModelError: The model or the losses mix records, or the forward pass writes into the model.
         """
         used = [call for call in self._calls if any(map(graph.holds, call.outputs))]
+        self._check_current(used)
         look = Look(len(losses), used, self._written | self._watch_written("forward"), self.proof)
         if graph.normalises:
             look.written.add("statistics of the batch")
@@ -394,3 +415,11 @@ def check_hooks(parameters: Iterable[tuple[str, nn.Parameter]]) -> None:
                 f"parameter {name} has a hook on its gradient (register_hook): it would see the records' gradients "
                 "without noise. Remove it, and change .grad after step.backward(losses), when it is private"
             )
+
+
+def _memory(t: Tensor) -> int | None:
+    """Where a tensor's numbers are; None for one that has none in plain memory."""
+    try:
+        return t.untyped_storage().data_ptr() or None
+    except (RuntimeError, NotImplementedError):  # sparse, or wrapped by vmap
+        return None
