@@ -22,11 +22,12 @@ _SMALL = (
     "atto", "femto", "pico", "nano", "_xxs", "_xxt", "test_", "_t0", "_b0", "_xs", "_n0", "_s0", "_m0", "tiny", "_t_",
     "_ti", "mini", "18", "_s1", "11", "xx_small", "x_small", "small", "_s12", "_s", "26", "39", "050", "050_1",
 )  # fmt: skip
-_SIDES = (64, 96, 128)
+_SIDES = (64, 84, 96, 128, 224)
 """Sides at which windows are smaller than the picture."""
 _FOUR = (1, 2, 1, 1)
 _NARROW: tuple[dict[str, Any], ...] = (
     {"depth": 2, "embed_dim": 48, "num_heads": 3},
+    {"depth": 2, "embed_dim": 48, "num_heads": 3, "pos_embed_grid_size": (4, 4)},
     {"depth": 2, "embed_dim": 64, "num_heads": 2, "head_dim": 32, "intermediate_size": 96, "num_kv_heads": 2},
     {"depth": 2, "embed_dim": 48, "num_heads": 3, "global_attn_indexes": (1,), "window_size": 2, "neck_chans": 32},
     {"depth": 2, "embed_dim": 48, "inner_dim": 12, "num_heads_outer": 3, "num_heads_inner": 2},
@@ -125,8 +126,9 @@ def _quiet(model: Any, side: int) -> Any:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "drop_prob"):
-            module.drop_prob = 0.0
+        for name in ("drop_prob", "drop_rate"):
+            if hasattr(module, name):
+                setattr(module, name, 0.0)
     return model
 
 

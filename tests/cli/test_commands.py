@@ -5,6 +5,7 @@ import math
 import sys
 
 import pytest
+import torch
 
 TRAIN = ("train", "--data", "digits", "--model", "logistic", "--epochs", 2, "--batch-size", 128, "--lr", 0.5)
 
@@ -183,6 +184,14 @@ def test_check_of_a_model(assay):
     code, _, err = assay("models", "check", "model3", "--shape", "3,x")
     assert code == 2
     assert "shape" in err
+    code, _, err = assay("models", "check", "tests.cli.test_commands:words")
+    assert code == 2
+    assert "--words" in err
+
+
+def words():
+    """Counts words; it takes their numbers and no pictures."""
+    return torch.nn.Sequential(torch.nn.Embedding(9, 4), torch.nn.Flatten(), torch.nn.Linear(12, 2))
 
 
 def test_lists(assay):

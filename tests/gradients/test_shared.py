@@ -43,6 +43,10 @@ CODE: dict[str, Own] = {
     "places": Own(lambda m, x: x + m.p, p=(1, 6, 5)),
     "places without a first dimension": Own(lambda m, x: m.p + x, p=(6, 5)),
     "places cut to length": Own(lambda m, x: x + m.p[:, : x.shape[1]], p=(1, 9, 5)),
+    "places by distances": Own(
+        lambda m, x: torch.einsum("bti,tsi->bts", x, m.p[torch.arange(x.shape[1])[:, None] - torch.arange(4) + 3]),
+        p=(9, 5),
+    ),
     "places by a table": Own(lambda m, x: x + m.p[torch.arange(x.shape[1]) % 2], p=(3, 5)),
     "subtracted and divided by": Own(lambda m, x: (m.p - x) / (1 + m.s.square()), p=(5,), s=(5,)),
     "in place": Own(_in_place, p=(5,), s=(5,)),

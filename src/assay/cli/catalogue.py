@@ -105,7 +105,8 @@ def check_model(
     sizes = _sizes(shape)
     model = architectures.build(name, input_shape=sizes, classes=classes).train()
     batch = torch.randn(4, *sizes) if words is None else torch.randint(1, words, (4, *sizes))
-    found = check(model, batch)
+    two = getattr(getattr(model, "config", None), "is_encoder_decoder", False)  # it reads and writes
+    found = check(model, batch, **({"decoder_input_ids": batch} if two else {}))
     _print(
         *((layer.path or "(the model)", layer.kind, f"{layer.parameters:,}", layer.how) for layer in found),
         header=("layer", "type", "parameters", "gradients"),

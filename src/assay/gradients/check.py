@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from assay.errors import ConfigError
+from assay.errors import AssayError, ConfigError
 from assay.gradients.engine import Engine
 from assay.models import compat, copies
 
@@ -52,7 +52,8 @@ def check(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerCheck]:
 
     Raises:
         UnsupportedModelError: The model cannot be trained privately; the message names the layer and what to do.
-        ConfigError: The batch has fewer than two records, or the model returns no numbers for each record.
+        ConfigError: The batch has fewer than two records, the model does not take it, or it returns no numbers for each
+            record.
 
     >>> [(layer.path, layer.how) for layer in check(nn.Sequential(nn.Linear(3, 2)), torch.randn(4, 3))]
     [('0', 'rule')]
@@ -66,10 +67,24 @@ def check(model: nn.Module, *args: Any, **kwargs: Any) -> list[LayerCheck]:
         raise ConfigError("batch", "no tensor with two rows or more", "tensors with one row per record")
     engine = Engine(copy)
     try:
-        engine.collect(_losses(copy(*args, **kwargs), len(first)))
+        engine.collect(_losses(_output(copy, first, args, kwargs), len(first)))
         return _layers(copy, engine)
     finally:
         engine.detach()
+
+
+def _output(model: nn.Module, first: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    try:
+        return model(*args, **kwargs)
+    except AssayError:
+        raise
+    except Exception as error:  # the user's own model, which may fail in any way
+        kind = "numbers" if first.is_floating_point() else "whole numbers"
+        raise ConfigError(
+            "batch", f"{kind} of shape {tuple(first.shape)}",
+            f"records that the model takes (for `assay models check`: --shape and --words). It raised "
+            f"{type(error).__name__}: {error}",
+        ) from error  # fmt: skip
 
 
 def _losses(output: Any, records: int) -> Tensor:

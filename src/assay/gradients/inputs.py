@@ -75,6 +75,11 @@ class Inputs:
             setattr(t, _MADE, True)
         return t
 
+    def are_distances(self, t: Tensor) -> bool:
+        """Whether whole numbers depend on no input, as distances between positions do, and were not repeated by row."""
+        whole = t.dim() > 1 and not t.is_floating_point()
+        return whole and self._marks and self.is_made(t) and bool((t != t[:1]).any())
+
     def constant(self, path: str, x: Tensor) -> bool:
         """Whether the input of this call of a layer is the same for all records."""
         key = (path, self._calls[path])
@@ -98,8 +103,7 @@ class Inputs:
                 return False
             if x.dim() == 1:
                 return torch.equal(x, torch.arange(rows, device=x.device))
-            # distances between positions; rows that are all alike were repeated for the records
-            return self._marks and self.is_made(x) and bool((x != x[:1]).any())
+            return self.are_distances(x)
         if self._marks and self.is_made(x):
             return True
         # a tensor that depends on the inputs in no known layout is refused by name when the batch is checked

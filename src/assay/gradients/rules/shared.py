@@ -214,7 +214,7 @@ class Tracer:
         ]
         if not tensors:
             return (), 0
-        found = tuple(i for i, t in tensors if t.shape[0] == self.records and not self._inputs.is_fixed(t))
+        found = tuple(i for i, t in tensors if t.shape[0] == self.records and not self._is_shared(t))
         proven = self.recorder.proven()
         if not found and not proven:
             # indices that were made before, and kept, have no mark; mixing by them shows in the outputs
@@ -235,6 +235,9 @@ class Tracer:
         if len(counts) > 1 or any(not self.records or count % self.records for count in counts):
             raise UnfitError(call.sources, f"{call.name} of tensors with another number of rows", final=proven)
         return known, counts.pop() if counts else 0
+
+    def _is_shared(self, t: Tensor) -> bool:
+        return self._inputs.is_fixed(t) or self._inputs.are_distances(t)
 
     def _windows(self, call: Call, tensors: Sequence[tuple[int, Tensor]]) -> tuple[int, ...]:
         """A constant mask that was repeated for the rows of all records, and is added to one that has a single row."""
