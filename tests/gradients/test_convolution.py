@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from assay.gradients import engine as engine_module
-from assay.gradients import record_grads
+from assay.gradients import quickest, record_grads
 from assay.gradients.engine import Engine
 from assay.gradients.uses.base import Use
 from assay.gradients.uses.convolution import Convolved, ConvShape, Way, convolved, ways
@@ -211,9 +211,9 @@ def test_a_clock_chooses_between_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_clock_remembers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_grads, "_known", {})
+    monkeypatch.setattr(quickest, "_known", {})
     shape = ConvShape(torch.Size((3, 2, 3, 3)), (1, 1), (0, 0), (1, 1), 1)
     x, g = torch.randn(4, 2, 8, 8), torch.randn(4, 3, 6, 6)
     first = record_grads.quickest_way(shape, x, g)
-    monkeypatch.setattr(record_grads, "quickest", lambda *_: pytest.fail("measured again"))
+    monkeypatch.setattr(quickest, "quickest", lambda *_: pytest.fail("measured again"))
     assert record_grads.quickest_way(shape, x[:3], g[:3]) == first

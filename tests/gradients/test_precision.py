@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay import ConfigError, Plan, Training, fit
-from assay.gradients import record_grads
+from assay.gradients import quickest, record_grads
 from assay.gradients.clipping import Flat
 from assay.gradients.engine import Engine
 from assay.gradients.uses.base import Outer
@@ -74,8 +74,8 @@ def test_both_ways_to_the_norm_of_a_sequence_agree(shape: tuple[int, int, int]) 
 
 def test_a_clock_decides_only_where_memory_does_not_and_once_for_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[torch.device] = []
-    monkeypatch.setattr(record_grads, "_known", {})
-    monkeypatch.setattr(record_grads, "quickest", lambda runs, device: asked.append(device) or len(runs) - 1)
+    monkeypatch.setattr(quickest, "_known", {})
+    monkeypatch.setattr(quickest, "quickest", lambda runs, device: asked.append(device) or len(runs) - 1)
     state = torch.get_rng_state()
 
     def chosen(records: int, positions: int, out: int, inp: int) -> bool | None:

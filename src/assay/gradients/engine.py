@@ -23,10 +23,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay._util.process import keep_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
+from assay.gradients import products
 from assay.gradients.arithmetic import full
 from assay.gradients.layouts import Layout
 from assay.gradients.proof import first_batch as proof
@@ -41,6 +43,7 @@ from assay.gradients.rules.layers import (
     RULES,
     ConvRule,
     ExpandRule,
+    LinearRule,
     Rules,
     TapeRule,
 )
@@ -80,8 +83,10 @@ class Engine:
         keep_freed_memory()
         self.model = model
         self._measured = measured
+        self._linear: Callable[..., Tensor] = products.linear if measured else F.linear
         if measured:
-            rules = {k: ConvRule(quickest_way) if type(r) is ConvRule else r for k, r in rules.items()}
+            choosing = {ConvRule: ConvRule(quickest_way), LinearRule: LinearRule(products.linear)}
+            rules = {kind: choosing.get(type(rule), rule) for kind, rule in rules.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")
@@ -426,7 +431,7 @@ class Engine:
         assert isinstance(module, nn.MultiheadAttention)
 
         def project(x: Tensor, start: int, stop: int) -> Tensor:
-            rows = attention.Projection(start, stop)
+            rows = attention.Projection(start, stop, self._linear)
             if not unit.wanted:
                 return rows.forward(module, module._parameters, x)
             return self._run_taped(replace(unit, rule=rows), x)
@@ -450,7 +455,7 @@ class Engine:
                 return out
             return self._run_taped(replace(unit, rule=rule), x)
 
-        return recurrent.recur(module, params, record, *args, **kwargs)
+        return recurrent.recur(module, params, record, self._measured, *args, **kwargs)
 
     def _run_expanded(self, unit: Unit[ExpandRule], *args: Any, **kwargs: Any) -> Any:
         check_rows(unit.path, args)

@@ -3,17 +3,14 @@
 Norms come first: a record whose gradient holds NaN or Inf is zeroed and counted there. All later sums are finite, and
 no record contributes more to them than its norm.
 
-Where any of several correct computations may be fastest, `choose_all` and `quickest_way` time them on random numbers of
-the given shape, so that no record influences the choice. Sizes are rounded up to powers of two, so that not every batch
-needs a measurement. The process remembers the answers. The computations differ in the last bits, so runs with a seed,
-which must repeat exactly, are not measured (`PrivateStep`).
+Where any of several correct computations may be fastest, `choose_all` and `quickest_way` let a measurement decide
+(`assay.gradients.quickest`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,8 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from assay.gradients.arithmetic import corner, zeros_for
+from assay.gradients.products import summed
+from assay.gradients.quickest import remembered, rounded_up
 from assay.gradients.rules.correlation import Basis, Filtered
-from assay.gradients.uses.base import Apart, Found, Outer, keeps_product
+from assay.gradients.rules.recurrent import Joined
+from assay.gradients.uses.base import Affine, Apart, Found, Outer, Rank1, keeps_product
 from assay.gradients.uses.convolution import ConvShape, Way, ways
 
 Reduce = Callable[[Tensor], Tensor]
@@ -119,66 +119,44 @@ class RecordGrads:
         return whole
 
 
-_REPEATS = 3
 _MOST_RECORDS = 32
 _LAYERS = 6
-_known: dict[tuple[object, ...], int] = {}
-
-
-def _up(n: int) -> int:
-    return 1 << (n - 1).bit_length()
-
-
-def quickest(runs: Sequence[Callable[[], object]], device: torch.device) -> int:
-    """Which of these takes least time: the best of a few alternating calls, after one call each."""
-    # what other processes do on a busy machine does not count, where one thread does all the work
-    alone = device.type == "cpu" and torch.get_num_threads() == 1
-    now = time.thread_time if alone else time.perf_counter
-    best = [float("inf")] * len(runs)
-    for repeat in range(_REPEATS + 1):
-        for i, run in enumerate(runs):
-            _wait(device)
-            start = now()
-            run()
-            _wait(device)
-            if repeat:
-                best[i] = min(best[i], now() - start)
-    return best.index(min(best))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def choose_all(found: Found) -> None:
-    """`choose` for every use of a pass."""
+    """Let measurements choose how every use of a pass is computed."""
     for _, use in found:
         if isinstance(use, Apart):
             for part in use.uses:
                 if isinstance(part, Outer):
                     choose(part)
+                elif isinstance(part, Rank1):
+                    part.product = summed
+        elif isinstance(use, Affine):
+            use.product = summed
+        elif isinstance(use, Joined):
+            choose(use.weights)
 
 
 def choose(use: Outer) -> None:
-    """Set `keep` where the shape leaves a choice."""
+    """Set `keep` where the shape leaves a choice, and how the sum is multiplied out."""
     positions, out, inp = use.shape
-    use.keep = keeps_product(positions, out, inp)
+    use.keep, use.product = keeps_product(positions, out, inp), summed
     if use.keep is not None:
         return
-    records = min(_MOST_RECORDS, _up(len(use.g)))
-    key = (records, _up(positions), out, inp, use.g.dtype, use.g.device, torch.get_num_threads())
-    if key not in _known:
-        _known[key] = _measured(records, _up(positions), out, inp, use.g)
-    use.keep = bool(_known[key])
+    records, g = min(_MOST_RECORDS, rounded_up(len(use.g))), use.g
+    shape = (records, rounded_up(positions), out, inp)
+    use.keep = bool(remembered(("keep", *shape, g.dtype), lambda: _both_ways(*shape, g), g.device))
 
 
 def quickest_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:
     """The fastest way to a convolution's gradients, with their norms and their sum."""
     last = x.is_contiguous(memory_format=torch.channels_last)
-    key = (shape, _up(len(x)), x.shape[1:], last, x.dtype, x.device, torch.get_num_threads())
     all_ways = ways(shape)
-    if len(all_ways) > 1 and key not in _known:
+    if len(all_ways) == 1:
+        return all_ways[0]
+
+    def runs() -> list[functools.partial[list[Tensor]]]:
         source = torch.Generator().manual_seed(0)
 
         def made(like: Tensor) -> Tensor:
@@ -193,11 +171,12 @@ def quickest_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:
             use = way(shape, some_x, some_g)
             return [use.sq_norm(), use.weighted_sum(weights)]
 
-        _known[key] = quickest([functools.partial(run, way) for way in all_ways], x.device)
-    return all_ways[_known.get(key, 0)]
+        return [functools.partial(run, way) for way in all_ways]
+
+    return all_ways[remembered((shape, rounded_up(len(x)), x.shape[1:], last, x.dtype), runs, x.device)]
 
 
-def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) -> int:
+def _both_ways(records: int, positions: int, out: int, inp: int, like: Tensor) -> list[functools.partial[list[Tensor]]]:
     source = torch.Generator().manual_seed(0)  # torch's global state belongs to the user
 
     def made(*shape: int) -> Tensor:
@@ -207,9 +186,9 @@ def _measured(records: int, positions: int, out: int, inp: int, like: Tensor) ->
 
     def way(keep: bool) -> list[Tensor]:
         # as in a step: all norms before the first sum, so that what is kept is no longer in the caches
-        uses = [Outer(g, x, keep) for _ in range(_LAYERS)]
+        uses = [Outer(g, x, keep, summed) for _ in range(_LAYERS)]
         for use in uses:
             use.sq_norm()
         return [use.weighted_sum(weights) for use in uses]
 
-    return quickest([functools.partial(way, keep) for keep in (False, True)], like.device)
+    return [functools.partial(way, keep) for keep in (False, True)]

@@ -241,7 +241,7 @@ class PrivateStep(Unique):
         # A seeded run must repeat to the last bit, so timings must not choose between ways to compute a gradient.
         seeded = self.randomness.fingerprint is not None
         coins = self.randomness.stream("proof", taken)
-        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded, coins=coins)
+        self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded and not plan.exact, coins=coins)
         undo.callback(self.engine.detach)
         # Later levels of a noise schedule replace the noise only (`_later`): the rest of the chain may have a state.
         self.chain = chain.on(self.engine.parameters)

@@ -127,12 +127,13 @@ class Projection:
 
     start: int
     stop: int
+    linear: Callable[..., Tensor] = F.linear
 
     def forward(self, module: nn.MultiheadAttention, params: Any, x: Tensor) -> Tensor:  # noqa: ARG002
         """x Wᵀ + b."""
         bias = params["in_proj_bias"]
         rows = slice(self.start, self.stop)
-        return F.linear(x, params["in_proj_weight"][rows], None if bias is None else bias[rows])
+        return self.linear(x, params["in_proj_weight"][rows], None if bias is None else bias[rows])
 
     def uses(
         self, module: nn.MultiheadAttention, wanted: frozenset[str], x: Tensor, g: Tensor

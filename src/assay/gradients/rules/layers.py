@@ -31,6 +31,8 @@ from assay.models.circulant import BlockCirculantLinear
 from assay.models.standardised import StandardisedConv2d, standardised
 
 Params = Mapping[str, Tensor | None]
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x Wᵀ + b, of x, W and b."""
 
 
 @runtime_checkable
@@ -58,16 +60,23 @@ class ExpandRule(Protocol):
         ...
 
 
+def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if _narrow(weight, x):
+        out = torch.mm(weight, x.t()).t()
+        return out.contiguous() if bias is None else torch.add(out, bias)
+    return F.linear(x, weight, bias)
+
+
+@dataclass(frozen=True, slots=True)
 class LinearRule:
     """y = x Wᵀ + b over any leading dimensions."""
+
+    linear: Linear = field(default=_by_torch, repr=False)
 
     def forward(self, module: nn.Linear, params: Params, x: Tensor) -> Tensor:  # noqa: ARG002
         weight, bias = params["weight"], params["bias"]
         assert weight is not None
-        if _narrow(weight, x):
-            out = torch.mm(weight, x.t()).t()
-            return out.contiguous() if bias is None else torch.add(out, bias)
-        return F.linear(x, weight, bias)
+        return self.linear(x, weight, bias)
 
     def uses(self, module: nn.Linear, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:  # noqa: ARG002
         if g.dim() == 2:

@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from assay.errors import UnsupportedModelError
+from assay.gradients import products
+from assay.gradients.rules import lstm
 from assay.gradients.uses.base import Apart, Dense, LayerUse, Outer, Rank1, Use
 
 KINDS = (nn.RNN, nn.LSTM, nn.GRU)
@@ -50,6 +52,7 @@ def recur(
     module: nn.RNNBase,
     params: Mapping[str, Tensor],
     record: Record,
+    quick: bool,
     x: Tensor | PackedSequence,
     hx: Tensor | tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor | PackedSequence, Tensor | tuple[Tensor, Tensor]]:
@@ -59,6 +62,7 @@ def recur(
         module: The layer.
         params: Its parameters, as the pass is to use them.
         record: Runs the map of the inputs.
+        quick: Whether measurements may choose how to multiply.
         x: The inputs.
         hx: The state before the first position; zeros by default.
 
@@ -67,7 +71,7 @@ def recur(
     """
     if isinstance(x, PackedSequence):
         padded, lengths = pad_packed_sequence(x, batch_first=True)
-        out, last = _layers(module, params, record, padded, hx, lengths)
+        out, last = _layers(module, params, record, quick, padded, hx, lengths)
         sort = x.sorted_indices is not None
         packed = pack_padded_sequence(out, lengths, batch_first=True, enforce_sorted=not sort)
         return packed, last
@@ -75,7 +79,7 @@ def recur(
         raise UnsupportedModelError(
             f"{type(module).__name__} was given input of shape {tuple(x.shape)} without a record dimension"
         )
-    out, last = _layers(module, params, record, x if module.batch_first else x.transpose(0, 1), hx, None)
+    out, last = _layers(module, params, record, quick, x if module.batch_first else x.transpose(0, 1), hx, None)
     return out if module.batch_first else out.transpose(0, 1), last
 
 
@@ -83,6 +87,7 @@ def _layers(
     module: nn.RNNBase,
     params: Mapping[str, Tensor],
     record: Record,
+    quick: bool,
     x: Tensor,
     hx: Tensor | tuple[Tensor, Tensor] | None,
     lengths: Tensor | None,
@@ -97,7 +102,7 @@ def _layers(
     for layer in range(module.num_layers):
         outs = []
         for direction in range(directions):
-            steps = _Steps(module, f"_l{layer}{'_reverse' * direction}", bool(direction), inside)
+            steps = _Steps(module, f"_l{layer}{'_reverse' * direction}", bool(direction), inside, quick)
             out, end = steps.run(params, record, x, starts[len(last)])
             outs.append(out)
             last.append(end)
@@ -135,18 +140,24 @@ class _Steps:
     suffix: str
     backwards: bool
     inside: Sequence[Tensor] | None
+    quick: bool
 
     def run(
         self, params: Mapping[str, Tensor], record: Record, x: Tensor, start: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Outputs [positions, records, width], and the last state and cell."""
-        gates = Gates(self.suffix, gru=isinstance(self.module, nn.GRU))
-        inputs = record(gates, x).unbind(1)
-        weight, bias = params[f"weight_hh{self.suffix}"].t(), params.get(f"bias_hh{self.suffix}")
-        step = self._cell(weight, bias, gates)
+        linear = products.linear if self.quick else F.linear
+        gates = Gates(self.suffix, gru=isinstance(self.module, nn.GRU), linear=linear)
+        given = record(gates, x)
+        weight, bias = params[f"weight_hh{self.suffix}"], params.get(f"bias_hh{self.suffix}")
+        if self._is_plain_lstm and lstm.applies(weight, given):
+            out, h, c, gates.before = lstm.Steps.apply(given, weight, *start, self.backwards, self.quick)  # type: ignore[no-untyped-call]
+            return out, (h, c)
+        inputs = given.unbind(1)
+        step = self._cell(weight.t(), bias, gates)
         order = range(len(inputs) - 1, -1, -1) if self.backwards else range(len(inputs))
         h, c = start
-        before: list[Tensor | None] = [None] * len(inputs)
+        before = [h] * len(inputs)
         outs: list[Tensor | None] = [None] * len(inputs)
         for t in order:
             before[t] = h.detach()
@@ -159,8 +170,12 @@ class _Steps:
             else:
                 outs[t] = new_h * self.inside[t]
                 h, c = torch.where(self.inside[t], new_h, h), torch.where(self.inside[t], new_c, c)
-        gates.before = [b for b in before if b is not None]
+        gates.before = torch.stack(before, 1)
         return torch.stack([out for out in outs if out is not None]), (h, c)
+
+    @property
+    def _is_plain_lstm(self) -> bool:
+        return isinstance(self.module, nn.LSTM) and not self.module.proj_size and self.inside is None
 
     def _cell(
         self, weight: Tensor, bias: Tensor | None, gates: Gates
@@ -197,6 +212,31 @@ def _gru(x: Tensor, hidden: Tensor, h: Tensor, kept: list[Tensor]) -> tuple[Tens
     return h, h
 
 
+_OF_A_GATE = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+
+
+class Joined:
+    """Both weights and both biases of W_ih x + b_ih + W_hh h + b_hh: one linear map of x and h side by side."""
+
+    def __init__(self, g: Tensor, x: Tensor, h: Tensor) -> None:
+        self.weights, self._inputs = Outer(g, torch.cat([x, h], 2)), x.shape[2]
+        self._bias = Dense(g.sum(1))
+
+    def norm(self) -> Tensor:
+        return self.sq_norm().sqrt_().unsqueeze(1)
+
+    def sq_norm(self) -> Tensor:
+        return self.weights.sq_norm().add_(self._bias.sq_norm(), alpha=2)
+
+    def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
+        both, bias = self.weights.weighted_sum(weights), self._bias.weighted_sum(weights)
+        return both[:, : self._inputs].contiguous(), both[:, self._inputs :].contiguous(), bias, bias.clone()
+
+    def apart(self) -> Sequence[Use]:
+        g, x = self.weights.g, self.weights.x
+        return Outer(g, x[..., : self._inputs]), Outer(g, x[..., self._inputs :]), self._bias, self._bias
+
+
 @dataclass(slots=True)
 class Gates:
     """A `TapeRule` for the gates of one layer in one direction: the map of the inputs, and what it shows of the rest.
@@ -207,8 +247,9 @@ class Gates:
 
     suffix: str
     gru: bool
-    before: list[Tensor] = field(default_factory=list)
-    """The state before each position; known when the pass is over."""
+    linear: Callable[..., Tensor] = F.linear
+    before: Tensor = field(default_factory=lambda: torch.empty(0))
+    """The state before each position, [records, positions, width]; known when the pass is over."""
     reset: list[Tensor] = field(default_factory=list)
     """The reset gates of a GRU, in the order of the steps."""
 
@@ -217,18 +258,20 @@ class Gates:
         bias = params.get(f"bias_ih{self.suffix}")
         if bias is not None and not self.gru:
             bias = bias + params[f"bias_hh{self.suffix}"]
-        return F.linear(x, params[f"weight_ih{self.suffix}"], bias)
+        return self.linear(x, params[f"weight_ih{self.suffix}"], bias)
 
     def uses(self, module: nn.RNNBase, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:
         """The uses of both weights and both biases."""
         gh = g
+        if not self.gru and wanted.issuperset(names := [f"{name}{self.suffix}" for name in _OF_A_GATE]):
+            return names, Joined(g, x, self.before.to(g.dtype))
         if self.gru:
             reset = self.reset[::-1] if self.suffix.endswith("_reverse") else self.reset
             r = torch.stack(reset, 1).to(g.dtype)
             gh = torch.cat([g[..., : 2 * module.hidden_size], g[..., 2 * module.hidden_size :] * r], 2)
         made: dict[str, Callable[[], Use]] = {
             f"weight_ih{self.suffix}": lambda: Outer(g, x),
-            f"weight_hh{self.suffix}": lambda: Outer(gh, torch.stack(self.before, 1).to(g.dtype)),
+            f"weight_hh{self.suffix}": lambda: Outer(gh, self.before.to(g.dtype)),
             f"bias_ih{self.suffix}": lambda: Dense(g.sum(1)),
             f"bias_hh{self.suffix}": lambda: Dense(gh.sum(1)),
         }

@@ -12,7 +12,7 @@ once (`repeated`). Norms are safe in all of them (`assay.gradients.arithmetic`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -62,6 +62,15 @@ class LayerUse(Protocol):
         ...
 
 
+Product = Callable[[Tensor, Tensor], Tensor]
+"""gᵀ x for [rows, out] and [rows, in]."""
+
+
+def by_torch(g: Tensor, x: Tensor) -> Tensor:
+    """The product as torch computes it."""
+    return torch.mm(g.t(), x)
+
+
 Found = list[tuple[Sequence[str], LayerUse]]
 """What a pass has recorded: names of parameters, and their use."""
 
@@ -97,18 +106,19 @@ class Rank1:
 
     g: Tensor
     x: Tensor
+    product: Product = by_torch
 
     def sq_norm(self) -> Tensor:
         return squares(self.x).mul_(squares(self.g))  # ‖g xᵀ‖² = ‖g‖² ‖x‖²
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        return (self.g * weights).t() @ self.x
+        return self.product(self.g * weights, self.x)
 
     def per_record(self) -> Tensor:
         return self.g.unsqueeze(2) * self.x.unsqueeze(1)
 
     def without(self, bad: Tensor) -> Rank1:
-        return Rank1(masked(self.g, bad), masked(self.x, bad))
+        return Rank1(masked(self.g, bad), masked(self.x, bad), self.product)
 
 
 def keeps_product(positions: int, out: int, inp: int) -> bool | None:
@@ -137,6 +147,7 @@ class Outer:
     g: Tensor
     x: Tensor
     keep: bool | None = None
+    product: Product = by_torch
     _product: Dense | None = None
 
     def sq_norm(self) -> Tensor:
@@ -180,13 +191,13 @@ class Outer:
         if self._product is not None:
             return self._product.weighted_sum(weights)
         scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
-        return scaled.mT @ self.x.flatten(0, 1)
+        return self.product(scaled, self.x.flatten(0, 1))
 
     def per_record(self) -> Tensor:
         return torch.bmm(self.g.mT, self.x) if self._product is None else self._product.values
 
     def without(self, bad: Tensor) -> Outer:
-        return Outer(masked(self.g, bad), masked(self.x, bad), self.keep)
+        return Outer(masked(self.g, bad), masked(self.x, bad), self.keep, self.product)
 
 
 @dataclass(slots=True)
@@ -248,6 +259,7 @@ class Affine:
 
     g: Tensor
     x: Tensor
+    product: Product = by_torch
 
     def norm(self) -> Tensor:
         """‖g‖ √(‖x‖² + 1), in as few operations as possible: they are what a model of one layer spends its time on."""
@@ -265,7 +277,7 @@ class Affine:
 
     def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
         scaled = self.g * weights
-        return torch.mm(scaled.t(), self.x), scaled.sum(0)
+        return self.product(scaled, self.x), scaled.sum(0)
 
     def apart(self) -> Sequence[Use]:
-        return Rank1(self.g, self.x), Dense(self.g)
+        return Rank1(self.g, self.x, self.product), Dense(self.g)
