@@ -188,7 +188,7 @@ def test_what_is_predicted_follows_from_the_type_of_the_target(tmp_path: Path) -
     schema = {"age": SCHEMA["age"], "died": {"type": "flag"}, "patient": {"type": "skip"}}
     died, age = (data.load(path, target=target, schema=schema) for target in ("died", "age"))
     assert died.what.kind == "binary"
-    assert died.class_names == ("no", "yes")
+    assert died.what.names == ("no", "yes")
     assert age.what.kind == "regression"
     assert float(age.train_y.min()) >= -1
     labels = pa.table({"x": ["1", "2", "3"] * 10, "a": ["yes", "no", "no"] * 10, "b": ["0", "1", "1"] * 10})
