@@ -19,7 +19,6 @@ from assay import data
 from assay.data import tables
 from assay.data.tables.loading import read
 from assay.data.tables.schema import as_schema
-from assay.data.tables.templates import written
 from assay.errors import ConfigError, DataError
 
 SCHEMA: dict[str, Any] = {
@@ -168,11 +167,9 @@ def test_a_public_sample_fills_the_schema_in_and_the_file_itself_is_refused(tmp_
         tables.from_sample(tmp_path / "own.csv", tmp_path / "own.csv")
 
 
-def test_a_schema_survives_json_and_toml(tmp_path: Path) -> None:
+def test_a_schema_survives_json() -> None:
     schema = as_schema(SCHEMA, "died")
     assert tables.Schema.from_json(schema.to_json()) == schema
-    (tmp_path / "own.toml").write_text(written(schema))
-    assert tables.Schema.from_toml(tmp_path / "own.toml") == schema
 
 
 def test_a_schema_may_be_the_content_of_a_toml_file(tmp_path: Path) -> None:
