@@ -58,7 +58,7 @@ def test_a_run_uses_data_set_method_sampler_and_clipping_rule(used):
     assert used["record"]["sampling"]["kind"] == "acme-twice"
     assert used["record"]["result"]["test_accuracy"] > 0.5
     assert "two coins for each record" in used["statement"]
-    assert "how much exactly is not known" in used["statement"], "a sampler is not taken to be tight unless it says so"
+    assert "the exact cost is not known" in used["statement"], "a sampler is not taken to be tight unless it says so"
 
 
 def test_its_accountant_is_what_epsilon_and_the_ledger_go_by(used):

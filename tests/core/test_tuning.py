@@ -10,7 +10,7 @@ from dp_accounting import dp_event, rdp
 from scipy import stats
 from torch import nn
 
-from assay import Adjacency, ConfigError, Plan
+from assay import Adjacency, ConfigError, Plan, Settings, choose
 from assay.accounting import events
 from assay.accounting.epsilon import UnaccountableError, epsilon
 from assay.randomness.streams import Seeded
@@ -124,3 +124,26 @@ def test_the_best_by_score_is_taken_and_nothing_where_there_was_no_trial():
     none = next(i for i in range(10_000) if tuning.drawn_trials(3, Seeded(i).stream("trials", 0)) == 0)
     with pytest.raises(tuning.NoTrialError, match="budget is spent"):
         tuning.best_of(splits, 3, Seeded(none), run)
+
+
+def test_a_choice_on_public_data_protects_whole_persons(tmp_path):
+    (tmp_path / "schema.toml").write_text(
+        '[columns.age]\ntype = "number"\nlow = 0\nhigh = 200\n[columns.ill]\ntype = "flag"\n'
+    )
+    for name, first in (("private", 0), ("public", 100)):
+        rows = [f"p{i // 2},{first + i % 60 + i / 300},{'yes' if i % 60 > 30 else 'no'}" for i in range(120)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["patient,age,ill", *rows, ""]))
+    settings = Settings(
+        data=str(tmp_path / "private.csv"),
+        schema=tmp_path / "schema.toml",
+        target="ill",
+        unit="patient",
+        model="logistic",
+        epochs=1,
+        delta=1e-3,
+    )
+    chosen = choose(
+        settings, {"lr": [0.5, 1]}, out=tmp_path / "run", epsilon=3, public=str(tmp_path / "public.csv"), seed=0
+    )
+    assert chosen.record["persons"]["name"] == "patient"
+    assert chosen.record["unit"] == "one patient with all of their rows"

@@ -30,7 +30,7 @@ def test_a_folder_becomes_pictures_of_the_declared_size_and_classes_of_its_folde
     root = write_pictures(tmp_path / "scans")
     bundle = data.load(root, schema={"pictures": {"size": 8, "channels": 1}})
     assert bundle.input_shape == (1, 8, 8)
-    assert bundle.class_names == ("bright", "dark")
+    assert bundle.what.names == ("bright", "dark")
     assert len(bundle.train_x) + len(bundle.test_x) == 40
     assert float(bundle.train_x.abs().max()) <= 1
     assert bool((bundle.train_x.mean((1, 2, 3)) < 0).eq(bundle.train_y == 1).all())
@@ -98,7 +98,7 @@ def test_pictures_of_hugging_face_have_the_classes_that_are_declared(tmp_path: P
     found = datasets.Dataset.from_dict({"scan": images, "kind": [i % 2 for i in range(30)]}, features=kinds)
     found.save_to_disk(str(tmp_path / "scans"))
     bundle = data.load(f"hf:{tmp_path / 'scans'}", schema={"pictures": {"size": 4, "channels": 1}})
-    assert bundle.class_names == ("well", "ill", "other")
+    assert bundle.what.names == ("well", "ill", "other")
     assert bundle.input_shape == (1, 4, 4)
 
 

@@ -19,7 +19,6 @@ from assay import data
 from assay.data import tables
 from assay.data.tables.loading import read
 from assay.data.tables.schema import as_schema
-from assay.data.tables.templates import written
 from assay.errors import ConfigError, DataError
 
 SCHEMA: dict[str, Any] = {
@@ -168,11 +167,9 @@ def test_a_public_sample_fills_the_schema_in_and_the_file_itself_is_refused(tmp_
         tables.from_sample(tmp_path / "own.csv", tmp_path / "own.csv")
 
 
-def test_a_schema_survives_json_and_toml(tmp_path: Path) -> None:
+def test_a_schema_survives_json() -> None:
     schema = as_schema(SCHEMA, "died")
     assert tables.Schema.from_json(schema.to_json()) == schema
-    (tmp_path / "own.toml").write_text(written(schema))
-    assert tables.Schema.from_toml(tmp_path / "own.toml") == schema
 
 
 def test_a_schema_may_be_the_content_of_a_toml_file(tmp_path: Path) -> None:
@@ -188,7 +185,7 @@ def test_what_is_predicted_follows_from_the_type_of_the_target(tmp_path: Path) -
     schema = {"age": SCHEMA["age"], "died": {"type": "flag"}, "patient": {"type": "skip"}}
     died, age = (data.load(path, target=target, schema=schema) for target in ("died", "age"))
     assert died.what.kind == "binary"
-    assert died.class_names == ("no", "yes")
+    assert died.what.names == ("no", "yes")
     assert age.what.kind == "regression"
     assert float(age.train_y.min()) >= -1
     labels = pa.table({"x": ["1", "2", "3"] * 10, "a": ["yes", "no", "no"] * 10, "b": ["0", "1", "1"] * 10})

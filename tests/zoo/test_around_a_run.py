@@ -14,7 +14,7 @@ from torch.utils.data import Subset, TensorDataset
 import assay as library
 from assay import ConfigError, Plan
 from assay.accounting.epsilon import Adjacency
-from assay.accounting.ledger import Ledger, spent
+from assay.accounting.ledger import Ledger, read_ledger
 from assay.data.split import drawn
 from assay.mechanisms.gaussian import gaussian_event
 from assay.randomness.streams import Seeded
@@ -64,7 +64,9 @@ def test_what_was_spent_before_a_run_was_replaced(tmp_path, replace, remembered)
     assert len(kept) == remembered
     assert not directory.ledger.exists()
     for path in kept:
-        steps, epsilon, delta = spent(path)
+        found = read_ledger(path)
+        assert found is not None
+        steps, epsilon, delta = found.total_steps, found.epsilon(), found.delta
         assert (steps, delta) == (0, 1e-5)
         assert 4 < epsilon < 5
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 from scipy import stats
+from tests.zoo.low_bits import cancelled_bits, low_bits
 
 from assay.audit.bounds import epsilon_of_mu
-from assay.audit.low_bits import cancelled_bits, low_bits
 from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen

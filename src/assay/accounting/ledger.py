@@ -603,23 +603,6 @@ def read_ledger(path: Path, run: str | None = None) -> Ledger | None:
     return Ledger(path, delta=delta, adjacency=adjacency, ceiling=ceiling, run=run)
 
 
-def spent(path: Path, run: str | None = None) -> tuple[int, float, float | None]:
-    """Steps, ε and δ by the ledger in a file.
-
-    Args:
-        path: The file.
-        run: The digest of the run that it must belong to; None for whichever it names.
-
-    Returns:
-        δ is None where nothing was charged yet.
-
-    Raises:
-        LedgerError: The ledger is damaged.
-    """
-    ledger = read_ledger(path, run)
-    return (0, 0.0, None) if ledger is None else (ledger.total_steps, ledger.epsilon(), float(ledger.delta))
-
-
 def _line(index: int, entry: _Entry) -> dict[str, Any]:
     line: dict[str, Any] = {"segment": index, "steps": entry.steps, "event": events.to_json(entry.event)}
     known = {

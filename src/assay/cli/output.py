@@ -136,7 +136,7 @@ def outcome(result: Result) -> None:
     from assay._util.figures import shown
     from assay.runs.metrics import shown as shown_figures
     from assay.runs.statement import choices, initial_weights, scored
-    from assay.training.tuning import in_words
+    from assay.training.trials import in_words
 
     record = result.record
     eps = record["epsilon"]

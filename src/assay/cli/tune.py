@@ -122,7 +122,7 @@ def _report_choice(choice: PrivateChoice, as_json: bool) -> None:
 def _report_runs(choice: PublicChoice, as_json: bool) -> None:
     """What the one run on private records would cost with each setting."""
     from assay._util.figures import shown
-    from assay.training.tuning import in_words
+    from assay.training.trials import in_words
 
     cost = choice.cost()
     if as_json:

@@ -124,11 +124,6 @@ class DataBundle:
         """What is predicted; without a `task`, one of `classes` classes that have no names."""
         return Task.of_classes(self.classes) if self.task is None else self.task
 
-    @property
-    def class_names(self) -> tuple[str, ...] | None:
-        """The names of classes or labels, where they were given."""
-        return None if self.task is None or not self.task.names else self.task.names
-
     def drawn(self, purpose: str, share: float) -> Tensor:
         """Draw training records by a keyed hash of the person's id, or else of the record's content.
 

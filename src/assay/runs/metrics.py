@@ -162,21 +162,6 @@ def evaluate(model: nn.Module, records: Records, loss: Loss) -> tuple[float | No
     return (right / counted if classes else None), total / counted
 
 
-def figures(model: nn.Module, records: Records, task: Task | None) -> dict[str, float | None]:
-    """Every figure that the task has, on these records.
-
-    Args:
-        model: The model, in eval mode.
-        records: Pairs of input and target.
-        task: What is predicted; None infers it from the outputs, if they score each class.
-
-    Returns:
-        As `measured`; empty where there is no such task, or no records.
-    """
-    found = outputs_of(model, records, task)
-    return {} if found is None else measured(*found)
-
-
 def outputs_of(model: nn.Module, records: Records, task: Task | None) -> tuple[Task, Tensor, Tensor] | None:
     """What `measured` and `recalls` take: the task, the outputs on these records, and the truth.
 

@@ -17,17 +17,3 @@ SCHEDULE = "linear"
 BATCH = 1024
 TABLE_BATCH = 4096  # linear models gain from large batches
 SHARE = 8  # a batch is at most one part in this many of the records
-
-
-def batch_size(records: int, *, whole: bool = False, table: bool = False) -> int:
-    """The expected batch size.
-
-    Args:
-        records: How many of what is sampled there are.
-        whole: Whether the sampler takes all records every time.
-        table: Whether the records are rows of a table.
-
-    >>> batch_size(60_000), batch_size(1_600), batch_size(60_000, table=True)
-    (1024, 200, 4096)
-    """
-    return records if whole else min(TABLE_BATCH if table else BATCH, max(1, records // SHARE))

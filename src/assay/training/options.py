@@ -24,6 +24,7 @@ from assay.methods.columns import Columns
 from assay.methods.perturb.mean import parse as parse_center
 from assay.methods.plan import Plan
 from assay.training import defaults
+from assay.training.planning import usual_batch_size
 from assay.training.settings import Optimizer, Training
 
 _READ: Mapping[str, Callable[[str], object]] = {
@@ -211,7 +212,7 @@ class Settings:
             ConfigError: A part (clipping, an encoding, a method) is not accepted.
         """
         sampling = samplers.parse(self.sampling)
-        usual = defaults.batch_size(records, whole=sampling.whole, table=table)
+        usual = usual_batch_size(records, whole=sampling.whole, table=table)
         return Plan(
             records=records,
             batch_size=usual if self.batch_size is None else self.batch_size,

@@ -67,7 +67,7 @@ def plan_for(
         unit = Unit(name="person", persons=counted)
     start = Plan(
         records=counted,
-        batch_size=defaults.batch_size(counted, table=_is_table(records)) if batch_size is None else batch_size,
+        batch_size=usual_batch_size(counted, table=_is_table(records)) if batch_size is None else batch_size,
         steps=1,
         noise_multiplier=1.0,
         delta=defaults.DELTA if delta is None else delta,
@@ -80,6 +80,22 @@ def plan_for(
         epsilon=defaults.EPSILON if epsilon is None and noise_multiplier is None else epsilon,
         noise_multiplier=noise_multiplier,
         epochs=defaults.EPOCHS if epochs is None else epochs,
+    )
+
+
+def usual_batch_size(records: int, *, whole: bool = False, table: bool = False) -> int:
+    """The expected batch size where nobody gives one.
+
+    Args:
+        records: How many of what is sampled there are.
+        whole: Whether the sampler takes all records every time.
+        table: Whether the records are rows of a table.
+
+    >>> usual_batch_size(60_000), usual_batch_size(1_600), usual_batch_size(60_000, table=True)
+    (1024, 200, 4096)
+    """
+    return (
+        records if whole else min(defaults.TABLE_BATCH if table else defaults.BATCH, max(1, records // defaults.SHARE))
     )
 
 

@@ -5,9 +5,7 @@ On private records the choice is charged (`assay.training.selection`); on public
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from assay._util.files import replace_text, set_times
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.data.records import Records
-from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
+from assay.errors import ConfigError, check_above_zero
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness
 from assay.runs.budgeted import FIELD, Lease, lease
@@ -29,26 +27,23 @@ from assay.runs.result import Result, cross_entropy, evaluate, write_result
 from assay.runs.statement import large_delta
 from assay.training import selection
 from assay.training.fitting import fit
-from assay.training.from_names import Prepared, prepare
+from assay.training.from_names import Prepared
 from assay.training.inputs import LOG, UNFINISHED_CHOICE
-from assay.training.options import Settings, read_option
+from assay.training.options import Settings
 from assay.training.preflight import check_run
 from assay.training.settings import training_json
-
-DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
-"""Settings that a choice decides itself."""
-_DATA_AND_BUDGET = {
-    "data", "data_dir", "records", "preset", "delta", "adjacency", "variant", "device", "budget", "budget_key",
-    "operator",
-}  # fmt: skip
-_DECIDES_EPSILON = {
-    "method", "option", "groups", "noise_form", "encode", "epochs", "batch_size", "micro_batch", "center",
-    "noise_schedule", "sampling",
-}  # fmt: skip
+from assay.training.trials import (
+    DECIDED,
+    Tried,
+    all_made,
+    combinations,
+    in_common,
+    in_words,
+    naming_the_setting,
+    one_made,
+)
 
 _SEARCHED = {"noise_multiplier": 1.0}  # the noise is found afterwards; a preset goes by ε
-
-Tried = Mapping[str, Sequence[Any]]
 
 
 def choose(
@@ -113,7 +108,7 @@ def prepared_choice(
     """
     check_above_zero("epsilon", epsilon)
     selection.check_trials(trials)
-    candidates = _combinations(tried, public is not None)
+    candidates = combinations(tried, public is not None)
     for name in DECIDED:
         usual = (getattr(Settings(), name), epsilon if name == "epsilon" else None)
         if getattr(settings, name) not in usual:
@@ -124,108 +119,6 @@ def prepared_choice(
     if public is None:
         return _on_private(candidates, settings, path, epsilon, trials, seed, rehearsal)
     return _on_public(candidates, settings, path, epsilon, public, seed, rehearsal)
-
-
-def in_words(setting: Mapping[str, str]) -> str:
-    """A setting that is tried, as text."""
-    return " ".join(f"{name.replace('_', '-')}={value}" for name, value in setting.items())
-
-
-def _combinations(tried: Tried, public: bool) -> list[dict[str, str]]:
-    axes: dict[str, list[str]] = {}
-    for name, values in tried.items():
-        text = f"{name}={','.join(map(str, values))}"
-        _check_may_vary(name, text, public)
-        if not values:
-            raise ConfigError("try", text, "at least one value")
-        axes[name] = [str(value) for value in values]
-        if len({_taken(name, value) for value in axes[name]}) < len(axes[name]):
-            raise ConfigError("try", text, "each value once")
-    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-
-
-def _taken(name: str, value: str) -> Any:
-    with _tried({name: value}):
-        taken = read_option(Settings.options(), name, value, "assay train")
-        return tuple(taken) if isinstance(taken, list) else taken
-
-
-def _check_may_vary(name: str, text: str, public: bool) -> None:
-    """Refuse an option that all trials must share: data and budget, and on private records what decides ε."""
-    free = {known for known, kind in Settings.options().items() if kind is not bool} - _DATA_AND_BUDGET - set(DECIDED)
-    if public and name not in free:
-        raise ConfigError(
-            "try", text, f"an option of `assay train` that names neither data nor budget ({_listed(free)})"
-        )
-    if not public and name not in free - _DECIDES_EPSILON:
-        raise ConfigError(
-            "try",
-            text,
-            f"an option of `assay train` that does not decide ε ({_listed(free - _DECIDES_EPSILON)}); "
-            f"with --public also {_listed(free & _DECIDES_EPSILON)}",
-        )
-
-
-def _listed(names: set[str]) -> str:
-    return ", ".join(sorted(name.replace("_", "-") for name in names))
-
-
-@contextmanager
-def _tried(setting: dict[str, str]) -> Iterator[None]:
-    """A context in which errors about a value that is tried name --try."""
-    try:
-        yield
-    except ConfigError as error:
-        if error.field.split()[0] not in setting:
-            raise
-        raise ConfigError("try", in_words(setting), str(error)) from error
-    except UnsupportedModelError as error:
-        if "model" not in setting:
-            raise
-        raise UnsupportedModelError(f"--try {in_words(setting)}: {error}") from error
-
-
-def _made(
-    shared: Settings,
-    setting: dict[str, str],
-    seed: int | None,
-    more: dict[str, Any],
-    like: Prepared | None,
-    rehearsal: bool,
-) -> Prepared:
-    """What `assay train` would train with. If an option may be repeated, its value is added to those of all trials."""
-    with _tried(setting):
-        given: dict[str, Any] = {}
-        for name, text in setting.items():
-            value = read_option(Settings.options(), name, text, "assay train")
-            given[name] = [*(getattr(shared, name) or ()), *value] if isinstance(value, list) else value
-        return prepare(shared.changed(**given, seed=seed, **more), like=like, rehearsal=rehearsal)
-
-
-def _all_made(
-    shared: Settings, settings: list[dict[str, str]], seed: int | None, more: dict[str, Any], rehearsal: bool
-) -> list[Prepared]:
-    """One for each setting. Records are in memory once, unless a setting changes them."""
-    made: list[Prepared] = []
-    for setting in settings:
-        made.append(_made(shared, setting, seed, more, made[-1] if made else None, rehearsal))
-        task = made[-1].bundle.what
-        if not task.is_classification:
-            raise ConfigError("target", task.kind, "classes: settings are chosen by their accuracy")
-    return made
-
-
-def _in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
-    """The entries on which all agree; dictionaries are compared entry by entry."""
-    first, *rest = described
-    kept: dict[str, Any] = {}
-    for key, value in first.items():
-        others = [one[key] for one in rest if key in one]
-        if len(others) == len(rest) and all(other == value for other in others):
-            kept[key] = value
-        elif isinstance(value, dict) and len(others) == len(rest) and all(isinstance(other, dict) for other in others):
-            kept[key] = _in_common([value, *others])
-    return kept
 
 
 def _on_split(plan: Plan, split: selection.Split) -> Plan:
@@ -330,8 +223,8 @@ class PrivateChoice:
             "choice": "among names.tuning.candidates: what they differ in is left out of training and names, the "
             "plan's clip and denoise are the first one's, and record.json has what was chosen",
             "plan": plan.to_json(),
-            "training": _in_common([training_json(one.training) for one in made]),
-            "names": {**_in_common([one.names for one in made]), "tuning": chosen_by},
+            "training": in_common([training_json(one.training) for one in made]),
+            "names": {**in_common([one.names for one in made]), "tuning": chosen_by},
         }
         mine = self._lease()
         if mine is not None:
@@ -350,7 +243,7 @@ class PrivateChoice:
         def run(which: int, trial: int) -> Result:
             own = None if shared.seed is None else int(randomness.stream("trial", trial).integers(2**53, 1))
             tried = candidates[which]
-            one = _made(shared, tried.setting, own, _SEARCHED | {"epsilon": epsilon}, tried.made, False)
+            one = one_made(shared, tried.setting, own, _SEARCHED | {"epsilon": epsilon}, tried.made, False)
             return fit(
                 one.network,
                 tried.split.train,
@@ -406,7 +299,7 @@ def _on_private(
     rehearsal: bool,
 ) -> PrivateChoice:
     shared = replace(shared, seed=seed)
-    made = _all_made(shared, settings, seed, _SEARCHED | {"epsilon": epsilon}, rehearsal)
+    made = all_made(shared, settings, seed, _SEARCHED | {"epsilon": epsilon}, rehearsal)
     first = made[0]
     if any(one.plan.exact for one in made):
         raise ConfigError(
@@ -432,7 +325,7 @@ def _on_private(
         if one.plan.event() != calibrated.event():
             raise ConfigError("try", in_words(one.setting), "settings whose trials all cost the same")
     for one in candidates:
-        with _tried(one.setting):  # before anything is charged
+        with naming_the_setting(one.setting):  # before anything is charged
             network, training, name = one.made.network, one.made.training, one.made.names["data"]
             check_run(network, one.split.train, cross_entropy, one.plan, training, name, 1)
     chosen_by: dict[str, Any] = {
@@ -512,6 +405,7 @@ class PublicChoice:
             training=one.training,
             out=out,
             names={**one.names, "tuning": chosen_by},
+            units=one.units,
             budget=one.budget,
             budget_key=one.budget_key,
             contents=None if one.budget is None else one.contents(),
@@ -527,14 +421,14 @@ def _on_public(
     seed: int | None,
     rehearsal: bool,
 ) -> PublicChoice:
-    private = _all_made(shared, settings, seed, {"epsilon": epsilon}, rehearsal)  # refused before any trial
+    private = all_made(shared, settings, seed, {"epsilon": epsilon}, rehearsal)  # refused before any trial
     if private[0].names["data"] == public:
         raise ConfigError("public", public, "another data set than the private one")
     there = replace(shared, origin=None, preset={})  # what a preset of the private data set says
-    trials = _all_made(there, settings, seed, {"epsilon": epsilon, "data": public}, rehearsal)
+    trials = all_made(there, settings, seed, {"epsilon": epsilon, "data": public}, rehearsal)
     selection.check_apart(trials[0].bundle, private[0].bundle, public)
     for setting, *both in zip(settings, private, trials, strict=True):
         for one in both:
-            with _tried(setting):  # before other trials end
+            with naming_the_setting(setting):  # before other trials end
                 check_run(one.network, one.bundle.train, cross_entropy, one.plan, one.training, one.names["data"], 1)
     return PublicChoice(public=public, out=out, settings=settings, private=private, trials=trials)

@@ -19,7 +19,7 @@ from assay.data.tables import encoding
 from assay.data.tables.columns import Category, Column, Date, Flag, Number, Skip, Text
 from assay.data.tables.names import PARQUET
 from assay.data.tables.reading import Table, arrow_schema, header, read_table
-from assay.data.tables.schema import MISSING_MARKS, Schema
+from assay.data.tables.schema import MISSING_MARKS
 from assay.errors import DataError
 
 _MOST_LEVELS = 50  # of a category found in a sample; more are text, or identifiers
@@ -131,14 +131,6 @@ def _outward(value: float, direction: int, above: float = -math.inf) -> float:
     found = (math.ceil(value / unit) if direction > 0 else math.floor(value / unit)) * unit
     found = float(f"{found:.12g}")
     return found if found > above else found + unit
-
-
-def written(schema: Schema) -> str:
-    """A schema as TOML, which `Schema.from_toml` reads."""
-    table = {"target": list(schema.target), "delimiter": schema.delimiter, "decimal": schema.decimal}
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items() if value]
-    lines.append(f"missing = {json.dumps(list(schema.missing), ensure_ascii=False)}\n")
-    return "[table]\n" + "".join(lines) + "".join(_written(name, one) for name, one in schema.columns.items())
 
 
 def _written(name: str, column: Column | None) -> str:

@@ -29,7 +29,7 @@ class Laplacian:
     """g ← A_σ⁻¹ g, over the whole parameter vector in the order given (as published) or over each tensor by itself.
 
     The sum of the coordinates stays the same and the l2 norm never grows. White noise of variance s² becomes noise of
-    variance β·s² in each coordinate (`beta`), correlated between neighbours. σ = 0 changes nothing.
+    variance β·s² in each coordinate, correlated between neighbours. σ = 0 changes nothing.
 
     Attributes:
         sigma: σ.
@@ -89,31 +89,9 @@ def smooth(g: Tensor, sigma: float) -> Tensor:
     return solved[:, margin : margin + step].reshape(-1)[:d].to(g.dtype)
 
 
-def gamma(sigma: float, d: int) -> float:
-    """γ = (1/d) Σ 1/λ_k (Proposition 1): A_σ^(-1/2) applied to white noise multiplies its variance by γ."""
-    if sigma == 0:
-        return 1.0
-    a, rest = _once_around(sigma, d)
-    return (1 + a) / rest / math.sqrt(1 + 4 * sigma)
-
-
-def beta(sigma: float, d: int) -> float:
-    """β = (1/d) Σ 1/λ_k² (Proposition 2, simplified): A_σ⁻¹ applied to white noise multiplies its variance by β."""
-    if sigma == 0:
-        return 1.0
-    a, rest = _once_around(sigma, d)
-    square = 1 + 4 * sigma
-    return ((1 + 2 * sigma) / math.sqrt(square) * (1 + a) / rest + 2 * d * a / rest**2) / square
-
-
 def _decay(sigma: float) -> float:
     """-log α for the α of Lemma 7, (1 + 2σ - √(1+4σ))/(2σ), in a form that loses no digits when σ is large."""
     return 2 * math.asinh(0.5 / math.sqrt(sigma))
-
-
-def _once_around(sigma: float, d: int) -> tuple[float, float]:
-    """α^d and 1 - α^d; both are needed to full precision."""
-    return math.exp(-d * _decay(sigma)), -math.expm1(-d * _decay(sigma))
 
 
 def _solved(values: Tensor, sigma: float) -> Tensor:
