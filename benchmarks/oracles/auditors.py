@@ -2,8 +2,8 @@
 
 Scores are N(0, 1) for excluded and N(μ, 1) for included canaries, so the exact ε is known. Nobody is told where the
 threshold should be: Assay tries eight numbers of guesses, or ranks of a side, or lets half of the canaries choose;
-jax_privacy does the latter, or tries all thresholds. Every bound holds with 95 % confidence. Bootstrap intervals are left out, because no
-theorem says how often they hold.
+jax_privacy does the latter, or tries all thresholds. Every bound holds with 95 % confidence. Bootstrap intervals are
+left out, because no theorem says how often they hold.
 
 It needs jax_privacy 2.0.0 and privacyguard-platform 0.0.2 beside Assay, and writes `auditors.json`.
 """
