@@ -236,16 +236,24 @@ class Records:
         """
         most = most if self._tensors is None else _MARKED_TENSORS
         places = random.Random(0).sample(range(len(self)), min(most, len(self)))
-        if self._tensors is None or not places:
-            return [self._digest(torch.tensor([place])) for place in places]
-        rows = [t[places].cpu().reshape(len(places), -1).contiguous().view(torch.uint8) for t in self._tensors]
-        return [sha256(row.tobytes()).hexdigest() for row in torch.cat(rows, 1).numpy()]
+        at_once = [places] if self._tensors is not None and places else [[place] for place in places]
+        return [mark for some in at_once for mark in self._marks(torch.tensor(some))]
+
+    def _marks(self, index: Tensor) -> list[str]:
+        tensors, texts = self._leaves(index)
+        rows = [t.cpu().reshape(len(index), -1).contiguous().view(torch.uint8) for t in tensors]
+        plain = torch.cat(rows, 1).numpy() if rows else [b""] * len(index)
+        return [sha256(bytes(row) + texts).hexdigest() for row in plain]
 
     def _digest(self, index: Tensor) -> str:
+        tensors, texts = self._leaves(index)
+        return seals.of_tensors([("", t) for t in (*tensors, torch.tensor(list(texts), dtype=torch.uint8))])
+
+    def _leaves(self, index: Tensor) -> tuple[list[Tensor], bytes]:
+        """What these records are made of: tensors, and what is no tensor."""
         leaves = pytree.tree_leaves(self.gather_seeded(index, 0) if self.draws else self.gather(index))
-        tensors = [("", leaf) for leaf in leaves if isinstance(leaf, Tensor)]
-        texts = repr([leaf for leaf in leaves if isinstance(leaf, str | bytes | int | float)])
-        return seals.of_tensors([*tensors, ("", torch.tensor(list(texts.encode()), dtype=torch.uint8))])
+        others = [leaf for leaf in leaves if isinstance(leaf, str | bytes | int | float)]
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)], repr(others).encode()
 
     def check_pairs(self, field: str) -> None:
         """Refuse records that are neither pairs of input and target nor dicts with labels.
