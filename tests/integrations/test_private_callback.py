@@ -47,7 +47,8 @@ class Seen(pl.Callback):
 
 
 def run(folder: Path, module: Any = None, *, seen: Seen | None = None, ckpt: Any = None, loader: Any = None,
-        saves: bool = False, given: dict[str, Any] | None = None, **settings: Any) -> Any:  # fmt: skip
+        test: Any = None, saves: bool = False, given: dict[str, Any] | None = None,
+        **settings: Any) -> Any:  # fmt: skip
     private = PrivateCallback(**({"plan": PLAN, "out": folder / "run"} | (given or {})))
     callbacks: list[Any] = [] if seen is None else [seen]
     if saves:
@@ -58,7 +59,7 @@ def run(folder: Path, module: Any = None, *, seen: Seen | None = None, ckpt: Any
     )  # fmt: skip
     module = Classifier() if module is None else module
     loader = DataLoader(data(), batch_size=20, shuffle=True) if loader is None else loader
-    trainer.fit(module, loader, DataLoader(data(), batch_size=60), ckpt_path=ckpt)
+    trainer.fit(module, loader, DataLoader(data() if test is None else test, batch_size=60), ckpt_path=ckpt)
     return private, module, trainer
 
 
@@ -83,6 +84,12 @@ def test_a_seeded_run_is_that_of_fit_to_the_bit_and_others_see_released_values_o
     assert verify(tmp_path / "run").holds
     assert "training_step" not in vars(module)
     assert "log" not in vars(module)
+
+
+def test_validation_on_the_training_records_is_refused(tmp_path):
+    same_records = data()
+    with pytest.raises(ConfigError, match="val_dataloaders"):
+        run(tmp_path, loader=DataLoader(same_records, batch_size=20), test=same_records)
 
 
 def test_a_run_in_parts_from_epsilon_alone(tmp_path):

@@ -457,8 +457,18 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_around_a_run.py::test_a_model_that_is_trained_twice_on_the_same_records",
+        ("a second run that begins with what the first one learnt", "with a model that was made again", ""),
+    ),
+    *_each(
+        "refused",
         "test_around_a_run.py::test_test_records_that_are_training_records",
         ("exact accuracies of training records in the record", "of test records", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_total_over_runs_with_one_seed",
+        ("a total over runs with the same noise", "with a seed each", ""),
     ),
     *_each(
         "ledger",

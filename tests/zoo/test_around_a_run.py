@@ -88,6 +88,19 @@ def test_test_records_that_are_training_records(bug):
         library.fit(nn.Linear(3, 2), train, plan=plan, test=tests[bug])
 
 
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_model_that_is_trained_twice_on_the_same_records(bug):
+    """As in a notebook whose cell runs again: the second run begins where the first ended, and stated its ε alone."""
+    plan = Plan(records=80, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-3)
+    model, x = nn.Linear(3, 2), torch.randn(160, 3)
+    library.fit(model, TensorDataset(x[:80], torch.arange(80) % 2), plan=plan)
+    library.fit(model, TensorDataset(x[80:], torch.arange(80) % 2), plan=plan)  # other people
+    if not bug:
+        model.reset_parameters()
+    with pytest.raises(ConfigError, match="an earlier run has trained") if bug else contextlib.nullcontext():
+        library.fit(model, TensorDataset(x[:80].clone(), torch.arange(80) % 2), plan=plan)
+
+
 TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 1, "--try", "lr=0.5")
 
 

@@ -11,7 +11,7 @@ from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, fit, resume
+from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, Training, fit, resume
 from assay.accounting.blt import optimised
 from assay.accounting.budget import check_lines
 from assay.accounting.epsilon import epsilon
@@ -205,6 +205,18 @@ def test_a_total_of_one_run_that_somebody_stopped(bug, tmp_path):
     found = total([tmp_path / "run"])
     assert (found.epsilon > 1.1 * found.fixed) is bug
     assert found.parts[0].epsilon == found.epsilon
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_total_over_runs_with_one_seed(bug, tmp_path):
+    """The difference of two models has no noise at all where both had the same."""
+    plan = Plan(records=40, batch_size=10, steps=4, noise_multiplier=2.0, delta=1e-5)
+    records = TensorDataset(torch.zeros(40, 2), torch.arange(40) % 2)
+    for seed in range(2):
+        training = Training(seed=0 if bug else seed)
+        fit(nn.Linear(2, 2), records, plan=plan, out=tmp_path / str(seed), training=training)
+    with pytest.raises(ConfigError, match="another seed in each run") if bug else contextlib.nullcontext():
+        total([tmp_path / "0", tmp_path / "1"])
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])

@@ -397,6 +397,11 @@ class Ledger(Unique):
                     "plan of the run gives; without it the ε of this run is not known"
                 )
 
+    @property
+    def draws(self) -> frozenset[tuple[str, int]]:
+        """The random numbers of all steps that can be drawn again: a seed's, and which of its numbers."""
+        return frozenset((e.draws, e.again) for e in self._entries if e.draws is not None and not e.once)
+
     def event(self) -> DpEvent:
         """The cost of everything charged so far."""
         return ComposedDpEvent([entry.event for entry in self._entries])

@@ -129,7 +129,7 @@ def _origin(dataset: Any, sources: dict[int, int]) -> np.ndarray[Any, np.dtype[n
     key: Any = id(dataset)
     if type(dataset) is TensorDataset and dataset.tensors[0].dim() and dataset.tensors[0].stride(0):
         rows = dataset.tensors[0]  # several data sets may be made of one tensor, or of slices of it
-        first, rest = divmod(rows.storage_offset(), rows.stride(0))
+        first, rest = divmod(int(rows.storage_offset()), rows.stride(0))
         key = rows.untyped_storage().data_ptr(), rows.stride(0), rest
     number = sources.setdefault(key, len(sources))
     return np.stack([np.full(size, number), first + np.arange(size)], 1)

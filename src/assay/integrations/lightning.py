@@ -30,6 +30,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
+from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
 from assay.data.records import Loading, Records
@@ -134,6 +135,16 @@ class PrivateCallback(Privacy, pl.Callback):
         kept = None if trainer.ckpt_path is None else self._kept
         self._begin(trainer, pl_module, records, loader, kept)
         trainer.fit_loop._data_source = _DataLoaderSource(_Steps(self._running), "train_dataloader")
+
+    def on_validation_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
+        """Refuse to validate on the training records, because no ε covers what is measured on them."""
+        trained = None if self._private is None else self._private.dataset
+        if trained is not None and any(
+            getattr(one, "dataset", None) is trained for one in pytree.tree_leaves(trainer.val_dataloaders)
+        ):
+            raise ConfigError(
+                "val_dataloaders", "the training records", "other records: ε does not cover what is measured on these"
+            )
 
     def _begin(
         self,

@@ -166,6 +166,7 @@ class OutsideRun:
     ) -> None:
         ranks, whole = world(), Whole(model, losses)
         self.plan, self.whole, self._device = plan, whole, next(model.parameters()).device
+        self.dataset = records.dataset
         by_unit = unit_records(records, privacy.units, plan)
         randomness = source(privacy.seed, False)
         check_ranks(plan, ranks.size)
@@ -184,6 +185,8 @@ class OutsideRun:
         if kept is not None:
             directory = there = ranks.once(lambda: _same_run(out, spec, kept))
             lease = Lease.from_json(ranks.once(lambda: there.read_spec().get(FIELD)))  # it has reserved already
+            if lease is not None:
+                ranks.once(lease.check_records, privacy.contents or contents_of(records.dataset))
         else:
             lease = ranks.once(lambda: privacy.lease(plan, records.dataset, names, out))
             spec |= {} if lease is None else {FIELD: lease.to_json()}

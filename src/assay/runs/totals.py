@@ -43,6 +43,7 @@ class Part:
         replaced: How many earlier runs in the same directory, replaced with --force, are part of it.
         whole: Whether it is one run that ended in order, or one estimate: what it released was fixed beforehand.
         unproven: Why its releases cannot be added up one by one; None if they can.
+        draws: The random numbers of its segments that can be drawn again, of each ledger: those of a seed.
         budget: The id of the budget that it is under; None without one.
         begun: Whether there is a run; if not, its columns were estimated and it never began.
     """
@@ -57,6 +58,7 @@ class Part:
     replaced: int
     whole: bool
     unproven: str | None
+    draws: tuple[frozenset[tuple[str, int]], ...] = ()
     budget: str | None = None
     begun: bool = True
 
@@ -143,6 +145,9 @@ def compose(parts: Sequence[Part], *, delta: float | None = None) -> Total:
         for part in parts:
             if part.unproven is not None:
                 raise ConfigError("run", part.name, part.unproven)
+        ledgers = [draws for part in parts for draws in part.draws]
+        if sum(map(len, ledgers)) > len(frozenset().union(*ledgers)):
+            raise ConfigError("run", [part.name for part in parts], "another seed in each run: one seed is one noise")
     spent = fixed if alone else ANY.epsilon(np.sum([ANY.costs(event, adjacency) for event in events], axis=0), delta)
     return Total(epsilon=spent, fixed=fixed, delta=delta, adjacency=adjacency, unit=unit, parts=tuple(parts))
 
@@ -178,6 +183,7 @@ def part_of(path: Path) -> Part:
         replaced=replaced,
         whole=run.finished and not replaced,
         unproven=_SHARED if _shares_noise(spec) else _unproven(run, ledgers, unit),
+        draws=tuple(ledger.draws for ledger in ledgers.values()),
         budget=(spec.get(FIELD) or {}).get("id"),
     )
 
@@ -207,6 +213,7 @@ def _begun_no_run(run: RunDirectory) -> Part:
         replaced=replaced,
         whole=not replaced,
         unproven=_unproven(run, ledgers, unit),
+        draws=tuple(ledger.draws for ledger in ledgers.values()),
         begun=False,
     )
 
