@@ -17,6 +17,7 @@ import argparse
 import copy
 import json
 import logging
+import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -148,7 +149,13 @@ def run(only: str | None = None) -> list[Outcome]:
     logging.getLogger("transformers").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return [judged(case) for case in chosen]
+        return [_told(judged(case)) for case in chosen]
+
+
+def _told(outcome: Outcome) -> Outcome:
+    """Say on the error stream how far the table is."""
+    print(f"{outcome.outcome}: {outcome.name}", file=sys.stderr, flush=True)
+    return outcome
 
 
 def rendered(found: Sequence[Outcome]) -> str:

@@ -20,7 +20,7 @@ from benchmarks.coverage_cases import RECORDS, Case
 GROUP = "timm"
 _SMALL = (
     "atto", "femto", "pico", "nano", "_xxs", "_xxt", "test_", "_t0", "_b0", "_xs", "_n0", "_s0", "_m0", "tiny", "_t_",
-    "_ti", "mini", "18", "_s1", "11", "xx_small", "x_small", "small", "_s12", "_s", "26", "39", "050", "050_1",
+    "_ti", "mini", "128s", "_s12", "18", "_s1", "11", "xx_small", "x_small", "small", "_s", "26", "39", "050", "050_1",
 )  # fmt: skip
 _SIDES = (64, 84, 96, 128, 224)
 """Sides at which windows are smaller than the picture."""
@@ -32,6 +32,7 @@ _NARROW: tuple[dict[str, Any], ...] = (
     {"depth": 2, "embed_dim": 48, "num_heads": 3, "global_attn_indexes": (1,), "window_size": 2, "neck_chans": 32},
     {"depth": 2, "embed_dim": 48, "inner_dim": 12, "num_heads_outer": 3, "num_heads_inner": 2},
     {"depth": 2, "dim": 32},
+    {"depth": 2},
     {"depths": _FOUR, "embed_dims": (16, 32, 48, 64), "num_heads": (1, 2, 3, 4)},
     {"depths": _FOUR, "embed_dims": (16, 32, 48, 64)},
     {"depths": _FOUR, "embed_dim": 24, "num_heads": (1, 2, 3, 4)},
@@ -48,6 +49,9 @@ _NARROW: tuple[dict[str, Any], ...] = (
     {"block_config": _FOUR, "growth_rate": 8},
     {"num_blocks_list": (1,) * 7},
     {"num_features": 64},
+    {"stem_size": 12, "num_features": 504},
+    {"channel_multiplier": 0.25},
+    {"mlp_ratio": 0.125},
     {},
 )
 """How a model is cut: the smallest of those that it accepts is taken."""

@@ -178,21 +178,31 @@ class Relative(nn.Module):
             super().__init__()
             self.q, self.bias = nn.Parameter(torch.randn(5, 5)), nn.Parameter(torch.randn(5))
 
-        def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-            scores = torch.einsum("ibd,jbd->ijb", torch.einsum("ibd,de->ibe", h, self.q) + self.bias, h)
+        def forward(self, h: Tensor, r: Tensor, mask: Tensor | None = None) -> Tensor:
+            q = torch.einsum("ibd,de->ibe", h, self.q) + self.bias
+            scores = torch.einsum("ibd,jbd->ijb", q, h) + torch.einsum("ibd,jbd->ijb", q, r[: len(h)])
             scores = scores if mask is None else scores - mask
             return torch.einsum("ijb,jbd->ibd", scores.softmax(1), h)
 
     def forward(self, x: Tensor, masked: bool = True) -> Tensor:
         h = x.transpose(0, 1)
-        h = self.inner(h, (h[:, None, :, 0] - h[None, :, :, 0]).abs()) if masked else self.inner(h)
+        r = torch.linspace(-1, 1, 10 * len(h), dtype=x.dtype).view(-1, 1, 5).expand(-1, len(x), -1)
+        h = self.inner(h, r, (h[:, None, :, 0] - h[None, :, :, 0]).abs()) if masked else self.inner(h, r)
         out: Tensor = self.head(h.transpose(0, 1).tanh()).flatten(1)
         return out
 
 
-@pytest.mark.parametrize("length", [6, 7])
+@pytest.mark.parametrize("length", [6, 7, 8])
 def test_records_second_and_third(length: int) -> None:
     agree(Relative(), torch.randn(4, length, 5))
+
+
+def test_records_second_and_third_are_not_guessed() -> None:
+    """As many positions as records in the first batch: a wrong guess shows."""
+    model = Relative()
+    engine = Engine(model)
+    with pytest.raises(UnsupportedModelError, match="something else record by record"):
+        engine.collect(model(torch.randn(4, 4, 5)).square().sum(1))
 
 
 def test_records_second_and_third_in_a_later_batch_of_as_many_positions() -> None:

@@ -161,7 +161,8 @@ class Tracing:
         maps = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.dim() > 2]
         if self._recorder.proven() or not records or not maps:
             return False
-        says = getattr(module, "batch_first", None) is False or any(t.shape[0] % records for t in maps)
+        sizes = {t.shape[0] for t in maps}  # several, or none that rows of all records would have
+        says = getattr(module, "batch_first", None) is False or len(sizes) > 1 or any(s % records for s in sizes)
         return says and maps[0].shape[1] == records and all(records in t.shape[1:] for t in maps)
 
     def _rows(self, unit: Unit[ExpandRule], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
