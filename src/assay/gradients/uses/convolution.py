@@ -267,7 +267,7 @@ def same_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:  # noqa: ARG001
 
 def convolved(shape: ConvShape, x: Tensor, g: Tensor, choose: Choice = same_way) -> Use:
     """The cheapest form for this shape (see the module's docstring)."""
-    if math.prod(shape.weight) <= 4 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
+    if math.prod(shape.weight) <= 5 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
         return choose(shape, x, g)(shape, x, g)
     if shape.has_patches:
         return Reshaped(Outer(g.flatten(2).mT, shape.patches(x, g)), shape.weight)
