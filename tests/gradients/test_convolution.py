@@ -175,11 +175,11 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
     squares = expected.flatten(1).square().sum(1)
     size = x.flatten(1).square().sum(1) * g.flatten(1).square().sum(1)  # where windows see padding only, squares are 0
     uses: list[Use] = [Convolved(shape, x, g), convolved(shape, x, g)]
-    uses += [way(shape, x, g) for way in ways(shape)]
+    uses += [way(shape, x, g) for way in ways(shape, x, g)]
     if shape.has_windows:
         last = [t.contiguous(memory_format=torch.channels_last) for t in (x, g)]
-        uses += [way(shape, *last) for way in ways(shape)]
-        uses += [convolved(shape, x, g, lambda *_, way=way: way) for way in ways(shape)]
+        uses += [way(shape, *last) for way in ways(shape, x, g)]
+        uses += [convolved(shape, x, g, lambda *_, way=way: way) for way in ways(shape, x, g)]
     for use in uses:
         assert ((use.sq_norm() - squares).abs() <= TOLERANCE * squares + 1e-13 * size).all()
         torch.testing.assert_close(
@@ -198,7 +198,7 @@ def test_a_clock_chooses_between_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def answer(shape: ConvShape, x: Tensor, g: Tensor, *, says: Any = says, asked: Any = asked) -> Way:
             asked.append(shape)
-            return ways(shape)[says]
+            return ways(shape, x, g)[says]
 
         monkeypatch.setattr(engine_module, "quickest_way", answer)
         engine = Engine(network, measured=says is not None)

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from assay._util.process import keep_freed_memory
+from assay._util.process import keep_freed_memory, return_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients import products
 from assay.gradients.arithmetic import full
@@ -274,6 +274,7 @@ class Engine:
                 self._layouts = {**(self._layouts if self.proven else {}), **look.proof.layouts}
                 if not self.proven and not self._inspector.split:
                     look.proof.weigh(losses, views, self.parameters, self._stand_ins)
+                return_freed_memory()  # or the peak of a step would come on top of the proof's
             self._collecting = found
             expected = graphs.backward(losses, self.parameters, self._stand_ins, graph.outside)
             self._collecting = None

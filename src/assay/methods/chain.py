@@ -177,8 +177,8 @@ class Chain:
         from assay.gradients.rules.correlation import restored
 
         grads: Grads = released.value
-        for value in grads.values():
-            value.mul_(constant(1.0 / expected_size, value.dtype, value.device))
+        for (dtype, device), values in _alike(grads).items():
+            torch._foreach_mul_(values, constant(1.0 / expected_size, dtype, device))
         for step in self.decode:
             grads = step(grads, released.noise_std / expected_size)
         if self.rules and forms is not None:
@@ -199,6 +199,14 @@ class Chain:
     def _stateful(self) -> list[tuple[str, Stateful]]:
         pieces = {"clip": self.clip, "noise": self.noise} | {f"after {i}": step for i, step in enumerate(self.after)}
         return [(place, piece) for place, piece in pieces.items() if isinstance(piece, Stateful)]
+
+
+def _alike(grads: Grads) -> dict[tuple[torch.dtype, torch.device], list[Tensor]]:
+    """The tensors by their type and device."""
+    found: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for value in grads.values():
+        found.setdefault((value.dtype, value.device), []).append(value)
+    return found
 
 
 def _averaged(whole: dict[str, Tensor], slots: Tensor) -> dict[str, Tensor]:

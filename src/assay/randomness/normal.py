@@ -31,8 +31,9 @@ def add_drawn(values: Sequence[Tensor], scale: float, draw: Callable[..., Tensor
 
 def add_vector(values: Sequence[Tensor], scale: float, noise: Tensor) -> None:
     """Add scale · noise to the values in place: one vector for all coordinates, cut to the values' shapes."""
-    for value, piece in zip(values, noise.split_with_sizes([v.numel() for v in values]), strict=True):
-        value.add_(piece if value.dim() == 1 else piece.view_as(value), alpha=scale)
+    pieces = noise.split_with_sizes([v.numel() for v in values])
+    shaped = [p if v.dim() == 1 else p.view_as(v) for v, p in zip(values, pieces, strict=True)]
+    torch._foreach_add_(list(values), shaped, alpha=scale)
 
 
 def drawn_together(values: Sequence[Tensor]) -> list[Sequence[Tensor]]:

@@ -135,6 +135,8 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def tensors(value: Any) -> list[Tensor]:
     """All tensors in tuples, lists and dicts; of a packed sequence its data and its sizes."""
+    if isinstance(value, Tensor):
+        return [value]
     leaves = pytree.tree_leaves(value, is_leaf=lambda v: isinstance(v, PackedSequence))
     parts = chain.from_iterable(v[:2] if isinstance(v, PackedSequence) else (v,) for v in leaves)
     return [t for t in parts if isinstance(t, Tensor)]

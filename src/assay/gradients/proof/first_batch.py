@@ -65,6 +65,22 @@ def _alike(some: Tensor, of_all: Tensor | None, layout: Layout, mine: Tensor) ->
     return calls.close(layout.by_record(some, records)[mine], layout.by_record(of_all, records)[mine])
 
 
+def _groups(outputs: Sequence[Tensor]) -> list[list[int]]:
+    """The outputs in order, in groups whose gradients are held at once: none much larger than the largest output."""
+    most = max(_SMALL_GROUP, *(t.numel() for t in outputs))
+    groups: list[list[int]] = []
+    size = 0
+    for i in range(len(outputs) - 1, -1, -1):  # gradients reach the last outputs first
+        if not groups or size + outputs[i].numel() > most:
+            groups.append([])
+            size = 0
+        groups[-1].append(i)
+        size += outputs[i].numel()
+    return groups
+
+
+_SMALL_GROUP = 1 << 23  # numbers, 32 MB
+_COMPARED = 2  # halves of the records whose gradients are compared with those of all
 _ATTRIBUTED = 1e-3  # a gradient that belongs to another record is off by far more; layers may compute in float32
 
 
@@ -125,10 +141,14 @@ class Proof:
         }
         return frozenset(path for path, _ in self._seen) - changed
 
+    def forget_outputs(self) -> None:
+        """Free the recorded outputs, which nothing needs once `before` is over."""
+        self._seen, self._versions, self._own = [], [], set()
+
     def forget(self) -> None:
         """Free the graph."""
-        self._seen, self._versions, self._calls, self._begun, self._used = [], [], [], [], []
-        self._own = set()
+        self.forget_outputs()
+        self._calls, self._begun, self._used = [], [], []
         self._parameters, self._buffers = {}, {}
 
     def begin(self, args: Any, kwargs: Any) -> None:
@@ -221,32 +241,35 @@ class Proof:
         # with secret weights, contributions of two records cannot cancel
         weights = (0.5 + self._coins.uniform(records)).to(losses)
 
-        def gradients(of: Tensor) -> Sequence[Tensor | None]:
-            return torch.autograd.grad((losses * of).sum(), outputs, retain_graph=True, allow_unused=True)
-
         masks = splits(records, self._coins, SPLITS if self.full else 1) if records > 1 else []
         halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
         halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
-        apart: list[tuple[Tensor, Sequence[Tensor | None]]] = []
-        for mine in halves:
-            found = gradients(weights * mine)
-            for (path, _), g, layout in zip(seen, found, layouts, strict=True):
-                if g is not None:
+        unlike: list[set[Layout]] = [set() for _ in outputs]  # layouts by which a half's gradients are not those of all
+        for group in _groups(outputs):
+
+            def gradients(of: Tensor, group: Sequence[int] = group) -> Sequence[Tensor | None]:
+                some = [outputs[i] for i in group]
+                return torch.autograd.grad((losses * of).sum(), some, retain_graph=True, allow_unused=True)
+
+            together = gradients(weights)
+            for number, mine in enumerate(halves):
+                for i, g, of_all in zip(group, gradients(weights * mine), together, strict=True):
+                    if g is None:
+                        continue
+                    layout = layouts[i]
                     layout[:] = [way for way in layout if not reaches(way.by_record(g, records), ~mine)]
-                if not layout:
-                    raise UnsupportedModelError(mixes(path or "the model"))
-            if len(apart) < 2:
-                apart.append((mine, found))
+                    if not layout:
+                        raise UnsupportedModelError(mixes(seen[i][0] or "the model"))
+                    if number < _COMPARED:
+                        unlike[i] |= {way for way in layout if not _alike(g, of_all, way, mine)}
         self._settle([path for path, _ in seen], layouts)
-        together = gradients(weights)
-        for mine, own in apart:
-            for (path, _), by_themselves, of_all, ways in zip(seen, own, together, layouts, strict=True):
-                if by_themselves is not None and not _alike(by_themselves, of_all, ways[0], mine):
-                    raise UnsupportedModelError(
-                        f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses "
-                        "depends on the losses of the others (a hook or a function of its own that scales gradients by "
-                        "the batch). Per-record clipping cannot bound that"
-                    )
+        for (path, _), ways, wrong in zip(seen, layouts, unlike, strict=True):
+            if ways[0] in wrong:
+                raise UnsupportedModelError(
+                    f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses "
+                    "depends on the losses of the others (a hook or a function of its own that scales gradients by "
+                    "the batch). Per-record clipping cannot bound that"
+                )
 
     def _possible(self, number: int, records: int) -> list[Layout]:
         """The layouts that a recorded tensor can have; only the known one, once the engine is proven.

@@ -83,6 +83,8 @@ class Graph:
     """The autograd graph of a batch's losses."""
 
     nodes: set[Any]
+    leaves: dict[int, Tensor]
+    """The tensors that the graph ends with, by identity."""
     outside: list[Tensor]
     """The leaves that are not the model's, each with one row per record."""
     normalises: bool
@@ -90,7 +92,8 @@ class Graph:
 
     def holds(self, t: Tensor) -> bool:
         """Whether the losses depend on this tensor."""
-        return t.requires_grad and torch.autograd.graph.get_gradient_edge(t).node in self.nodes
+        node = t.grad_fn
+        return id(t) in self.leaves if node is None else node in self.nodes
 
 
 _NORMALISING = frozenset(("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"))
@@ -111,31 +114,43 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
     """
     known = {id(t) for t in own}
     seen: set[Any] = set()
+    leaves: dict[int, Tensor] = {}
     outside: list[Tensor] = []
     normalises = False
-    todo: list[Any] = [losses.grad_fn]
+    todo: list[Any] = [] if losses.grad_fn is None else [losses.grad_fn]
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, Tensor) and id(leaf) not in known:
-            if id(leaf) in parameters:
-                raise UnsupportedModelError(used_outside(parameters[id(leaf)]))
-            rows = leaf.shape[0] if leaf.dim() else 0
-            if isinstance(leaf, nn.Parameter) or rows != len(losses):
-                raise UnsupportedModelError(
-                    f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the "
-                    "private model; its gradient would carry the records without noise. Give the whole model, or "
-                    "detach/freeze that part"
-                )
-            outside.append(leaf)
+        kind = type(node).__name__
+        if kind == "AccumulateGrad":
+            leaf = node.variable
+            leaves[id(leaf)] = leaf
+            if id(leaf) not in known:
+                outside.append(_leaf(leaf, len(losses), parameters))
+            continue
         # torch normalises a single record (or a kernel) as a batch of one row
-        if type(node).__name__ in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
+        if kind in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
             normalises = True
-        todo.extend(parent for parent, _ in node.next_functions)
-    return Graph(seen, outside, normalises)
+        for parent, _ in node.next_functions:
+            if parent is not None:
+                todo.append(parent)
+    return Graph(seen, leaves, outside, normalises)
+
+
+def _leaf(leaf: Tensor, records: int, parameters: Mapping[int, str]) -> Tensor:
+    """A leaf that is not the model's own, if it has one row for each record."""
+    if id(leaf) in parameters:
+        raise UnsupportedModelError(used_outside(parameters[id(leaf)]))
+    rows = leaf.shape[0] if leaf.dim() else 0
+    if isinstance(leaf, nn.Parameter) or rows != records:
+        raise UnsupportedModelError(
+            f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the "
+            "private model; its gradient would carry the records without noise. Give the whole model, or "
+            "detach/freeze that part"
+        )
+    return leaf
 
 
 def check_losses(

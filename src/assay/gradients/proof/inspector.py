@@ -181,6 +181,7 @@ class Inspector:
             compat.check(self._model)
             look.proof.before(losses, graph)
             look.left_alone, look.precision = look.proof.left_alone(), look.proof.lowest_precision()
+            look.proof.forget_outputs()
         self._check_losses(losses, used, graph)
         return look
 

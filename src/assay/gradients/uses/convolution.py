@@ -254,9 +254,14 @@ def by_columns(shape: ConvShape, x: Tensor, g: Tensor) -> Dense:
     return Arranged(shape.column_gradients(x, g), shape.from_columns)
 
 
-def ways(shape: ConvShape) -> list[Way]:
-    """All ways that apply."""
-    others = {by_windows: shape.has_windows, by_columns: shape.has_columns}
+_WINDOWS = 4  # times the memory of input and output gradient: larger ones are never the fastest way
+
+
+def ways(shape: ConvShape, x: Tensor, g: Tensor) -> list[Way]:
+    """All ways that apply to this input and output gradient and may be the fastest."""
+    windows = math.prod(shape.weight[1:]) * math.prod(g.shape[2:])
+    small = windows <= _WINDOWS * (math.prod(x.shape[1:]) + math.prod(g.shape[1:]))
+    others = {by_windows: shape.has_windows and small, by_columns: shape.has_columns}
     return [by_groups, *(way for way, applies in others.items() if applies)]
 
 
@@ -267,7 +272,7 @@ def same_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:  # noqa: ARG001
 
 def convolved(shape: ConvShape, x: Tensor, g: Tensor, choose: Choice = same_way) -> Use:
     """The cheapest form for this shape (see the module's docstring)."""
-    if math.prod(shape.weight) <= 4 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
+    if math.prod(shape.weight) <= 5 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
         return choose(shape, x, g)(shape, x, g)
     if shape.has_patches:
         return Reshaped(Outer(g.flatten(2).mT, shape.patches(x, g)), shape.weight)
