@@ -129,24 +129,30 @@ class Laplace(Term):
         return dp_event.LaplaceDpEvent(self.multiplier)
 
 
-@dataclass(frozen=True, slots=True)
-class Concentrated(Term):
-    """A release of which only ρ is known: Rényi divergences of at most ρα (Bun and Steinke 2016, Definition 1.1).
+class Unprofiled(Term):
+    """A release of which only Rényi divergences are known.
 
-    It has no profile. What follows from ρ is an infimum over α, which is not the profile of any pair, so it must not be
-    put on a grid. Divergences add up, and ε follows from their sum.
+    It has no profile. What follows from divergences is an infimum over their orders, which is not the profile of any
+    pair, so it must not be put on a grid. Divergences add up, and ε follows from their sum.
     """
 
-    profiled: ClassVar[bool] = False
+    __slots__ = ()
 
-    rho: float
+    profiled: ClassVar[bool] = False
     pure = math.inf
 
     def forward(self, eps: Array) -> Array:
         """Refused."""
-        raise NotImplementedError("zero-concentrated releases are composed by Rényi divergences")
+        raise NotImplementedError(f"{type(self).__name__} is composed by Rényi divergences")
 
     backward = forward
+
+
+@dataclass(frozen=True, slots=True)
+class Concentrated(Unprofiled):
+    """A release of which only ρ is known: Rényi divergences of at most ρα (Bun and Steinke 2016, Definition 1.1)."""
+
+    rho: float
 
     def renyi(self) -> DpEvent:
         """ρα at every order α."""
@@ -154,23 +160,11 @@ class Concentrated(Term):
 
 
 @dataclass(frozen=True, slots=True)
-class Selected(Term):
-    """The best of a Poisson number of repetitions, whose mean alone is public (Papernot and Steinke 2022, Theorem 6).
-
-    Only its Rényi divergences are known, as for `Concentrated`.
-    """
-
-    profiled: ClassVar[bool] = False
+class Selected(Unprofiled):
+    """The best of a Poisson number of repetitions, of which the mean alone is public (Papernot and Steinke 2022)."""
 
     inner: Terms
     mean: float
-    pure = math.inf
-
-    def forward(self, eps: Array) -> Array:
-        """Refused."""
-        raise NotImplementedError("repeat-and-select is composed by Rényi divergences")
-
-    backward = forward
 
     def renyi(self) -> DpEvent | None:
         """Theorem 6."""

@@ -12,7 +12,7 @@ from assay.cli.output import console, print_json
 from assay.errors import AssayError
 
 if TYPE_CHECKING:
-    from assay.runs.verification import Verification
+    from assay.runs.checks import Verification
 
 _WORDS = {True: "holds", False: "FAILS", None: "-"}
 

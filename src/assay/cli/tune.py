@@ -12,7 +12,8 @@ from assay.cli.output import console, end, print_json
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from assay.training.tuning import PrivateChoice, PublicChoice
+    from assay.training.public_choice import PublicChoice
+    from assay.training.tuning import PrivateChoice
 
 _DECIDED = {
     "out": "the command's own --out",

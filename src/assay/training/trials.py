@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from assay.errors import ConfigError, UnsupportedModelError
+from assay.runs.statement import large_delta
 from assay.training.from_names import Prepared, prepare
+from assay.training.inputs import LOG
 from assay.training.options import Settings, read_option
 
 DECIDED = ("epsilon", "noise_multiplier", "seed", "validation", "log")
@@ -129,3 +131,9 @@ def in_common(described: list[dict[str, Any]]) -> dict[str, Any]:
         elif isinstance(value, dict) and len(others) == len(rest) and all(isinstance(other, dict) for other in others):
             kept[key] = in_common([value, *others])
     return kept
+
+
+def note_delta(delta: float, records: int) -> None:
+    """Warn where δ is too large for this number of records."""
+    if (said := large_delta(delta, records)) is not None:
+        LOG.warning(said)

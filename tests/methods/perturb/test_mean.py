@@ -76,7 +76,10 @@ def test_it_is_part_of_the_plan_and_charged_first(tmp_path):
     assert lines[1]["event"]["events"] == [{"kind": "gaussian", "noise_multiplier": 30.0}]
     assert result.epsilon == pytest.approx(p.epsilon(), rel=0.01)
     assert result.record["parts"][0]["name"] == "mean of the inputs"
-    assert "the mean of the inputs (each cut to norm the root of their number of coordinates)" in result.statement
+    assert (
+        "Each input is first cut to norm √d, of d coordinates; their sum gets Gaussian noise of 30 times that norm"
+        in result.statement
+    )
 
 
 def test_replacing_a_record_moves_the_sum_twice_as_far_and_costs_that():

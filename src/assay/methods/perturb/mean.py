@@ -147,8 +147,8 @@ class Centered(Stage):
 
     def describe(self) -> list[str]:
         """For the statement."""
-        cut = "the root of their number of coordinates" if self.how.bound is None else f"{self.how.bound:g}"
+        cut = "√d, of d coordinates" if self.how.bound is None else f"{self.how.bound:g}"
         return [
-            f"the mean of the inputs (each cut to norm {cut}) is released with Gaussian noise of {self.how.noise:g} "
-            "times that bound on their sum, and the model subtracts it from every input"
+            "the mean of the inputs is released with noise, and the model subtracts it from every input. Each input is "
+            f"first cut to norm {cut}; their sum gets Gaussian noise of {self.how.noise:g} times that norm"
         ]
