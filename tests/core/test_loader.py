@@ -141,7 +141,7 @@ def test_a_batch_of_a_loop_that_another_has_replaced_is_refused():
     first, second = iter(step.loader(RECORDS)), iter(step.loader(RECORDS))
     batch = next(first)
     next(second)
-    with pytest.raises(AssayError, match="losses of other records"):
+    with pytest.raises(AssayError, match="records of an earlier batch"):
         take(model, step, batch)
     step.close()
 

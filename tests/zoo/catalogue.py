@@ -467,6 +467,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_budgets.py::test_a_run_that_is_resumed_under_an_earlier_copy_of_its_budget",
+        ("a run resumed under an earlier copy of its budget", "under its budget", ""),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_total_over_runs_with_one_seed",
         ("a total over runs with the same noise", "with a seed each", ""),
     ),

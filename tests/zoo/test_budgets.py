@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, Training, fit, resume
 from assay.accounting.blt import optimised
 from assay.accounting.budget import check_lines
+from assay.accounting.budget_entries import BudgetError
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.schedules import parse
@@ -217,6 +218,27 @@ def test_a_total_over_runs_with_one_seed(bug, tmp_path):
         fit(nn.Linear(2, 2), records, plan=plan, out=tmp_path / str(seed), training=training)
     with pytest.raises(ConfigError, match="another seed in each run") if bug else contextlib.nullcontext():
         total([tmp_path / "0", tmp_path / "1"])
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_run_that_is_resumed_under_an_earlier_copy_of_its_budget(bug, tmp_path):
+    """What other runs have spent since is gone with the entries. The run itself shows that some are missing."""
+    records = TensorDataset(torch.zeros(40, 2), torch.arange(40))
+    plan = Plan(records=40, batch_size=10, steps=4, noise_multiplier=20.0, delta=1e-5)
+    held = Budget.create(tmp_path / "b", epsilon=2.0, delta=1e-5, contents=contents(records))
+    shutil.copytree(held.path, tmp_path / "copy")
+
+    class Stops(Callback):
+        def on_step(self, progress):
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        fit(nn.Linear(2, 40), records, plan=plan, out=tmp_path / "run", callbacks=[Stops()], budget=held)
+    if bug:
+        shutil.rmtree(held.path)
+        (tmp_path / "copy").rename(held.path)
+    with pytest.raises(BudgetError, match="an earlier copy") if bug else contextlib.nullcontext():
+        resume(nn.Linear(2, 40), records, tmp_path / "run")
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])

@@ -1,5 +1,6 @@
 """Bugs of `assay tune`: what is published of the trial that won, and trials that do not begin alike."""
 
+import contextlib
 import itertools
 import json
 from types import SimpleNamespace
@@ -66,6 +67,7 @@ def test_a_factory_that_returns_the_same_network(assay, tmp_path, monkeypatch, w
     monkeypatch.setattr(tuning, "fit", noted)
     if wrong:
         monkeypatch.setattr(custom, "copies", SimpleNamespace(of_model=mutants.not_copied))
-    tuned(assay, tmp_path / "run", f"{name}:make")
-    assert len(begun) == 3
+    with pytest.raises(AssertionError, match="an earlier run has trained") if wrong else contextlib.nullcontext():
+        tuned(assay, tmp_path / "run", f"{name}:make")
+    assert len(begun) == (2 if wrong else 3)  # the second trial is refused
     assert all(torch.equal(one, begun[0]) for one in begun) is not wrong

@@ -110,9 +110,15 @@ class Lease:
         Raises:
             BudgetSpentError: The ceiling does not allow it.
             LedgerError: Another copy of the run has been charged.
+            BudgetError: The run was charged, and the budget does not know it.
         """
         event, budget = plan.event(), self.budget()
         heads = _heads(ledger, directory)
+        if not ledger.is_empty and all(one.token != self.token for one in budget.state().accounts):
+            raise BudgetError(
+                f"{budget.path} has no entry of {self.name}, which was charged under it: an earlier copy of the budget "
+                "was put in its place, and what others have spent since is not known"
+            )
         budget.check_mark(self.token, heads)
         held = budget.reserve(
             event,
