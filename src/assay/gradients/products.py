@@ -66,7 +66,7 @@ def _is_faster(rows: int, inner: int, columns: int) -> bool:
 
 def _suits(*factors: Tensor) -> bool:
     """Whether oneDNN computes in float32 what torch would compute in float32."""
-    return (
+    return bool(
         all(type(t) in _PLAIN and t.dtype is torch.float32 and t.is_cpu for t in factors)
         and _operator() is not None
         and torch.backends.mkldnn.enabled
@@ -125,7 +125,7 @@ class _Linear(torch.autograd.Function):
         return _times(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return _times(g, weight.t()), None, None

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from assay._util.figures import at_most
 from assay.accounting.ledger import Ledger
+from assay.data.identity import contents as contents_of
 from assay.data.records import Records
 from assay.distributed.world import World, world
 from assay.errors import AssayError, BudgetSpentError, ConfigError
