@@ -28,7 +28,7 @@ def measured(out: Path, epsilon: float, seed: int) -> dict[str, Any]:
     return {
         "epsilon": epsilon,
         "seed": seed,
-        "accuracy": record["result"]["accuracy"],
+        "accuracy": record["result"]["test_accuracy"],
         "verified": record["epsilon"]["verified"],
         "noise_multiplier": record["noise_multiplier"],
         "commit": record["environment"].get("commit"),
