@@ -11,7 +11,6 @@ others get from it what it reads there.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -293,9 +292,8 @@ def _run(
     known = _trained_on(model) | {_digest(train, loading)}
     begin = functools.partial(Loop, model, train, plan, loss, used, ranks=ranks, units=units, loading=loading)
     showing = show_progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(names), lines=progress)
-    with showing as shown, contextlib.ExitStack() as undo:
-        undo.callback(lambda: _TRAINED.update({model: (_state(model), known)}))
-        return Run(
+    with showing as shown:
+        run = Run(
             begin,
             plan=plan,
             training=recorded(training, used),
@@ -305,7 +303,12 @@ def _run(
             callbacks=[*callbacks, shown],
             ranks=ranks,
             lease=lease,
-        ).go()
+        )
+        try:
+            return run.go()
+        finally:
+            if run.course.taken:
+                _TRAINED[model] = _state(model), known
 
 
 _TRAINED: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], set[str]]] = WeakKeyDictionary()
