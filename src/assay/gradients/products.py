@@ -36,9 +36,15 @@ def _operator() -> Any:
 
 
 def _times(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a bᵀ + bias by oneDNN."""
-    out: Tensor = _operator()(a, b, bias, "none", [], "")
-    return out
+    """a bᵀ + bias by oneDNN.
+
+    What the operator returns is a view of a tensor that autograd does not know. The engine records on the base of a
+    view, and the gradient would end there; so the result is made one that is no view.
+    """
+    out: Tensor = _operator()(a.reshape(-1, a.shape[-1]), b, bias, "none", [], "")
+    whole: Tensor = torch.ops.aten._unsafe_view.default(out, (*a.shape[:-1], b.shape[0]))
+    assert not whole._is_view()
+    return whole
 
 
 def _chooses(rows: int, inner: int, columns: int) -> bool:
@@ -66,7 +72,7 @@ def _is_faster(rows: int, inner: int, columns: int) -> bool:
 
 def _suits(*factors: Tensor) -> bool:
     """Whether oneDNN computes in float32 what torch would compute in float32."""
-    return (
+    return bool(
         all(type(t) in _PLAIN and t.dtype is torch.float32 and t.is_cpu for t in factors)
         and _operator() is not None
         and torch.backends.mkldnn.enabled
@@ -125,7 +131,7 @@ class _Linear(torch.autograd.Function):
         return _times(x, weight, bias)
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
         (weight,) = ctx.saved_tensors
         return _times(g, weight.t()), None, None

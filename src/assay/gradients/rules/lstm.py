@@ -63,7 +63,7 @@ class Steps(torch.autograd.Function):
         return torch.stack(outs), h.clone(), c.clone(), states
 
     @staticmethod
-    @once_differentiable  # type: ignore[misc]
+    @once_differentiable
     def backward(
         ctx: Any, d_outs: Tensor | None, d_h: Tensor | None, d_c: Tensor | None, _: Tensor | None
     ) -> tuple[Tensor | None, ...]:
