@@ -38,6 +38,7 @@ def test_a_linear_map_and_its_gradient(shape: tuple[int, ...]) -> None:
         again = given.clone().requires_grad_()
         out, expected = products.linear(leaf * 1, weight, bias), F.linear(again * 1, weight, bias)
         close(out, expected)
+        assert out._base is None or out._base.requires_grad  # the engine records on the base of a view
         slopes = torch.randn_like(out)
         close(*(torch.autograd.grad(o, i, slopes)[0] for o, i in ((out, leaf), (expected, again))))
         close(products.linear(given, weight, None), F.linear(given, weight))
@@ -66,9 +67,10 @@ def test_a_sum_over_rows(sizes: tuple[int, int]) -> None:
     "network",
     [
         nn.Sequential(nn.Linear(96, 128), nn.Tanh(), nn.Linear(128, 96)),
+        nn.Sequential(nn.Unflatten(1, (3, 32)), nn.Linear(32, 128), nn.Linear(128, 64)),
         nn.Sequential(nn.Unflatten(1, (3, 32)), nn.LSTM(32, 96, batch_first=True)),
     ],
-    ids=["linear", "lstm"],
+    ids=["linear", "positions", "lstm"],
 )
 def test_an_engine_finds_the_same_norms_and_sums(network: nn.Sequential) -> None:
     """On later batches, too: the first compares with autograd's gradients, and is computed by torch."""

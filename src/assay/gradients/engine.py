@@ -85,10 +85,7 @@ class Engine:
         self._measured = measured
         self._linear: Callable[..., Tensor] = products.linear if measured else F.linear
         if measured:
-            choosing: dict[type, TapeRule] = {
-                ConvRule: ConvRule(quickest_way),
-                LinearRule: LinearRule(products.linear),
-            }
+            choosing: dict[type, TapeRule] = {ConvRule: ConvRule(quickest_way), LinearRule: LinearRule(products.linear)}
             rules = {kind: choosing.get(type(rule), rule) for kind, rule in rules.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:

@@ -36,9 +36,15 @@ def _operator() -> Any:
 
 
 def _times(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    """a bᵀ + bias by oneDNN."""
-    out: Tensor = _operator()(a, b, bias, "none", [], "")
-    return out
+    """a bᵀ + bias by oneDNN.
+
+    What the operator returns is a view of a tensor that autograd does not know. The engine records on the base of a
+    view, and the gradient would end there; so the result is made one that is no view.
+    """
+    out: Tensor = _operator()(a.reshape(-1, a.shape[-1]), b, bias, "none", [], "")
+    whole: Tensor = torch.ops.aten._unsafe_view.default(out, (*a.shape[:-1], b.shape[0]))
+    assert not whole._is_view()
+    return whole
 
 
 def _chooses(rows: int, inner: int, columns: int) -> bool:
