@@ -1,8 +1,9 @@
-"""Processes started as people start them, by torchrun, on the loopback; one thread each."""
+"""Processes started as people start them, by torchrun or accelerate, on the loopback; one thread each."""
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,14 +12,24 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 def torchrun(ranks: int, *arguments: object, cwd: Path, restarts: int = 0) -> subprocess.Popen[str]:
+    options = ["--standalone", "--nproc-per-node", ranks, "--max-restarts", restarts, "--monitor-interval", 0.1]
+    return _started("torch.distributed.run", *options, *arguments, cwd=cwd)
+
+
+def accelerate_launch(ranks: int, *arguments: object, cwd: Path) -> subprocess.Popen[str]:
+    """The option is named after GPUs, and without one the variable keeps the processes on the CPU."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--multi_gpu", "--num_processes", ranks, "--main_process_port", port]
+    return _started("accelerate.commands.launch", *options, *arguments, cwd=cwd, ACCELERATE_USE_CPU="true")
+
+
+def _started(module: str, *arguments: object, cwd: Path, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)),
-            *("--max-restarts", str(restarts), "--monitor-interval", "0.1"),
-            *map(str, arguments),
-        ],
+        [sys.executable, "-m", module, *map(str, arguments)],
         cwd=cwd,
-        env=ENVIRONMENT,
+        env=ENVIRONMENT | environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

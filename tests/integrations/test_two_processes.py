@@ -1,4 +1,4 @@
-"""Two processes train what one does: with both trainers, and with a loop of one's own under accelerate."""
+"""Two processes of `accelerate launch` train what one does: with both trainers, and with a loop of one's own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from assay.runs import verify
-from distributed.launching import finished, torchrun
+from distributed.launching import accelerate_launch, finished
 
 pytest.importorskip("transformers")
 pytest.importorskip("lightning")
@@ -24,7 +24,7 @@ def test_two_processes_end_with_the_model_and_the_epsilon_of_one(tmp_path, monke
     (tmp_path / "one").mkdir()
     tests = Path(__file__).parents[1]
     monkeypatch.setitem(os.environ, "PYTHONPATH", f"{tests}:{os.environ.get('PYTHONPATH', '')}")
-    finished(torchrun(2, "-m", "integrations.two_processes", tmp_path / "two", cwd=tests))
+    finished(accelerate_launch(2, "-m", "integrations.two_processes", tmp_path / "two", cwd=tests))
     for name, (model, epsilon) in outcomes(tmp_path / "one", 1).items():
         first, second = (load_file(tmp_path / "two" / f"{name}-{rank}.safetensors") for rank in (0, 1))
         for path, parameter in model.named_parameters():

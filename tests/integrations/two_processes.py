@@ -1,4 +1,4 @@
-"""What two processes run together, started by torchrun: each trainer, and a loop of one's own with accelerate.
+"""What two processes of `accelerate launch` run: each trainer, and a loop of one's own.
 
 `two_processes.py OUT` writes what every process ends with.
 """
