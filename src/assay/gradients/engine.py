@@ -341,7 +341,9 @@ class Engine:
         out = self._forward(unit, x)
         shape = out.shape
         # An in-place activation on a view rewrites the history of its base: record there, not on the view.
-        root = out._base if out._is_view() and out._base is not None and out._base.numel() == out.numel() else out
+        base = out._base
+        known = base is not None and base.numel() == out.numel() and base.requires_grad == out.requires_grad
+        root = base if base is not None and known else out
         on_base = root is not out
         inputs = [x, x.detach() if x.requires_grad else x]
         record = functools.partial(self._record, unit, inputs, x._version, shape, on_base)
