@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import statistics
 import sys
 from functools import cache
 from pathlib import Path
@@ -111,3 +112,12 @@ def test_papers_are_cited_by_name_and_not_by_a_file_of_ours():
         if pattern.search(path.read_text(encoding="utf-8"))
     ]
     assert not named
+
+
+def test_what_a_charged_choice_costs_is_what_was_measured():
+    runs = json.loads((EXPERIMENTS / "utility/tuned.json").read_text(encoding="utf-8"))["runs"]
+    assert all(run["verified"] <= run["epsilon"] for run in runs)
+    found = [100 * run["accuracy"] for run in runs]
+    shown = f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f} %"
+    for page in (DOCS / "utility.md", EXPERIMENTS / "utility/README.md"):
+        assert shown in page.read_text(encoding="utf-8")
