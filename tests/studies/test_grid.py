@@ -196,7 +196,7 @@ def test_results_from_before_there_was_a_schema_are_read(name):
     table = tables.read(EXPERIMENTS, name)
     found = results.read(table)
     cells = summary.cells(found.runs, list(table.grid.cells()))
-    assert all(len(cell.runs) == 3 for cell in cells)
+    assert all(len(cell.runs) >= 3 for cell in cells)
     text = results.render(table, found)
     for cell in cells:
         assert f"| {' | '.join(cell.labels)} | {cell.accuracy} |" in text
