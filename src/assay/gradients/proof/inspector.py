@@ -129,7 +129,10 @@ class Inspector:
 
     def _check_current(self, used: list[_Made]) -> None:
         """Refuse calls with what was handed out before, which somebody has kept, and not with this part."""
-        before = {_memory(t) for t, part in self._handed.items() if part < self._parts} - {None}
+        earlier = [t for t, part in self._handed.items() if part < self._parts]
+        if not earlier:  # as in most loops, on every batch
+            return
+        before = set(map(_memory, earlier)) - {None}
         before -= {_memory(t) for t, part in self._handed.items() if part == self._parts}
         if before and any(_memory(t) in before for call in used for t in calls.tensors((call.args, call.kwargs))):
             raise UnsupportedModelError(_STALE)

@@ -17,11 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
+from assay.gradients import products
 from assay.gradients.rules.circulant import CirculantRule
 from assay.gradients.rules.standardised import through_standardising
 from assay.gradients.uses.base import Affine, Apart, Dense, LayerUse, Outer, Rank1, Use
@@ -60,18 +60,11 @@ class ExpandRule(Protocol):
         ...
 
 
-def _by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    if _narrow(weight, x):
-        out = torch.mm(weight, x.t()).t()
-        return out.contiguous() if bias is None else torch.add(out, bias)
-    return F.linear(x, weight, bias)
-
-
 @dataclass(frozen=True, slots=True)
 class LinearRule:
     """y = x Wᵀ + b over any leading dimensions."""
 
-    linear: Linear = field(default=_by_torch, repr=False)
+    linear: Linear = field(default=products.plain_linear, repr=False)
 
     def forward(self, module: nn.Linear, params: Params, x: Tensor) -> Tensor:  # noqa: ARG002
         weight, bias = params["weight"], params["bias"]
@@ -100,20 +93,6 @@ class TransposedLinearRule:
             return _found(wanted, lambda: Rank1(x, g), lambda: Dense(g))
         g, x = g.flatten(1, -2), x.flatten(1, -2)
         return _found(wanted, lambda: Outer(x, g), lambda: Dense(g.sum(1)))
-
-
-def _narrow(weight: Tensor, x: Tensor) -> bool:
-    """Whether this is a first layer with few outputs on a CPU: W xᵀ then takes half the time of the backend's x Wᵀ."""
-    outputs, inputs = weight.shape
-    return (
-        outputs < 16
-        and inputs >= 256
-        and x.dim() == 2
-        and not torch.is_grad_enabled()
-        and x.dtype == weight.dtype
-        and x.is_cpu
-        and not torch.is_autocast_enabled("cpu")
-    )
 
 
 def _found(
