@@ -158,7 +158,7 @@ def fit(
         if not is_by_name({"names": names or {}}):  # those are separate by how they were split
             check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
-    if budget is None and _digest(train, loading) in _trained_on(model):
+    if budget is None and (known := _trained_on(model)) and _digest(train, loading) in known:
         raise ConfigError(
             "model",
             "one that an earlier run has trained on these records",

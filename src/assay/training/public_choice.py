@@ -69,19 +69,7 @@ class PublicChoice:
             "charged": False,
             "start": one.names["tuning"],
         }
-        return fit(
-            one.network,
-            one.bundle.train,
-            plan=one.plan,
-            test=one.bundle.test,
-            training=one.training,
-            out=out,
-            names={**one.names, "tuning": chosen_by},
-            units=one.units,
-            budget=one.budget,
-            budget_key=one.budget_key,
-            contents=None if one.budget is None else one.contents(),
-        )
+        return replace(one, names={**one.names, "tuning": chosen_by}).fit(out=out, progress=None)
 
 
 def on_public(
