@@ -7,6 +7,7 @@ of them, and it does not cover what a better attack would show. So no verdict us
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -79,16 +80,16 @@ def estimate(
     if isinstance(resamples, bool) or not isinstance(resamples, int) or resamples < 100:
         raise ConfigError("resamples", resamples, "a whole number, 100 or above")
     ins, outs = read_scores("included", included), read_scores("excluded", excluded)
-    of = _by_counts if assume == "nothing" else _mu
+    of = functools.partial(_by_counts, delta) if assume == "nothing" else _mu
     random = np.random.default_rng(seed)
-    again = [of(random.choice(ins, len(ins)), random.choice(outs, len(outs)), delta) for _ in range(resamples)]
+    again = [of(random.choice(ins, len(ins)), random.choice(outs, len(outs))) for _ in range(resamples)]
     tail = (1 - confidence) / 2
-    found = [of(ins, outs, delta), *map(float, np.quantile(again, [tail, 1 - tail], method="nearest"))]
+    found = [of(ins, outs), *map(float, np.quantile(again, [tail, 1 - tail], method="nearest"))]
     middle, low, high = found if assume == "nothing" else [epsilon_of_mu(mu, delta) for mu in found]
     return Estimate(epsilon=middle, low=low, high=high, confidence=confidence)
 
 
-def _by_counts(ins: Scores, outs: Scores, delta: float) -> float:
+def _by_counts(delta: float, ins: Scores, outs: Scores) -> float:
     """The largest ln((TPR - δ)/FPR) and ln((TNR - δ)/FNR), over thresholds with enough false alarms, or misses."""
     return max(0.0, _log_ratio(ins, outs, delta), _log_ratio(-outs, -ins, delta))
 
@@ -103,7 +104,7 @@ def _log_ratio(ins: Scores, outs: Scores, delta: float) -> float:
     return float(np.nanmax(ratios, initial=-math.inf))
 
 
-def _mu(ins: Scores, outs: Scores, delta: float) -> float:  # noqa: ARG001
+def _mu(ins: Scores, outs: Scores) -> float:
     """√2 Φ⁻¹ of the area under the curve: that of N(0, 1) and N(μ, 1) is Φ(μ/√2)."""
     outs = np.sort(outs)
     below = np.searchsorted(outs, ins, side="left") + np.searchsorted(outs, ins, side="right")

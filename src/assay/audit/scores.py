@@ -58,7 +58,7 @@ def from_scores(
             fixed ranks of either side as thresholds, and divides the significance among them.
         split: Choose the number of guesses, or the threshold, on a random half of the canaries, and bound ε by the
             other half. For one run with `assume="gaussian"` and a large ε that is sharper than dividing the
-            significance: 5.7 in place of 4.7 of 8, for 5000 canaries.
+            significance (docs/auditing.md has a table).
 
     Returns:
         The lower bound.

@@ -250,7 +250,7 @@ class Records:
         return seals.of_tensors([("", t) for t in (*tensors, torch.tensor(list(texts), dtype=torch.uint8))])
 
     def _leaves(self, index: Tensor) -> tuple[list[Tensor], bytes]:
-        """What these records are made of: tensors, and what is no tensor."""
+        """The tensors of these records, and everything else in them as text."""
         leaves = pytree.tree_leaves(self.gather_seeded(index, 0) if self.draws else self.gather(index))
         others = [leaf for leaf in leaves if isinstance(leaf, str | bytes | int | float)]
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)], repr(others).encode()

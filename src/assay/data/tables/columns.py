@@ -23,12 +23,12 @@ class Column:
 
     @property
     def width(self) -> int:
-        """How many features it becomes, without the one for missing values."""
-        raise NotImplementedError
+        """How many features it becomes, without the one for missing values: one, unless its type says otherwise."""
+        return 1
 
     def names(self, column: str) -> list[str]:
         """What each of these features is."""
-        raise NotImplementedError
+        return [column]
 
     def to_json(self) -> dict[str, Any]:
         """As TOML and JSON hold it; a date as text."""
@@ -54,15 +54,6 @@ class Number(Column):
                 raise ConfigError(name, value, "a finite number")
         if not self.low < self.high:
             raise ConfigError("high", self.high, f"a number above low, {self.low:g}")
-
-    @property
-    def width(self) -> int:
-        """One."""
-        return 1
-
-    def names(self, column: str) -> list[str]:
-        """The column's own."""
-        return [column]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,15 +105,6 @@ class Flag(Column):
     """Yes or no: 1, true, t, yes, y or 0, false, f, no, n, in capitals or not."""
 
     type: ClassVar[str] = "flag"
-
-    @property
-    def width(self) -> int:
-        """One."""
-        return 1
-
-    def names(self, column: str) -> list[str]:
-        """The column's own."""
-        return [column]
 
 
 @dataclass(frozen=True, kw_only=True)
