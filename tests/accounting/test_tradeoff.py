@@ -11,7 +11,7 @@ from assay import ConfigError, Plan
 from assay.accounting.accountants.allocated import RandomAllocationDpEvent
 from assay.accounting.epsilon import Adjacency, epsilon_curve
 from assay.accounting.tradeoff import RATES, tradeoff
-from assay.runs.tradeoff import attackers, curve_in_words, sentence
+from assay.runs.signoff import attackers, curve_in_words, sentence
 
 ADD, REPLACE = Adjacency.ADD_OR_REMOVE_ONE, Adjacency.REPLACE_ONE
 FINE = np.geomspace(1e-6, 0.5, 12)

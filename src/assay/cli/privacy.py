@@ -187,7 +187,7 @@ def report_spending(plan: Plan | FederatedPlan, more: Mapping[str, Any], words: 
     from assay._util.figures import shown
     from assay.accounting.tradeoff import tradeoff
     from assay.runs.record import number
-    from assay.runs.tradeoff import sentence
+    from assay.runs.signoff import sentence
 
     found = tradeoff(plan.event(), plan.delta, plan.adjacency).to_json()
     facts = {

@@ -30,13 +30,14 @@ from assay._util.process import keep_freed_memory, return_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients import products
 from assay.gradients.arithmetic import full
-from assay.gradients.layouts import Layout
+from assay.gradients.inputs import Layout
 from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof import graph as graphs
 from assay.gradients.proof.calls import Coins
 from assay.gradients.proof.inspector import Inspector, check_hooks
+from assay.gradients.proof.losses import check_one_each
 from assay.gradients.record_grads import RecordGrads, Reduce, choose_all, quickest_way
-from assay.gradients.recorded import Anchor, Recorded, check_losses, takes_rows
+from assay.gradients.recorded import Anchor, Recorded, takes_rows
 from assay.gradients.rules import attention, bags, recurrent
 from assay.gradients.rules.fallback import PerRecordCall
 from assay.gradients.rules.layers import (
@@ -250,7 +251,7 @@ class Engine:
             ConfigError: The losses are not one value per record, with a gradient.
             UnsupportedModelError: The model or the losses mix records, or a pass writes into the model.
         """
-        check_losses(losses)
+        check_one_each(losses)
         if type(losses) is Shared:
             raise UnsupportedModelError(proof.NO_RECORDS)
         if isinstance(views, Persons) and views.rows != len(losses):

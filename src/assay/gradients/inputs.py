@@ -1,16 +1,22 @@
-"""Which calls of a layer have rows of records, and which a constant that all records share (positions, a table's rows).
+"""Where the records are in the input of a layer, if it has any.
 
-A call has rows if its input can have a layout with records (`assay.gradients.layouts`). The first batch that can tell
-decides for each call of each layer, because in a later batch a constant may happen to have as many rows as there are
-records. The proof checks the decision there: a wrong one shows as records that mix. What is made without any input of
-the model (`torch.arange`, buffers) is never taken for several rows of each record.
+They are in the first dimension, in the second, or each in several rows after one another (`Layout`). The first batch
+shows which one holds for a layer (`assay.gradients.proof.first_batch`): only with the right one do the losses of some
+records leave the others' entries without gradient. Later batches keep it.
+
+Some calls of a layer have rows of records, and some a constant that all records share (positions, a table's rows). A
+call has rows if its input can have a layout with records. The first batch that can tell decides for each call of each
+layer, because in a later batch a constant may happen to have as many rows as there are records. The proof checks the
+decision there: a wrong one shows as records that mix. What is made without any input of the model (`torch.arange`,
+buffers) is never taken for several rows of each record.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from enum import Enum
 from typing import Any
 
 import torch
@@ -18,10 +24,44 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from assay.gradients.layouts import possible
-
 _MADE = "_assay_made_without_records"
 _COUNTS_UP = 8  # fewer numbers than this may be labels that happen to count up
+
+
+class Layout(Enum):
+    """Where the records are."""
+
+    FIRST = "first"
+    SECOND = "second"
+    FOLDED = "folded"
+    """The first dimension holds the rows of the first record, then those of the second, and so on."""
+
+    def fits(self, shape: tuple[int, ...], records: int) -> bool:
+        """Whether a tensor of this shape can have this layout."""
+        if not shape or records == 0:
+            return False
+        if self is Layout.FIRST:
+            return shape[0] == records
+        if self is Layout.SECOND:
+            return len(shape) > 2 and shape[1] == records
+        return shape[0] > records and shape[0] % records == 0
+
+    def within(self, shape: Sequence[int], records: int) -> Layout:
+        """How a tensor of a layer with this layout is read: folded only if there are several rows for each record."""
+        if self is Layout.SECOND and self.fits(tuple(shape), records):
+            return self
+        return Layout.FIRST if Layout.FIRST.fits(tuple(shape), records) or self is Layout.SECOND else self
+
+    def by_record(self, t: Tensor, records: int) -> Tensor:
+        """The tensor with one entry for each record in the first dimension."""
+        if self is Layout.FIRST:
+            return t
+        return t.transpose(0, 1) if self is Layout.SECOND else t.unflatten(0, (records, -1))
+
+
+def possible(shape: tuple[int, ...], records: int, *, second: bool = True) -> list[Layout]:
+    """The layouts that a tensor of this shape can have."""
+    return [layout for layout in Layout if layout.fits(shape, records) and (second or layout is not Layout.SECOND)]
 
 
 class Inputs:

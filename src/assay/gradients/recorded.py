@@ -1,4 +1,4 @@
-"""Pieces of recording: an output that joins the graph, a function that is recorded as a layer, losses that fit."""
+"""Pieces of recording: an output that joins the graph, and a function that is recorded as a layer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.errors import ConfigError
 from assay.gradients.rules.attention import Projection
 from assay.gradients.rules.layers import is_ordinary
 from assay.gradients.rules.recurrent import Gates, Shrink
@@ -50,24 +49,3 @@ class Recorded:
 def takes_rows(rule: object) -> bool:
     """Whether the uses that a rule finds may be added up over several rows of a record."""
     return is_ordinary(rule) or isinstance(rule, (Projection, Gates, Shrink, Recorded))
-
-
-def check_losses(losses: Tensor) -> None:
-    """Refuse losses that are not one value per record with a gradient. Nothing else is checked.
-
-    Raises:
-        ConfigError: Saying what was given.
-    """
-    if losses.dim() != 1:
-        raise ConfigError(
-            "loss",
-            f"tensor of shape {tuple(losses.shape)}",
-            "one value per record, shape [batch]: use reduction='none' (and average over everything but the first "
-            "dimension)",
-        )
-    if not losses.requires_grad:
-        raise ConfigError(
-            "loss",
-            "a tensor without gradient",
-            "a loss computed from the model's output with gradients enabled",
-        )

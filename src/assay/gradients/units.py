@@ -100,7 +100,7 @@ class Units:
             for name, child in module.named_children():
                 self._split(child, f"{path}.{name}" if path else name, rules)
             return
-        if recurrent.ruled(module):
+        if isinstance(module, recurrent.KINDS) and recurrent.ruled(module):
             names = {n: self._canonical[id(p)] for n, p in own.items()}
             gates = recurrent.Gates("", gru=False)  # the call says of which layer and direction
             self.recurring.append(Unit(path, module, gates, names, frozenset(own)))

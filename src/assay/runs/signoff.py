@@ -1,7 +1,8 @@
-"""The end of a privacy statement: what is known for each question of the checklist, digests, and room for a signature.
+"""The parts of a privacy statement that say what ε means: to an attacker, for groups, and to the person who signs.
 
-`docs/epsilon.md` has the checklist. A tick says that the record shows it, a cross that the record shows the opposite,
-and an empty box is for the person who signs.
+The block for the signature has digests, and what is known for each question of the checklist in `docs/epsilon.md`. A
+tick says that the record shows it, a cross that the record shows the opposite, and an empty box is for the person who
+signs.
 """
 
 from __future__ import annotations
@@ -12,11 +13,88 @@ from typing import Any
 
 from assay._util.figures import at_most, shown
 from assay.accounting.adjacency import Adjacency
-from assay.runs.tradeoff import across
 
 YES, NO, OPEN = "✓", "✕", "☐"
 _BLANK = "________________"
 _LARGEST = 700.0  # e to the power of more overflows
+
+
+def attackers(facts: Mapping[str, Any]) -> list[str]:
+    """The part of a statement about attackers; nothing for records of earlier versions.
+
+    Args:
+        facts: The record's `epsilon`.
+
+    Returns:
+        Lines of Markdown.
+    """
+    found = facts.get("tradeoff")
+    if not found:
+        return []
+    rows = found["rates"]
+    return [
+        *across(
+            {
+                "false alarms that an attacker accepts": [percent(row["false_positives"]) for row in rows],
+                "those in the data who are found out, at most": [percent(row["true_positives"]) for row in rows],
+            }
+        ),
+        curve_in_words(found),
+        "",
+    ]
+
+
+def across(rows: Mapping[str, list[str]]) -> list[str]:
+    """A table of Markdown with a line for each name, which takes less of a page than one with a line for each value.
+
+    >>> across({"δ": ["0.1", "0.01"], "ε": ["1", "2"]})
+    ['| δ | 0.1 | 0.01 |', '|---|---|---|', '| ε | 1 | 2 |', '']
+    """
+    first, *others = [f"| {' | '.join([name, *values])} |" for name, values in rows.items()]
+    columns = 1 + len(next(iter(rows.values())))
+    return [first, "|" + columns * "---|", *others, ""]
+
+
+def sentence(found: Mapping[str, Any]) -> str:
+    """The row at 1 % false alarms, or the one in the middle, as a sentence that needs no other word.
+
+    Args:
+        found: The record's `epsilon.tradeoff`.
+    """
+    rows = {row["false_positives"]: row["true_positives"] for row in found["rates"]}
+    rate = 0.01 if 0.01 in rows else sorted(rows)[len(rows) // 2]
+    return (
+        f"An attacker who accepts {percent(rate)} false alarms finds out at most {percent(rows[rate])} of those in the"
+        f" data; by chance it would be {percent(rate)}."
+    )
+
+
+def curve_in_words(found: Mapping[str, Any]) -> str:
+    """The whole curve by its μ, in words.
+
+    Args:
+        found: The record's `epsilon.tradeoff`.
+    """
+    mu = found["mu"]
+    if mu is None:
+        return "The μ of the whole curve (Gaussian DP) is not available for this kind of bound."
+    if mu == "inf":
+        return "Nothing bounds what an attacker finds out."
+    if not found["error"] and not found["apart"]:
+        return f"The whole curve is that of μ-GDP with μ = {at_most(mu)}, exactly."
+    return (
+        f"At all rates the run is μ-GDP with μ = {at_most(mu)}, apart from a probability of {found['apart']:g};"
+        f" that overstates right guesses by up to {at_most(100 * found['error'])} percentage points."
+    )
+
+
+def percent(share: float) -> str:
+    """An upper bound on a share, in per cent and rounded up.
+
+    >>> percent(0.01951)
+    '1.951 %'
+    """
+    return f"{at_most(min(100 * share, 100.0))} %"
 
 
 def sign_off(record: Mapping[str, Any], units: int) -> list[str]:

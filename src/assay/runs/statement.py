@@ -12,8 +12,7 @@ from typing import Any
 from assay._util.figures import shown
 from assay.accounting.epsilon import Bound
 from assay.errors import AssayError
-from assay.runs.signoff import budget_headline, coverage, sign_off
-from assay.runs.tradeoff import across, attackers
+from assay.runs.signoff import across, attackers, budget_headline, coverage, sign_off
 
 _VARIANTS = {
     "published": "the paper's algorithm as its text describes it",

@@ -25,13 +25,14 @@ from assay._util.figures import at_most, shown
 from assay._util.signatures import PublicKey, read_public
 from assay.accounting.epsilon import epsilon_curve
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
+from assay.accounting.tradeoff import tradeoff
 from assay.errors import AssayError, ConfigError
 from assay.runs import signing
 from assay.runs.card import card
 from assay.runs.checks import Check, Verification
 from assay.runs.directory import RunDirectory
+from assay.runs.signoff import percent
 from assay.runs.statement import statement
-from assay.runs.tradeoff import check_tradeoff
 
 _TOLERANCE = 1e-4  # relative: accountants on other processors round differently, by far less than this
 _HEADLINE = re.compile(r"spent ε = (∞|[0-9.e+-]+)[^*]*? at δ = ([0-9.e+-]+)\*\*")
@@ -261,7 +262,7 @@ class _Checker:
                 raise AssayError(
                     f"record.json says ε = {point['epsilon']} at δ = {delta:g}; the ledger gives {_said(least)}"
                 )
-        check_tradeoff(facts, self.ledger, _TOLERANCE)
+        _check_tradeoff(facts, self.ledger, _TOLERANCE)
         return f"the record's {_said(said)} is what the ledger gives: {_said(spent)} at δ = {self.ledger.delta:g}"
 
     def _statement(self) -> str | None:
@@ -352,3 +353,29 @@ def _same(one: float, other: float) -> bool:
 
 def _said(value: float) -> str:
     return "∞" if math.isinf(value) else at_most(value)
+
+
+def _check_tradeoff(facts: Mapping[str, Any], ledger: Ledger, tolerance: float) -> None:
+    """Recompute the trade-off curve from the ledger, which must not give more than the record says.
+
+    Args:
+        facts: The record's `epsilon`. Records of earlier versions have no `tradeoff`, and nothing is compared.
+        ledger: What was charged.
+        tolerance: How far figures may differ by rounding, relative.
+
+    Raises:
+        AssayError: The ledger gives more.
+    """
+    said = facts.get("tradeoff")
+    if not said:
+        return
+    rates = [float(row["false_positives"]) for row in said["rates"]]
+    gives = tradeoff(ledger.event(), ledger.delta, ledger.adjacency, rates)
+    for row, (rate, least) in zip(said["rates"], gives.rates, strict=True):
+        if not float(row["true_positives"]) >= least * (1 - tolerance):
+            raise AssayError(
+                f"record.json says that an attacker with {percent(rate)} false alarms finds at most "
+                f"{percent(float(row['true_positives']))}; the ledger gives {percent(least)}"
+            )
+    if said["mu"] is not None and not (gives.mu is not None and float(said["mu"]) >= gives.mu * (1 - tolerance)):
+        raise AssayError(f"record.json says μ = {said['mu']}; the ledger gives {gives.mu}")

@@ -46,9 +46,9 @@ from assay.gradients.arithmetic import zeros_for
 from assay.gradients.engine import Engine
 from assay.gradients.proof import position
 from assay.gradients.proof.handed import LoopWatch
+from assay.gradients.proof.losses import check_one_each
 from assay.gradients.proof.tape import Tape, quiet
 from assay.gradients.record_grads import RecordGrads
-from assay.gradients.recorded import check_losses
 from assay.gradients.rules.layers import RULES
 from assay.mechanisms.correlated import Correlated
 from assay.mechanisms.exact import ExactGaussian
@@ -62,13 +62,14 @@ from assay.training.augment import Augmentation
 from assay.training.batches import Batch, Batches, BatchPart, unit_records
 from assay.training.epochs import EpochLoader
 from assay.training.masks import Masks
-from assay.training.preflight import check_ranks, check_views
-from assay.training.step_checks import (
+from assay.training.preflight import (
     check_exact,
     check_ledger,
     check_paid,
-    claimed_charges,
+    check_ranks,
+    check_views,
     left_of,
+    lock_charges,
     size_of_parts,
     without_autocast,
 )
@@ -224,7 +225,7 @@ class PrivateStep(Unique):
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
             undo.callback(ledger.close)
         check_ledger(ledger, plan)
-        charges = world.once(claimed_charges, ledger)
+        charges = world.once(lock_charges, ledger)
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
         if taken > ledger.total_steps:
             raise ConfigError(
@@ -556,7 +557,7 @@ class PrivateStep(Unique):
                 "dropped it, which drops every dimension of size 1: use .squeeze(-1) or .flatten(). A mean drops it, "
                 "too: use reduction='none'",
             )
-        check_losses(losses)
+        check_one_each(losses)
         if self._masks is not None and not self._masks.secret:
             raise AssayError(
                 "torch's generators were seeded between model(...) and backward(): what the loss draws from them would "

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UnsupportedModelError
-from assay.gradients.layouts import Layout, possible
+from assay.gradients.inputs import Layout, possible
 from assay.gradients.proof import calls, isolation
 from assay.gradients.proof.calls import SPLITS, Call, Coins, splits
 from assay.gradients.proof.graph import Graph, reaches, used_outside

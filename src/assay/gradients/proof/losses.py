@@ -1,4 +1,7 @@
-"""Whether a loss keeps records apart, asked of the loss itself: with other records, with fewer, and twice."""
+"""What is asked of losses: one for each record, and of the loss itself that it keeps records apart.
+
+It is called with other records, with fewer, and twice.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from assay.errors import UnsupportedModelError
+from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients.proof.calls import (
     Coins,
     Replacement,
@@ -32,6 +35,27 @@ LOSS_MIXES = (
     "a contrast or a ranking over the batch). Per-record clipping cannot bound that; use constants that are known "
     "beforehand"
 )
+
+
+def check_one_each(losses: Tensor) -> None:
+    """Refuse losses that are not one value per record with a gradient. Nothing else is checked.
+
+    Raises:
+        ConfigError: Saying what was given.
+    """
+    if losses.dim() != 1:
+        raise ConfigError(
+            "loss",
+            f"tensor of shape {tuple(losses.shape)}",
+            "one value per record, shape [batch]: use reduction='none' (and average over everything but the first "
+            "dimension)",
+        )
+    if not losses.requires_grad:
+        raise ConfigError(
+            "loss",
+            "a tensor without gradient",
+            "a loss computed from the model's output with gradients enabled",
+        )
 
 
 def separate(loss: Callable[[Any, Any], Tensor], output: Any, target: Any, coins: Coins) -> bool:

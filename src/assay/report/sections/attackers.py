@@ -10,7 +10,7 @@ from assay.report.elements import num, path_name, section, table
 from assay.report.groups import finite
 from assay.report.html import Html, tag
 from assay.report.sections import Section
-from assay.runs.tradeoff import percent
+from assay.runs.signoff import percent
 
 
 def _attackers(runs: Sequence[Finished]) -> Html | None:
