@@ -18,7 +18,6 @@ from assay.cli import (
     compare,
     federate,
     federation,
-    keys,
     privacy,
     report,
     reproduce,
@@ -72,7 +71,6 @@ reproduce.register(app)
 tune.register(app)
 report.register(app)
 budget.register(app)
-keys.register(app)
 signing.register(app)
 use.register(app)
 catalogue.register(app)

@@ -1,4 +1,4 @@
-"""`assay sign` and `assay verify`."""
+"""`assay keys`, `assay sign` and `assay verify`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,35 @@ _WORDS = {True: "holds", False: "FAILS", None: "-"}
 
 def register(app: typer.Typer) -> None:
     """Add the commands."""
+    keys = typer.Typer(help="Ed25519 keys for signing runs: `assay keys new PATH` makes a pair.", no_args_is_help=True)
+    keys.command("new")(new)
+    keys.command("show")(show)
+    app.add_typer(keys, name="keys")
     app.command()(sign)
     app.command()(verify)
+
+
+def new(
+    path: Annotated[Path, typer.Argument(help="Where the private key goes; the public one is PATH.pub beside it.")],
+) -> None:
+    """Make a pair of keys: PATH, which only you may read, and PATH.pub, which everybody may have."""
+    from assay._util import signatures
+
+    public = signatures.create_pair(path)
+    out = console()
+    out.print(f"private key   {path}")
+    out.print(f"public key    {signatures.public_path(path)}")
+    out.print(f"fingerprint   {public.fingerprint}")
+
+
+def show(path: Annotated[Path, typer.Argument(help="A private or a public key.")]) -> None:
+    """Print the public key of a pair, and its fingerprint."""
+    from assay._util import signatures
+
+    public = signatures.read_either(path)
+    out = console()
+    out.print(f"fingerprint   {public.fingerprint}")
+    out.print(public.pem.rstrip())
 
 
 def sign(

@@ -27,8 +27,10 @@ from assay.gradients.proof.calls import (
     set_random_state,
     tensors,
 )
-from assay.gradients.proof.drawn import differs
 from assay.models import copies
+
+_TIMES = 512
+_LIMIT = 6.5  # false alarms: at most 2 exp(-6.5² / 2) < 2e-9 for each record
 
 LOSS_MIXES = (
     "the loss mixes records: one record's value depends on the others in its batch (weights by the batch's own counts, "
@@ -144,7 +146,7 @@ def _number_tells(
             "the loss seeds torch's generators: what it draws for a record would be known, and would depend on the "
             "others in its batch. Take torch.manual_seed out of it"
         )
-    return differs(lambda: mine(output, target)[rows], lambda: mine(*few))
+    return _differs(lambda: mine(output, target)[rows], lambda: mine(*few))
 
 
 def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], replacement: Replacement) -> bool:
@@ -154,3 +156,25 @@ def _takes(asked: Callable[..., Tensor], loss: Callable[[Any, Any], Tensor], rep
     except Exception:
         return False
     return True
+
+
+def _differs(among: Callable[[], Tensor], alone: Callable[[], Tensor]) -> bool:
+    """Whether losses that draw random numbers have another mean among other records than alone.
+
+    Each is drawn many times. If the two have the same distribution, the differences d of a record are symmetric: given
+    their sizes, their signs are fair coins. So their sum exceeds x times the root of their sum of squares with
+    probability at most 2 exp(-x²/2) (Hoeffding 1963, "Probability inequalities for sums of bounded random variables",
+    doi:10.1080/01621459.1963.10500830). A dependence that is faint beside the random numbers is missed.
+
+    Args:
+        among: Draws the losses of the records, with all others in the batch.
+        alone: Draws them without the others.
+
+    Returns:
+        Whether they differ; False where a loss is not finite.
+    """
+    d = torch.stack([among().double() - alone().double() for _ in range(_TIMES)])
+    scale = float(among().double().abs().max())
+    beyond = d.sum(0).abs() > _LIMIT * d.square().sum(0).sqrt()
+    seen = d.mean(0).abs() > 1e-4 * scale  # rounding depends on the number of records, too, and is not symmetric
+    return bool((beyond & seen).any())
