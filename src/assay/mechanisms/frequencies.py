@@ -47,10 +47,12 @@ def low_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def leading_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
-    """What is left of each frequency if the first ⌈ρn⌉ of n on each axis are kept and the real part is taken.
+    """What the filter of Spectral-DP's public code leaves of each frequency: it keeps the first ⌈ρn⌉ of each axis.
 
-    Nobody folds frequencies here: index k stays and its conjugate -k goes, unless that is among the first as well. The
-    real part then has half of both. So a frequency keeps all (the mean does), half or nothing of itself.
+    Nobody folds frequencies here: index k stays and its conjugate -k goes, unless that is among the first as well. With
+    one axis (circulant blocks) the real part is taken, which has half of both. So a frequency keeps all (the mean
+    does), half or nothing of itself. With more axes (convolutions) the code inverts by `irfftn`, which reads one half
+    of the last axis and fills in the conjugates. The real part is then taken only where that axis is its own conjugate.
 
     Args:
         sizes: The sizes of the transformed axes.
@@ -62,6 +64,9 @@ def leading_frequencies(sizes: tuple[int, ...], rho: float) -> Tensor:
     kept = torch.ones(sizes, dtype=torch.float64)
     for axis, n in enumerate(sizes):
         kept.narrow(axis, math.ceil(rho * n), n - math.ceil(rho * n)).zero_()
-    axes = tuple(range(len(sizes)))
+    axes, half = tuple(range(len(sizes))), sizes[-1] // 2 + 1
     gains: Tensor = (kept + kept.flip(axes).roll([1] * len(sizes), axes)) / 2
-    return gains[..., : sizes[-1] // 2 + 1].contiguous()
+    if len(sizes) > 1:
+        filled = slice(1, (sizes[-1] + 1) // 2)
+        gains[..., filled] = kept[..., filled]
+    return gains[..., :half].contiguous()

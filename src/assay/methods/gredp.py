@@ -71,8 +71,8 @@ class FrequencyDomain(Method):
     domain: str | None = None
     groups: int | None = None
     filter: str | None = None
-    """Which coefficients are kept: "conjugates" (each with its conjugate) or "first" (the first ones, of which the real
-    part is taken). None for `first` if the method publishes that and the variant is `published`.
+    """Which coefficients are kept: "conjugates" (each with its conjugate) or "first" (the first ones, as Spectral-DP's
+    public code does). None for `first` if the method publishes that and the variant is `published`.
     """
     jointly: bool = False
     """Whether the published noise is relative to what all layers move together, and not to one layer."""

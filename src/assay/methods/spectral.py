@@ -5,12 +5,13 @@ Perturbation and Filtering", IEEE S&P 2023, arXiv:2307.13231. We know the method
 (arXiv:2409.11663) and from the authors' public code (cfeng6/Spectral-DP).
 
 How we read it. Each of L layers is clipped at c = C/√L, so that all of them together move by C. Noise of scale σC is
-added to the Fourier coefficients, and the first ⌈ρn⌉ of n coefficients on each axis are kept, of which the real part is
-taken: the filter of the authors' code. In the paper's words the noise has variance (K/N)σ²C², which is what Hermitian
-noise gives. Claimed ε: the Rényi accountant at σ. That holds: the filter is post-processing, and L layers move by C.
+added to the Fourier coefficients, and the first ⌈ρn⌉ of n coefficients on each axis are kept, as in the authors' code:
+of circulant blocks the real part is taken, and maps of convolutions are inverted by `irfftn`. In the paper's words the
+noise has variance (K/N)σ²C², which is what Hermitian noise gives. Claimed ε: the Rényi accountant at σ. That holds: the
+filter is post-processing, and L layers move by C.
 
 What the authors' code does otherwise, and what is not built here: it clips gradients that are divided by the batch size
-already, draws noise for every record, and leaves the last coefficient of a block without noise. None of this is in the
+already, draws noise for every record, and keeps the last coefficient of each axis without noise. None of this is in the
 description that we follow.
 
 `sound` keeps each frequency together with its conjugate, so that nothing is lost of those that stay.

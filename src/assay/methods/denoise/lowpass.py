@@ -29,8 +29,8 @@ class LowPass:
 
     Attributes:
         rho: ρ, above 0 and at most 1.
-        one_sided: Keep the first ⌈ρn⌉ coefficients of each axis and take the real part, as the authors' code does. Else
-            keep each frequency together with its conjugate.
+        one_sided: Keep the first ⌈ρn⌉ coefficients of each axis, as the authors' code does
+            (`assay.mechanisms.frequencies`). Else keep each frequency together with its conjugate.
 
     Raises:
         ConfigError: ρ is outside this range.
