@@ -63,7 +63,7 @@ def entries(path):
     return [line for line in lines if line.get("once")]
 
 
-def test_a_run_killed_while_it_releases_pays_again_and_keeps_its_ceiling(process, tmp_path):
+def test_a_run_killed_while_it_releases_pays_again_and_keeps_its_ceiling(process, assay, tmp_path):
     arguments = ["train", *DIGITS, "--epsilon", 4, "--option", "share=0.2", "--out", "run"]
     child = process(*arguments)
     ledger, end = tmp_path / "run/ledger.jsonl", time.monotonic() + 120
@@ -74,9 +74,8 @@ def test_a_run_killed_while_it_releases_pays_again_and_keeps_its_ceiling(process
     child.send_signal(signal.SIGKILL)
     child.wait()
     whole = (tmp_path / "run/stage.safetensors").exists()
-    child = process("resume", "run", "--json")
-    out, err = child.communicate(timeout=240)
-    assert child.returncode in (0, 3), err
+    code, out, err = assay("resume", tmp_path / "run", "--json")
+    assert code in (0, 3), err
     record = json.loads(out)
     assert record["epsilon"]["verified"] <= 4
     assert len(entries(ledger)) == (1 if whole else 2)

@@ -6,8 +6,6 @@ import json
 import signal
 import time
 
-import pytest
-
 TRAIN = (
     "train",
     "--data",
@@ -39,27 +37,26 @@ def ledger_steps(path):
     return sum(last.values())
 
 
-def finish(process, run):
-    child = process("resume", run, "--json")
-    out, err = child.communicate(timeout=120)
-    return child.returncode, out, err
+def kill(child):
+    child.send_signal(signal.SIGKILL)
+    child.wait()
 
 
-@pytest.mark.parametrize("moment", ["before the first checkpoint", "later"])
-def test_a_seeded_run_ends_bitwise_where_an_uninterrupted_one_ends(process, tmp_path, moment):
-    whole = process(*TRAIN, "--seed", 6, "--out", "whole")
+def test_a_seeded_run_ends_bitwise_where_an_uninterrupted_one_ends(process, assay, tmp_path):
+    """Killed before the first checkpoint, and again after one. Who resumes it last is another process."""
+    code, _, err = assay(*TRAIN, "--seed", 6, "--out", tmp_path / "whole")
+    assert code == 0, err
     cut = process(*TRAIN, "--seed", 6, "--out", "cut")
-    if moment == "later":
-        wait_for((tmp_path / "cut/checkpoint.safetensors").exists, cut)
-        time.sleep(0.05)
-    else:
-        ledger = tmp_path / "cut/ledger.jsonl"
-        wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 1, cut)
-    cut.send_signal(signal.SIGKILL)
-    cut.wait()
+    ledger = tmp_path / "cut/ledger.jsonl"
+    wait_for(lambda: ledger.exists() and ledger.read_text().count("\n") > 1, cut)
+    kill(cut)
     assert (tmp_path / "cut/UNFINISHED.txt").exists()
-    assert whole.wait(timeout=120) == 0
-    code, out, err = finish(process, "cut")
+    cut = process("resume", "cut")
+    wait_for((tmp_path / "cut/checkpoint.safetensors").exists, cut)
+    time.sleep(0.05)
+    kill(cut)
+    assert (tmp_path / "cut/UNFINISHED.txt").exists()
+    code, out, err = assay("resume", tmp_path / "cut", "--json")
     assert code == 0, err
     assert (tmp_path / "cut/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
     a, b = (json.loads((tmp_path / n / "record.json").read_text()) for n in ("whole", "cut"))
@@ -69,17 +66,17 @@ def test_a_seeded_run_ends_bitwise_where_an_uninterrupted_one_ends(process, tmp_
     assert not (tmp_path / "cut/UNFINISHED.txt").exists()
 
 
-def test_an_unseeded_run_keeps_its_ceiling_and_pays_for_what_was_lost(process, tmp_path):
-    child = process(*TRAIN, "--out", "run")
-    wait_for((tmp_path / "run/checkpoint.safetensors").exists, child)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    charged = ledger_steps(tmp_path / "run/ledger.jsonl")
-    shown = process("show", "run").communicate(timeout=60)[0]
+def test_an_unseeded_run_keeps_its_ceiling_and_pays_for_what_was_lost(process, assay, tmp_path):
+    run = tmp_path / "run"
+    child = process(*TRAIN, "--out", run)
+    wait_for((run / "checkpoint.safetensors").exists, child)
+    kill(child)
+    charged = ledger_steps(run / "ledger.jsonl")
+    shown = assay("show", run)[1]
     assert "unfinished" in shown
-    assert "assay resume run" in shown
+    assert f"assay resume {run}" in shown
     assert f"{charged} of " in shown
-    code, out, err = finish(process, "run")
+    code, out, err = assay("resume", run, "--json")
     assert code in (0, 3), err
     record = json.loads(out)
     assert record["epsilon"]["verified"] <= 4

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 
 import pytest
 from rich.console import Console
 from rich.progress import Progress
 
 from assay import presets
+from assay.cli import main
 from assay.cli.study_progress import Bars
 from assay.studies import results, tables
 from assay.studies.directory import Study
@@ -41,16 +43,19 @@ def files(study):
 def finished(tmp_path_factory):
     """A finished study and what the command said, made once."""
     study = tmp_path_factory.mktemp("studies") / "s"
-    command = [sys.executable, "-m", "assay", *GRID, "--epochs", "2", "--out", str(study), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return study, done
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["assay", *GRID, "--epochs", "2", "--out", str(study), "--json"])
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert not end.value.code, err.getvalue()
+    return study, out.getvalue(), err.getvalue()
 
 
 def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
-    study, done = finished
-    assert "[2/2]" in done.stderr
-    cells = json.loads(done.stdout)["cells"]
+    study, out, err = finished
+    assert "[2/2]" in err
+    cells = json.loads(out)["cells"]
     assert [(cell["method"], cell["epsilon"], cell["finished"]) for cell in cells] == [
         ("dpsgd", "3", 1),
         ("lssgd:sigma=2", "3", 1),
@@ -67,7 +72,7 @@ def test_a_study_is_a_grid_of_ordinary_runs(assay, tmp_path, finished):
 
 
 def test_finished_runs_are_never_repeated_and_other_settings_refused(assay, finished):
-    study, _ = finished
+    study = finished[0]
     before = files(study)
     code, out, err = assay(*GRID, "--epochs", 2, "--out", study)
     assert code == 0
@@ -121,7 +126,7 @@ def test_bad_usage_is_told_before_anything_is_written(assay, tmp_path, arguments
     assert not (tmp_path / "s").exists()
 
 
-def test_a_killed_study_stops_its_runs_and_goes_on_where_it_was(tmp_path):
+def test_a_killed_study_stops_its_runs_and_goes_on_where_it_was(assay, tmp_path):
     study = tmp_path / "s"
     words = [*GRID, "--epochs", 14, "--batch-size", 64, "--out", study, "--workers", 2, "--json"]
     command = [sys.executable, "-m", "assay", *map(str, words)]
@@ -136,10 +141,10 @@ def test_a_killed_study_stops_its_runs_and_goes_on_where_it_was(tmp_path):
     child.communicate()
     done = [run for run in runs if (run / "record.json").exists()]
     assert len(done) < 2, "the study was killed too late for this test to say anything"
-    again = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert again.returncode == 0, again.stderr
-    assert "resumed" in again.stderr
-    assert [cell["finished"] for cell in json.loads(again.stdout)["cells"]] == [1, 1]
+    code, out, err = assay(*words)
+    assert code == 0, err
+    assert "resumed" in err
+    assert [cell["finished"] for cell in json.loads(out)["cells"]] == [1, 1]
     for run in runs:
         record = json.loads((run / "record.json").read_text())
         assert record["status"] == "done"
@@ -196,54 +201,56 @@ def test_a_table_is_measured_part_by_part_and_nothing_is_lost_or_repeated(assay,
     monkeypatch.chdir(tmp_path)
     kept = tmp_path / "experiments/p/t.json"
 
+    def reproduce(*words):
+        code, out, err = assay("reproduce", "p/t", *words)
+        assert code == 0, err
+        return out, err
+
     def measured():
         return {(*cell["labels"], cell["seed"]): cell for cell in json.loads(kept.read_text())["cells"]}
 
-    code, out, err = assay("reproduce", "p/t", "--only", "model=LeNet, ε 3", "--seeds", 1, "--workers", 2)
-    assert code == 0, err
-    assert "2 runs, 0 done" in err
-    first = measured()
-    assert set(first) == {("LeNet, ε 3", "DP-SGD", 0), ("LeNet, ε 3", "LS", 0)}
+    out, err = reproduce("--only", "model=LeNet, ε 3", "--only", "method=DP-SGD", "--seeds", 1)
+    assert "1 runs, 0 done" in err
+    assert set(first := measured()) == {("LeNet, ε 3", "DP-SGD", 0)}
     assert "| LeNet, ε 2 | LS | – | – | – | 0 |" in out, "what is not measured is there and says so"
-    assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --seeds 1`." in out
+    assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --only method=DP-SGD --seeds 1`." in out
     assert Study.open(tmp_path / "runs/p/t").grid.seeds == [0, 1], "the study is that of the whole table"
     before = files(tmp_path / "runs")
-    part = ("reproduce", "p/t", "--only", "method=DP-SGD", "--only", "model=LeNet, ε 3", "--only", "model=LeNet, ε 2")
-    code, out, err = assay(*part, "--seeds", 1, "--workers", 2)
-    assert code == 0, err
+    out, err = reproduce("--only", "method=DP-SGD", "--seeds", 1)
     assert "2 runs, 1 done" in err
     assert files(tmp_path / "runs").items() >= before.items()
-    assert "Commands: `assay reproduce p/t --only 'model=LeNet, ε 2' --only method=DP-SGD --seeds 1`, `assay" in out
     shutil.rmtree(tmp_path / "runs")  # a fresh clone
     data = json.loads(kept.read_text())
     data["cells"][0]["seconds"] = 1e6
     data["cells"] += [data["cells"][0] | {"labels": ["gone", "LS"]}]
     data["cells"] += [data["cells"][0] | {"seed": 1, "settings": {"epochs": 99}}]
     kept.write_text(json.dumps(data | {"date": "2001-01-01"}))
-    code, _, err = assay("reproduce", "p/t", "--only", "model=LeNet, ε 2", "--seeds", 1, "--workers", 2)
-    assert code == 0, err
+    out, err = reproduce("--only", "model=LeNet, ε 2", "--seeds", 1, "--workers", 2)
+    assert "Commands: `assay reproduce p/t --only 'model=LeNet, ε 2' --seeds 1`, `assay" in out
     assert {**measured(), **first} == measured(), "what only the results had is still there"
-    assert len(measured()) == 4, "but neither a label that is gone nor a run with other settings"
+    assert len(measured()) == 3, "but neither a label that is gone nor a run with other settings"
     assert measured()["LeNet, ε 2", "DP-SGD", 0]["seconds"] < 1e6, "and what was measured now takes its place"
-    assert json.loads(kept.read_text())["date"] > "2001-01-01"
+    data = json.loads(kept.read_text())
+    assert data["date"] > "2001-01-01"
+    ls = next(cell for cell in data["cells"] if cell["labels"] == ["LeNet, ε 2", "LS"])
+    data["cells"] += [cell | {"seed": 1} for cell in data["cells"]]
+    data["cells"] += [ls | {"labels": ["LeNet, ε 3", "LS"], "settings": ls["settings"] | {"epsilon": 3.0}}]
+    kept.write_text(json.dumps(data))
     shutil.rmtree(tmp_path / "runs")  # another machine
     there = measured()
-    code, out, err = assay("reproduce", "p/t", "--missing", "--workers", 2)
-    assert code == 0, err
-    assert "8 runs, 4 done" in err
-    assert len(list((tmp_path / "runs").rglob("record.json"))) == 4, "what the results have is not repeated"
+    out, err = reproduce("--missing")
+    assert "8 runs, 7 done" in err
+    assert len(list((tmp_path / "runs").rglob("record.json"))) == 1, "what the results have is not repeated"
     assert {**measured(), **there} == measured()
     text = (tmp_path / "experiments/p/t.md").read_text()
     assert "Command: `assay reproduce p/t`." in text
     assert text.count("| 2 |\n") == 4
-    code, out, err = assay("reproduce", "p/t", "--print", "--only", "model=LeNet, ε 3", "--seeds", 1)
-    assert code == 0, err
-    assert out.count("| LeNet, ε 3 |") == 2
-    assert out.count("| 1 |\n") == 2
+    out, err = reproduce("--print", "--only", "model=LeNet, ε 3", "--seeds", 1)
+    assert (out.count("| LeNet, ε 3 |"), out.count("| 1 |\n")) == (2, 2)
     assert "| LeNet, ε 2 |" not in out
     assert "Command: `assay reproduce p/t --only 'model=LeNet, ε 3' --seeds 1`." in out
-    assert assay("reproduce", "p/t", "--only", "method=LS", "--only", "model=LeNet, ε 3", "--workers", 2)[0] == 0
-    assert len(list((tmp_path / "runs").rglob("record.json"))) == 5, "without --missing all that is asked is run here"
+    reproduce("--only", "method=DP-SGD", "--only", "model=LeNet, ε 3", "--seeds", 1)
+    assert len(list((tmp_path / "runs").rglob("record.json"))) == 2, "without --missing all that is asked is run here"
 
 
 @pytest.mark.parametrize(
