@@ -53,7 +53,14 @@ def test_every_block_runs_and_prints_what_is_shown(tmp_path, monkeypatch):
         ),
         (
             "Discretised gradients, micro-batches of 4",
-            {"noise_multiplier": 1.0, "batch_size": 256, "steps": 8000, "method": DISCRETE, "micro_batch": 4},
+            {
+                "records": 50_000,
+                "noise_multiplier": 1.0,
+                "batch_size": 512,
+                "steps": 10_000,
+                "method": DISCRETE,
+                "micro_batch": 4,
+            },
             {},
         ),
         (

@@ -1,7 +1,9 @@
 """What the papers claim and what is true, for the figures they give."""
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -89,6 +91,9 @@ def test_sound_noise_is_relative_to_all_layers_together_and_gredp_would_claim_le
 def test_every_reading_of_gredp_has_its_epsilon():
     found = readings(records=60000, batch_size=500, steps=3600, layers=5, delta=1e-5, sigma=2.172)
     assert list(found.values()) == pytest.approx([1.43, 3.04, 7.18, 0.100, math.inf], rel=5e-3)
+    page = (Path(__file__).parents[2] / "experiments/gredp/README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^\|.*\| (\d+\.\d+|∞) \|$", page[page.index("| reading | verified ε |") :], re.MULTILINE)[:5]
+    assert [math.inf if cell == "∞" else float(cell) for cell in shown] == pytest.approx(list(found.values()), rel=5e-3)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from assay.studies import results, tables
 ROOT = Path(__file__).parents[2]
 TOML = """
 title = "A <b>table</b>"
-note = "A note."
+note = "A note about `code`."
 seeds = [0, 1]
 [train]
 data = "digits"
@@ -70,6 +70,7 @@ def test_ours_stand_beside_theirs_with_claimed_and_verified(folder):
     page = papers.render(folder(cells=cells))
     assert "A &lt;b&gt;table&lt;/b&gt;" in page
     assert "<b>table" not in page, "text from files is never markup"
+    assert "A note about <code>code</code>." in page
     assert "75.00 ± 7.07" in page
     assert "77.5" in page
     assert "∞" in page
@@ -88,6 +89,8 @@ def test_curves_are_means_at_the_epochs_that_all_seeds_have(folder):
     assert "1.0, ours: 65.00 % after 1" in page
     assert "1.0, ours: 75.00 % after 2" in page
     assert "after 3" not in page
+    assert "epsilon 1.0. Hollow marks are the paper&#x27;s, at the end of its run." in page
+    assert "1.0, ours: 77.5 % in the paper" in page
 
 
 def test_losses_are_drawn_where_the_figure_asks_for_them(folder):

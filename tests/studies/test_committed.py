@@ -56,6 +56,12 @@ def test_every_run_has_the_labels_and_settings_that_its_table_has_today(table):
     assert len(results.known(table)) == len(results.read(table).runs)
 
 
+@pytest.mark.parametrize("table", [t for t in committed() if not t.name.startswith("utility/")], ids=lambda t: t.name)
+def test_the_markdown_of_a_paper_s_table_is_that_of_its_results(table):
+    shown = table.stem.with_name(f"{table.stem.name}.md").read_text(encoding="utf-8")
+    assert shown == results.render(table, results.read(table)), f"run: assay reproduce {table.name} --missing"
+
+
 @pytest.mark.parametrize("table", central(), ids=lambda table: table.name)
 def test_a_cell_for_each_method_of_a_table_has_the_epsilon_that_the_code_gives_today(table):
     found = {run.labels[-1]: run for run in results.read(table).runs}

@@ -74,8 +74,8 @@ class AFRRS(Method):
         "sound: scaled inputs, DP-SGD"
     )
     soundness: str = (
-        "not sound: relevance comes from a network trained without noise, and gradients below the last layer show the "
-        "labels bare (ε = ∞); feature noise is local, with ε = |L| ε2/(2|h0|)"
+        "not sound as we read it: relevance comes from a network trained without noise, and gradients below the last "
+        "layer show the labels bare (ε = ∞); feature noise is local, with ε = |L| ε2/(2|h0|)"
     )
     explain: str | None = None
     gamma: float = 0.05

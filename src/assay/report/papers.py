@@ -65,9 +65,13 @@ def _prices(where: Path) -> Mapping[str, str]:
         return {}
     try:
         left = json.loads(path.read_text(encoding="utf-8"))["left"]
-        return {name: f"{of['runs']} runs, {of['hours']:.2g} CPU-hours" for name, of in left.items()}
+        return {name: f"{of['runs']} runs, {_hours(of['hours'])} CPU-hours" for name, of in left.items()}
     except (ValueError, KeyError, TypeError) as error:
         raise AssayError(f"{path} is damaged: {error!r}") from error
+
+
+def _hours(value: float) -> str:
+    return f"{value:.2g}" if value < 100 else f"{value:.0f}"
 
 
 def _measured(where: Path, names: Sequence[str]) -> Iterator[Measured]:
@@ -103,7 +107,7 @@ def _overview(found: dict[str, list[Measured]], missing: Sequence[str]) -> Html:
         ("of these reduced", True),
         ("settings", True),
         ("runs", True),
-        ("settings that spend more than they claim", True),
+        ("settings that spend more than they claim, as we read them", True),
     ]
     words = tag(
         "p",
@@ -112,7 +116,8 @@ def _overview(found: dict[str, list[Measured]], missing: Sequence[str]) -> Html:
         tag("b", "verified"),
         " what follows from the noise, clipping and sampling really done (an upper bound), ",
         tag("b", "audited"),
-        " what an attack could show (a lower bound). The papers report at the claimed ε.",
+        " what an attack could show (a lower bound). The papers report at the claimed ε. All of this rests on how we "
+        "read a paper: the README in its folder has the other readings, and what an author could reply.",
         class_="hint",
     )
     left = tag("p", "Not measured: ", ", ".join(missing), ".", class_="hint") if missing else None
@@ -137,7 +142,11 @@ def _table(where: Path, asked: Table, found: Results, left: Mapping[str, str]) -
     seeds = sorted({run.seed for run in found.runs})
     reduced = tag("p", badge(Tone.NOTE, "reduced"), " ", "; ".join(found.reduced), ".") if found.reduced else None
     spent = (
-        tag("p", badge(Tone.BAD, "claims do not hold"), f" {len(broken)} of {done} measured settings spend more.")
+        tag(
+            "p",
+            badge(Tone.BAD, "more than is claimed"),
+            f" As read here, {len(broken)} of {done} measured settings spend more.",
+        )
         if broken
         else None
     )
@@ -154,7 +163,7 @@ def _table(where: Path, asked: Table, found: Results, left: Mapping[str, str]) -
         tag("h3", found.title),
         reduced,
         spent,
-        tag("p", asked.note.strip()) if asked.note else None,
+        tag("p", _with_code(asked.note.strip())) if asked.note else None,
         _drawing(asked, cells),
         _rows(asked, found, cells),
         [_picture(where / asked.name, name, caption) for name, caption in asked.pictures.items()],
@@ -162,6 +171,11 @@ def _table(where: Path, asked: Table, found: Results, left: Mapping[str, str]) -
         tag("p", f"Not measured: {left[asked.name]}.", class_="hint") if asked.name in left else None,
         class_="panel",
     )
+
+
+def _with_code(note: str) -> list[str | Html]:
+    """A note, with code between its backticks."""
+    return [tag("code", part) if i % 2 else part for i, part in enumerate(note.split("`"))]
 
 
 def _rows(asked: Table, found: Results, cells: Sequence[Cell]) -> Html:
@@ -196,14 +210,14 @@ def _drawing(asked: Table, cells: Sequence[Cell]) -> Html | None:
     scored = "validation" if asked.grid.shared.get("validation") else "test"
     for (labels, members), drawn in itertools.product(panels.items(), how.y):
         lines = _lines(asked, how, members, styles, drawn)
-        name = ", ".join(labels)
+        name = ", ".join(f"{axes[i]} {label}" for i, label in zip(rest, labels, strict=True))
         y = accuracy_axis(scored) if drawn == "accuracy" else Axis(label=drawn.replace("test", scored), log=True)
         x = Axis(label=how.x.removesuffix("s"), from_zero=True) if how.over_time else Axis(label=how.x, log=how.log)
         caption = [f"{name}."] if name else []
         if not how.over_time:
             caption.append("Bars are ± one standard deviation over seeds.")
         if any(line.hollow for line in lines):
-            caption.append("Hollow marks are the paper's.")
+            caption.append(f"Hollow marks are the paper's{', at the end of its run' if how.over_time else ''}.")
         chart = plot(f"{drawn.capitalize()} against {how.x}: {name or asked.title}", lines, x, y)
         made.append(figure(chart, " ".join(caption)))
         shown += lines
@@ -217,10 +231,12 @@ def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, i
     for cell in cells:
         label = cell.labels[axes.index(how.series)]
         if how.over_time:
-            ours.setdefault(label, []).extend(_over_epochs(cell, drawn))
-            continue
-        at = cell.labels[axes.index(how.x)]
-        ours.setdefault(label, []).extend(_at_label(cell, at))
+            drawn_here = _over_epochs(cell, drawn)
+            at = drawn_here[-1].x if drawn_here and drawn == "accuracy" else None  # where the run ends
+        else:
+            drawn_here = _at_label(cell, cell.labels[axes.index(how.x)])
+            at = _number(cell.labels[axes.index(how.x)])
+        ours.setdefault(label, []).extend(drawn_here)
         theirs.setdefault(label, []).extend(_reported(cell, at, asked.reported(cell.labels)))
     both = [(label, points, False) for label, points in ours.items()]
     both += [(f"{label}, paper", points, True) for label, points in theirs.items()]
@@ -231,30 +247,34 @@ def _lines(asked: Table, how: Figure, cells: Sequence[Cell], styles: dict[str, i
             method=label,
             points=sorted(points, key=lambda point: point.x),
             hollow=paper,
-            marks=not how.over_time,
+            marks=paper or not how.over_time,
         )
         for label, points, paper in both
         if points
     ]
 
 
-def _reported(cell: Cell, label: str, value: str) -> list[Point]:
-    number, reported = _NUMBER.search(label), number_in(value)
-    if number is None or reported is None or not cell.runs:
+def _number(label: str) -> float | None:
+    found = _NUMBER.search(label)
+    return None if found is None else float(found.group())
+
+
+def _reported(cell: Cell, at: float | None, value: str) -> list[Point]:
+    reported = number_in(value)
+    if at is None or reported is None or not cell.runs:
         return []
-    tip = f"{', '.join(cell.labels)}: {value} % in the paper"
-    return [Point(x=float(number.group()), y=reported / 100, tip=tip)]
+    return [Point(x=at, y=reported / 100, tip=f"{', '.join(cell.labels)}: {value} % in the paper")]
 
 
 def _at_label(cell: Cell, label: str) -> list[Point]:
     values = [run.test_accuracy for run in cell.runs if run.test_accuracy is not None]
-    number = _NUMBER.search(label)
-    if not values or number is None:
+    at = _number(label)
+    if not values or at is None:
         return []
     mean, spread = statistics.mean(values), statistics.stdev(values) if len(values) > 1 else None
     return [
         Point(
-            x=float(number.group()),
+            x=at,
             y=mean,
             low=None if spread is None else mean - spread,
             high=None if spread is None else mean + spread,

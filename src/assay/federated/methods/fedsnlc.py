@@ -1,8 +1,10 @@
 """DP-FedSNLC, the baseline of the DP-FedAGS paper: tensors of the update that lower the local loss most.
 
-The paper (cited in `fedags`) says that it "evaluates the significance of gradients by assessing changes in the loss
-function and applies noise perturbation to the significant gradients". Here the parts of an update are the tensors of
-the model. The score of a part is L(W) - L(W with that part of the update), on the client's records.
+The paper (cited in `fedags`) names Ding, Wang, Liang, Bi and Pan, "Towards Plausible Differentially Private ADMM Based
+Distributed Machine Learning", CIKM 2020, doi:10.1145/3340531.3411860, which we have not read. It says that the method
+"evaluates the significance of gradients by assessing changes in the loss function and applies noise perturbation to the
+significant gradients". Here the parts of an update are the tensors of the model. The score of a part is L(W) - L(W with
+that part of the update), on the client's records.
 
 `published`: parts that score at least the average get N(0, σ²C²), the others are sent as they are; weights n_k/n.
 Claimed ε is Eq. 2 of the DP-FedAGS paper, which compares the two methods at equal ε; its ΔS is `sensitivity`. Verified
@@ -158,7 +160,9 @@ class FedSNLC(FederatedMethod):
 
     name: str = "fedsnlc"
     summary: str = "DP-FedSNLC: parts of the update that lower the local loss most (as described in Zhang et al.)"
-    soundness: str = "not sound: insignificant parts leave without noise, and which ones is read from the data, ε = ∞"
+    soundness: str = (
+        "not sound as we read it: insignificant parts leave without noise, and the data decide which, ε = ∞"
+    )
     sensitivity: float = 1.0
     keep: float = 0.5
     warmup: int = 5
