@@ -27,6 +27,7 @@ epsilon = 2.0
 method = "dpsgd"
 [axis.method.other]
 method = "lssgd"
+variant = "published"
 [figure]
 x = "{x}"
 series = "method"
