@@ -90,7 +90,7 @@ def test_curves_are_means_at_the_epochs_that_all_seeds_have(folder):
     assert "1.0, ours: 65.00 % after 1" in page
     assert "1.0, ours: 75.00 % after 2" in page
     assert "after 3" not in page
-    assert "epsilon 1.0. Hollow marks are the paper&#x27;s, at the end of its run." in page
+    assert "epsilon 1.0. Hollow marks are the paper&#x27;s final numbers." in page
     assert "1.0, ours: 77.5 % in the paper" in page
 
 

@@ -223,7 +223,7 @@ def _drawing(asked: Table, cells: Sequence[Cell]) -> Html | None:
         if not how.over_time:
             caption.append("Bars are ± one standard deviation over seeds.")
         if any(line.hollow for line in lines):
-            caption.append(f"Hollow marks are the paper's{', at the end of its run' if how.over_time else ''}.")
+            caption.append(f"Hollow marks are the paper's{' final numbers' if how.over_time else ''}.")
         chart = plot(f"{drawn.capitalize()} against {how.x}: {name or asked.title}", lines, x, y)
         made.append(figure(chart, " ".join(caption)))
         shown += lines
