@@ -85,9 +85,9 @@ def epsilon(event: DpEvent, delta: float, adjacency: Adjacency) -> float:
     """The verified ε of the event at δ: never below the true one, and usually within 1 % of it (`bound` says which).
 
     Gaussians without sampling are exact (Balle and Wang 2018). Everything else is composed from privacy loss
-    distributions on a grid that is refined until the result settles (`composition.refined`). Where floating point or
-    memory do not allow that (δ below 1e-14 per step, ε far below 1e-4), the result is the least of the bounds by
-    privacy loss, Rényi divergence and plain addition, which is still an upper bound.
+    distributions on a grid that is refined until the result settles (`composition.refined`). Floating point or memory
+    do not always allow that (δ below 1e-14 per step, ε far below 1e-4). The result is then the least of three upper
+    bounds: by privacy loss, by Rényi divergence and by plain addition.
 
     Args:
         event: what is released.

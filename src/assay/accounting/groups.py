@@ -2,12 +2,12 @@
 
 `group_epsilons` states ε for groups of k records. Two ways, both upper bounds:
 
-- *Together.* Where every release is a sum over records plus Gaussian noise, and each record is sampled by its own coin,
-  the number of k records in a batch is that of heads among k coins. The sum moves by at most that many times the bound:
-  a mixture of Gaussians (`assay.accounting.accountants.mixture` has the proof). Without sampling it moves by k times
-  the bound, so the noise multiplier is that of one record divided by k.
-- *One by one.* What is (ε, δ)-private for one record is (kε, δ Σ_{i<k} e^{iε})-private for k of them, whatever it is
-  (Vadhan, "The complexity of differential privacy", 2017, lemma 2.2). Much looser.
+- *Together.* This holds where every release is a sum over records plus Gaussian noise, and each record is sampled by
+  its own coin. A batch then has as many of k records as k coins show heads. The sum moves by at most that many times
+  the bound: a mixture of Gaussians (`assay.accounting.accountants.mixture` has the proof). Without sampling it moves by
+  k times the bound, so the noise multiplier is that of one record divided by k.
+- *One by one.* Whatever is (ε, δ)-private for one record is (kε, δ Σ_{i<k} e^{iε})-private for k of them (Vadhan, "The
+  complexity of differential privacy", 2017, lemma 2.2). This is much looser.
 """
 
 from __future__ import annotations

@@ -170,9 +170,9 @@ class Banded(NoiseSchedule):
 class Toeplitz(Banded):
     """As `banded`, with coefficients optimised for the length of the run (`assay.accounting.toeplitz`).
 
-    They minimise the mean variance of the noise in what the optimizer sums up, over the steps of the run, among all
-    banded strategies that are the same in every step. They are scaled to unit norm as the square root is, so the cost
-    is the same: it does not depend on `length`.
+    Among all banded strategies that are the same in every step, they have the least noise in what the optimizer sums
+    up: the least mean variance over the steps of the run. They are scaled to unit norm as the square root is, so the
+    cost is the same: it does not depend on `length`.
 
     Attributes:
         length: The steps of the run, or None for those of the plan. Another number costs accuracy, not privacy.

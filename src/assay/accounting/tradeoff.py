@@ -27,8 +27,8 @@ the one that the run's curve allows, over all prior probabilities. With odds e^�
 is the Δ of Kaissis et al., "Beyond the Calibration Point", 2024, arXiv:2406.08918, and the regret of Gomez et al.,
 "(ε, δ) Considered Harmful: Best Practices for Reporting Differential Privacy Guarantees", 2025, arXiv:2503.10945.
 
-**Without losses.** Where only Rényi divergences are known, or a grid would be too large, each known point (ε, δ) bounds
-the true positives by e^ε α + δ and by 1 - e^-ε (1 - δ - α). The least of these counts, and there is no μ.
+**Without losses.** Sometimes only Rényi divergences are known, or a grid would be too large. Each known point (ε, δ)
+then bounds the true positives by e^ε α + δ and by 1 - e^-ε (1 - δ - α). The least of these counts, and there is no μ.
 """
 
 from __future__ import annotations

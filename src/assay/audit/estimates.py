@@ -56,7 +56,7 @@ def estimate(
         excluded: A score for each excluded canary.
         delta: δ.
         assume: `"nothing"` takes the largest ratio of true and false alarms (or of silences) over all thresholds with
-            50 errors or more, so it never says more than about ln(m/50) for m canaries of a side. `"gaussian"` takes
+            50 errors or more. So it never says more than about ln(m/50) for m canaries of a side. `"gaussian"` takes
             the μ of Gaussian differential privacy whose area under the curve of true and false alarms is that of the
             scores.
         confidence: What the interval is made for.

@@ -6,10 +6,10 @@ A. *Persons are sampled.* The sampler draws persons. A drawn person brings all r
    are averaged, and the gradient of that mean is clipped to C as one.
 
    Proof. A person is to the sampler what a record is otherwise: one coin, or one place in a batch. Somebody who was not
-   drawn adds nothing to a step's sum, somebody who was drawn adds one vector of norm at most C, whatever the number of
-   their rows. What others add does not depend on them: the engine shows that rows do not mix, which rows are kept of a
-   person follows from that person alone, and a batch is divided by a constant. So one person moves the sum by at most
-   C, and the steps cost what they cost for records, with persons in the place of records. ∎
+   drawn adds nothing to a step's sum. Somebody who was drawn adds one vector of norm at most C, whatever the number of
+   their rows. What others add does not depend on them. For the engine shows that rows do not mix, which rows of a
+   person are kept follows from that person alone, and a batch is divided by a constant. So one person moves the sum by
+   at most C, and the steps cost what they cost for records, with persons in the place of records. ∎
 
 B. *Rows are sampled*, each by its own coin, and each clipped to C. A person with at most k rows moves the sum
    by as many times C as there are heads among their coins: a mixture of Gaussians with the masses of Binomial(k, q),

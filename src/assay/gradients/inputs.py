@@ -6,9 +6,9 @@ records leave the others' entries without gradient. Later batches keep it.
 
 Some calls of a layer have rows of records, and some a constant that all records share (positions, a table's rows). A
 call has rows if its input can have a layout with records. The first batch that can tell decides for each call of each
-layer, because in a later batch a constant may happen to have as many rows as there are records. The proof checks the
-decision there: a wrong one shows as records that mix. What is made without any input of the model (`torch.arange`,
-buffers) is never taken for several rows of each record.
+layer: in a later one, a constant may happen to have as many rows as there are records. The proof checks the decision
+there: a wrong one shows as records that mix. What is made without any input of the model (`torch.arange`, buffers) is
+never taken for several rows of each record.
 """
 
 from __future__ import annotations

@@ -334,8 +334,8 @@ def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None
     """Hold a budget against itself and against the runs that can be found.
 
     Its chain of digests and its signatures are checked when it is read. Here every cost is computed again from its
-    event, the ceiling is checked entry by entry, each run's ledger is compared with its last entry, and each record
-    that names the budget must name an entry that is there: this shows entries that were cut off at the end.
+    event, and the ceiling is checked entry by entry. Each run's ledger is compared with its last entry. A record that
+    names the budget must name an entry that is there: this shows entries that were cut off at the end.
 
     Args:
         budget: The budget.

@@ -1,7 +1,8 @@
 """What a run's JSON files hold: how they are read, their shapes, and a check whose errors name the file and the field.
 
-A shape is a type, a tuple of types (with None where a value may be missing), a list of one shape, or a mapping of field
-names to shapes. A field whose name ends with "?" may be left out. Fields that a shape does not name are ignored.
+A shape is a type, a tuple of types, a list of one shape, or a mapping of field names to shapes. `NoneType` among the
+types says that a value may be missing. A field whose name ends with "?" may be left out. Fields that a shape does not
+name are ignored.
 """
 
 from __future__ import annotations

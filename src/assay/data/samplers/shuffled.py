@@ -27,7 +27,7 @@ class Shuffled(Sampler):
     makes it private beyond one release per epoch where a record is added or removed (`assay.accounting.allocation`). An
     epoch that was begun is charged whole. Where a record is replaced, no amplification is claimed.
 
-    Nor is it for k records together. If n_1, …, n_b of them are in the epoch's batches, Σ n_i = k, they move the
+    Nor is it for k records together. Let n_1, …, n_b of them be in the epoch's batches, Σ n_i = k. They move the
     epoch's sums by at most √(Σ n_i²) ≤ k times the bound: one release per epoch with the noise multiplier divided by k.
 
     A stock DataLoader with `shuffle=True` does something else, a permutation cut into batches of one size:

@@ -2,15 +2,15 @@
 
 1. Separation: the summed losses of a random half of the records have gradient zero with respect to the other records'
    activations. With respect to their own they have the same gradient as the sum of all losses. This fails for layers
-   and losses that mix records (batch statistics, attention across the batch, a ranking, a hook that scales gradients by
-   the batch), and for models whose first dimension is not the record.
+   and losses that mix records: batch statistics, attention across the batch, a ranking, a hook that scales gradients by
+   the batch. It fails for models whose first dimension is not the record, too.
 2. Isolation (`assay.gradients.proof.isolation`): the outputs of a random half of the records do not change when the
-   others are replaced, or when there are more or fewer. This fails if records are mixed where autograd does not see it
-   (before the first trainable layer, in detached batch statistics), and if the forward pass stores what it has seen.
+   others are replaced, or when there are more or fewer. This fails if records are mixed where autograd does not see it:
+   before the first trainable layer, or in detached batch statistics. It fails if the forward pass stores what it saw.
 3. Stillness: neither pass writes into a parameter, the backward pass writes into no buffer, and after it the model
    computes what it did before.
-4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss, and with a secret weight
-   for each record to that of the weighted loss, so that each belongs to its record. Stand-ins replace the parameters
+4. Completeness: the per-record gradients add up to autograd's own gradient of the summed loss. With a secret weight for
+   each record they add up to that of the weighted loss, so each belongs to its record. Stand-ins replace the parameters
    here, so nothing reaches a parameter's own `.grad` or a hook on it. A parameter that the losses do reach is used
    outside the module that owns it.
 5. Enclosure: the loss reaches nothing trainable outside the model, whose gradient would be released without noise.
