@@ -40,6 +40,8 @@ class Task:
     batch: int
     classes: int = 10
     channels_last: bool = False
+    layers: int = 4
+    """Of a transformer."""
 
     @property
     def label(self) -> str:
@@ -56,7 +58,7 @@ class Task:
         """The model, the same weights every time."""
         torch.manual_seed(0)
         if self.model == "transformer":
-            return Transformer(self.shape[1], self.classes)
+            return Transformer(self.shape[1], self.classes, layers=self.layers)
         if self.model == "lstm":
             return Recurrent(self.shape[1], 256, self.classes)
         if self.model == "lora":

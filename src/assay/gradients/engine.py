@@ -31,6 +31,7 @@ from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients import products
 from assay.gradients.arithmetic import full
 from assay.gradients.inputs import Layout
+from assay.gradients.pooling import max_pool
 from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof import graph as graphs
 from assay.gradients.proof.calls import Coins
@@ -142,7 +143,12 @@ class Engine:
             self._forwards.replace(recurring.module, functools.partial(self._run_recurrent, recurring))
         for expanded in units.expanded:
             self._forwards.replace(expanded.module, functools.partial(self._run_expanded, expanded))
-        if not compat.compiled(self.model) and not self._forwards.has(self.model):
+        if compat.compiled(self.model):
+            return
+        for module in self.model.modules():
+            if type(module) is nn.MaxPool2d and "forward" not in vars(module):
+                self._forwards.replace(module, functools.partial(max_pool, module))
+        if not self._forwards.has(self.model):
             self._forwards.replace(self.model, self._run_whole)
 
     def _run_whole(self, *args: Any, **kwargs: Any) -> Any:
@@ -259,7 +265,7 @@ class Engine:
                 "losses", f"{len(losses)} values", f"one for each of the {views.rows} rows of the persons"
             )
         self._check_attached()
-        if len(losses) == 0:
+        if losses.shape[0] == 0:
             self.forget()
             return self.empty()
         found: Found = []

@@ -41,7 +41,7 @@ def _times(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     What the operator returns is a view of a tensor that autograd does not know. The engine records on the base of a
     view, and the gradient would end there; so the result is made one that is no view.
     """
-    out: Tensor = _operator()(a.reshape(-1, a.shape[-1]), b, bias, "none", [], "")
+    out: Tensor = _operator()(a if a.dim() == 2 else a.reshape(-1, a.shape[-1]), b, bias, "none", [], "")
     whole: Tensor = torch.ops.aten._unsafe_view.default(out, (*a.shape[:-1], b.shape[0]))
     assert not whole._is_view()
     return whole
@@ -72,9 +72,11 @@ def _is_faster(rows: int, inner: int, columns: int) -> bool:
 
 def _suits(*factors: Tensor) -> bool:
     """Whether oneDNN computes in float32 what torch would compute in float32."""
+    for t in factors:
+        if type(t) not in _PLAIN or t.dtype is not torch.float32 or not t.is_cpu:
+            return False
     return bool(
-        all(type(t) in _PLAIN and t.dtype is torch.float32 and t.is_cpu for t in factors)
-        and _operator() is not None
+        _operator() is not None
         and torch.backends.mkldnn.enabled
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cpu")
@@ -137,7 +139,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def summed(g: Tensor, x: Tensor) -> Tensor:
     """gᵀ x for [rows, out] and [rows, in]; by torch if that is no slower."""
     out, inp = g.shape[1], x.shape[1]
-    if not _suits(g, x) or not _chooses(out, len(x), inp):
+    if not _suits(g, x) or not _chooses(out, x.shape[0], inp):
         return torch.mm(g.t(), x)
     if out <= inp:
         return _times(g.t(), x.t())

@@ -16,13 +16,13 @@ import hashlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn, Protocol, runtime_checkable
 
 from assay._util.lazy import torch
 from assay._util.process import Unique, here
 from assay.errors import ConfigError
-from assay.randomness.normal import add_drawn, add_vector, drawn_together
+from assay.randomness.normal import add_drawn, drawn_together
 from assay.randomness.rounded import Words
 
 if TYPE_CHECKING:
@@ -268,7 +268,20 @@ class _Block:
     series: int
     stream: Stream
     first: int
-    rows: tuple[Tensor, ...]
+    drawn: Tensor | None = None
+    rows: tuple[Tensor, ...] = ()
+    cut: dict[tuple[torch.Size, ...], list[tuple[Tensor, ...]]] = field(default_factory=dict)
+    """The rows as tensors of several shapes. Cutting all of a block at once costs as much as cutting a row."""
+
+    def pieces(self, place: int, shapes: tuple[torch.Size, ...]) -> tuple[Tensor, ...]:
+        """A row as tensors of these shapes, one after the other."""
+        found = self.cut.get(shapes)
+        if found is None:
+            assert self.drawn is not None
+            parts = self.drawn.split_with_sizes(list(map(math.prod, shapes)), 1)
+            rows = [part.view(-1, *shape).unbind(0) for part, shape in zip(parts, shapes, strict=True)]
+            found = self.cut[shapes] = list(zip(*rows, strict=True))
+        return found[place - self.first]
 
 
 class Blocks(Unique):
@@ -301,6 +314,20 @@ class Blocks(Unique):
         size = math.prod(shape)
         if _exceeds_block(size):
             return self.stream_of_call(step, call).normal(shape, dtype=dtype, device=device)
+        place, kept = self._block(step, call, size, dtype, device)
+        numbers = kept.rows[place - kept.first]
+        return numbers if len(shape) == 1 else numbers.view(tuple(shape))
+
+    def pieces(self, step: int, call: int, like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The normal numbers of one call of a step, in the shapes of these tensors. They must fit into a block."""
+        size = sum([v.numel() for v in like])
+        place, kept = self._block(step, call, size, like[0].dtype, like[0].device)
+        return kept.pieces(place, tuple([v.shape for v in like]))
+
+    def _block(
+        self, step: int, call: int, size: int, dtype: torch.dtype, device: torch.device | str
+    ) -> tuple[int, _Block]:
+        """The place of a step in its series, and the block that holds it."""
         self.check_process()
         series, place = divmod(step, _SERIES)
         kind = (call, size, dtype, device)
@@ -308,15 +335,14 @@ class Blocks(Unique):
         kept = self._kept.pop(kind, None)
         if kept is None or kept.series != series or kept.first > place:
             name = f"{self._purpose}, call {call}, {size} numbers, {dtype}, {device}"
-            kept = _Block(series, self._randomness.stream(name, series), 0, ())
+            kept = _Block(series, self._randomness.stream(name, series), 0)
         while place >= kept.first + len(kept.rows):
             # a power of two, so that blocks fill a series
             rows = min(_SERIES, 1 << (_BLOCK_NUMBERS // max(1, size)).bit_length() - 1)
-            drawn = kept.stream.normal((rows, size), dtype=dtype, device=device).unbind(0)
-            kept = _Block(series, kept.stream, kept.first + len(kept.rows), drawn)
+            drawn = kept.stream.normal((rows, size), dtype=dtype, device=device)
+            kept = _Block(series, kept.stream, kept.first + len(kept.rows), drawn, drawn.unbind(0))
         self._kept[kind] = kept
-        numbers = kept.rows[place - kept.first]
-        return numbers if len(shape) == 1 else numbers.view(tuple(shape))
+        return place, kept
 
 
 def _exceeds_block(size: int) -> bool:
@@ -341,7 +367,7 @@ class _Step:
             if _exceeds_block(size):
                 add_normal(group, std, self._blocks.stream_of_call(self._step, self._next_call()))
             else:
-                add_vector(group, std, self.normal((size,), dtype=group[0].dtype, device=group[0].device))
+                torch._foreach_add_(list(group), self._blocks.pieces(self._step, self._next_call(), group), alpha=std)
 
     def _next_call(self) -> int:
         call, self._calls = self._calls, self._calls + 1

@@ -85,7 +85,7 @@ class BatchPart:
     def __len__(self) -> int:
         if self.persons is not None:
             return self.fill + self.persons.rows
-        return self.fill + (0 if self.index is None else len(self.index))
+        return self.fill + (0 if self.index is None else self.index.shape[0])
 
 
 class Batch:

@@ -320,11 +320,14 @@ def _survives(program: str) -> bool:
     return done.returncode >= 0
 
 
+_AS_IT_IS = contextlib.nullcontext()
+
+
 def without_autocast(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """Full precision for norms and sums: rounded to half precision they would not keep the clipping bound."""
     if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(device_type):  # the first question is quick
         return torch.autocast(device_type, enabled=False)
-    return contextlib.nullcontext()
+    return _AS_IT_IS
 
 
 def size_of_parts(batch_size: float) -> int:

@@ -481,13 +481,19 @@ class PrivateStep(Unique):
             AssayError: The step is closed or unusable, or somebody seeded torch's generators.
         """
         self._loops.pause()
-        with self._in_one_thread(), quiet(), without_autocast(losses.device.type):
-            try:
-                self._check_call(losses)
-            except BaseException:
-                self._loops.resume()  # the loop may compute other losses
-                raise
-            complete = self._advance(losses)
+        # a second thread could add a part of a batch twice, or use the noise of one step for two
+        if not self._busy.acquire(blocking=False):
+            raise AssayError("another thread is in backward() of this PrivateStep: let one thread train")
+        try:
+            with quiet(), without_autocast(losses.device.type):
+                try:
+                    self._check_call(losses)
+                except BaseException:
+                    self._loops.resume()  # the loop may compute other losses
+                    raise
+                complete = self._advance(losses)
+        finally:
+            self._busy.release()
         self._loops.go_on()
         return complete
 
@@ -507,16 +513,6 @@ class PrivateStep(Unique):
         device = next(iter(self.engine.parameters.values())).device
         with without_autocast(device.type):
             return self._advance(None)
-
-    @contextlib.contextmanager
-    def _in_one_thread(self) -> Iterator[None]:
-        """Refuse a second thread: it could add a part of a batch twice, or use the noise of one step for two."""
-        if not self._busy.acquire(blocking=False):
-            raise AssayError("another thread is in backward() of this PrivateStep: let one thread train")
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     def _advance(self, losses: Tensor | None) -> bool:
         """Count one part of the batch; release after the last."""

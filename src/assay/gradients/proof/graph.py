@@ -6,6 +6,7 @@ trained outside the model, and the losses of some records nothing that the model
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,12 +21,18 @@ from assay.gradients.proof.losses import LOSS_MIXES
 from assay.gradients.proof.rows import Where
 
 
+@functools.lru_cache(maxsize=256)
+def _ones(records: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A one for each record, all in one place."""
+    return constant(1.0, dtype, device).expand(records)
+
+
 def run_backward(losses: Tensor) -> None:
     """Run one backward pass of Σ losses.
 
     It calls autograd's engine directly: the checks of `torch.autograd.backward` cost as much as a small layer.
     """
-    ones = constant(1.0, losses.dtype, losses.device).expand(losses.shape[0])
+    ones = _ones(losses.shape[0], losses.dtype, losses.device)
     torch.autograd.Variable._execution_engine.run_backward(
         (losses,), (ones,), False, False, (), allow_unreachable=True, accumulate_grad=True
     )
@@ -112,7 +119,7 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
     Raises:
         UnsupportedModelError: The losses reach a parameter from outside its module, or one that is not the model's.
     """
-    known = {id(t) for t in own}
+    known, records = set(map(id, own)), losses.shape[0]
     seen: set[Any] = set()
     leaves: dict[int, Tensor] = {}
     outside: list[Tensor] = []
@@ -128,13 +135,13 @@ def enclosed(losses: Tensor, own: Iterable[Tensor], parameters: Mapping[int, str
             leaf = node.variable
             leaves[id(leaf)] = leaf
             if id(leaf) not in known:
-                outside.append(_leaf(leaf, len(losses), parameters))
+                outside.append(_leaf(leaf, records, parameters))
             continue
         # torch normalises a single record (or a kernel) as a batch of one row
         if kind in _NORMALISING and node._saved_training and node._saved_input.shape[0] > 1:
             normalises = True
         for parent, _ in node.next_functions:
-            if parent is not None:
+            if parent is not None and parent not in seen:
                 todo.append(parent)
     return Graph(seen, leaves, outside, normalises)
 
@@ -144,7 +151,7 @@ def _leaf(leaf: Tensor, records: int, parameters: Mapping[int, str]) -> Tensor:
     if id(leaf) in parameters:
         raise UnsupportedModelError(used_outside(parameters[id(leaf)]))
     rows = leaf.shape[0] if leaf.dim() else 0
-    if isinstance(leaf, nn.Parameter) or rows != records:
+    if rows != records or (type(leaf) is not Tensor and isinstance(leaf, nn.Parameter)):
         raise UnsupportedModelError(
             f"the loss also reaches a trainable parameter of shape {tuple(leaf.shape)} that is not part of the "
             "private model; its gradient would carry the records without noise. Give the whole model, or "

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.utils.weak import TensorWeakRef
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.proof import calls, isolation
@@ -94,8 +94,8 @@ class Inspector:
         self._written: set[str] = set()
         self._moved: set[str] = set()  # what was changed between steps; each leads to one more proof
         self._batches, self._turn = 0, -1
-        self._handed = WeakTensorKeyDictionary()  # by the number of the part that it was handed out with
-        self._parts = 0
+        self._handed: list[TensorWeakRef] = []
+        self._handed_before: list[TensorWeakRef] = []
         self._hooks = self._hooked()
 
     def _gap(self) -> int:
@@ -123,17 +123,19 @@ class Inspector:
 
     def hand_out(self, batch: Any) -> None:
         """Say what the next losses are to be made of."""
-        self._parts += 1
-        for t in calls.tensors(batch):
-            self._handed[t] = self._parts
+        now = calls.tensors(batch)
+        again = set(map(id, now))
+        before = [(ref, t) for ref in (*self._handed_before, *self._handed) if (t := ref()) is not None]
+        self._handed_before = [ref for ref, t in before if id(t) not in again]
+        self._handed = [TensorWeakRef(t) for t in now]
 
     def _check_current(self, used: list[_Made]) -> None:
         """Refuse calls with what was handed out before, which somebody has kept, and not with this part."""
-        earlier = [t for t, part in self._handed.items() if part < self._parts]
+        earlier = [t for ref in self._handed_before if (t := ref()) is not None]
         if not earlier:  # as in most loops, on every batch
             return
         before = set(map(_memory, earlier)) - {None}
-        before -= {_memory(t) for t, part in self._handed.items() if part == self._parts}
+        before -= {_memory(t) for ref in self._handed if (t := ref()) is not None}
         if before and any(_memory(t) in before for call in used for t in calls.tensors((call.args, call.kwargs))):
             raise UnsupportedModelError(_STALE)
 
@@ -177,7 +179,7 @@ class Inspector:
         """
         used = [call for call in self._calls if any(map(graph.holds, call.outputs))]
         self._check_current(used)
-        look = Look(len(losses), used, self._written | self._watch_written("forward"), self.proof)
+        look = Look(losses.shape[0], used, self._written | self._watch_written("forward"), self.proof)
         if graph.normalises:
             look.written.add("statistics of the batch")
         if look.proof is not None:

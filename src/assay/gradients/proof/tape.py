@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,20 +39,23 @@ _WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics
 
 
 class _Quiet(threading.local):
+    """A context by itself: one that a generator makes takes longer, and every step enters it."""
+
     depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_error: object) -> None:
+        self.depth -= 1
 
 
 _quiet = _Quiet()
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
+def quiet() -> AbstractContextManager[None]:
     """A context that no tape of this thread hears: what a private step does itself is not the loop's."""
-    _quiet.depth += 1
-    try:
-        yield
-    finally:
-        _quiet.depth -= 1
+    return _quiet
 
 
 @dataclass(slots=True)
