@@ -80,6 +80,23 @@ def test_rnn_with_relu() -> None:
     agree(Sequences(nn.RNN(3, 4, nonlinearity="relu")), torch.randn(4, 5, 3), batched=False)
 
 
+class Overwritten(nn.Module):
+    """Writes into the outputs of its recurrent layer."""
+
+    def __init__(self, cell: nn.RNNBase) -> None:
+        super().__init__()
+        self.first, self.cell = nn.Linear(3, 3), cell
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, _ = self.cell(self.first(x))
+        return out.mul_(2).relu_().flatten(1)
+
+
+@pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
+def test_outputs_that_the_model_overwrites(kind: str) -> None:
+    agree(Overwritten(RECURRENT[kind](3, 4, batch_first=True)), torch.randn(4, 5, 3), batched=False)
+
+
 @pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0", "_l0", "_l1", "bias"])
 @pytest.mark.parametrize("kind", ["lstm", "gru"])
 def test_recurrent_layer_that_is_frozen_in_part(kind: str, frozen: str) -> None:

@@ -15,8 +15,8 @@ from assay import Plan
 PLAN = Plan(records=60, batch_size=20, steps=6, noise_multiplier=1.0, delta=1e-3)
 
 
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(0)
+def data(seed: int = 0) -> TensorDataset:
+    generator = torch.Generator().manual_seed(seed)
     return TensorDataset(torch.randn(60, 5, generator=generator), torch.randint(0, 3, (60,), generator=generator))
 
 

@@ -59,7 +59,7 @@ def run(folder: Path, module: Any = None, *, seen: Seen | None = None, ckpt: Any
     )  # fmt: skip
     module = Classifier() if module is None else module
     loader = DataLoader(data(), batch_size=20, shuffle=True) if loader is None else loader
-    trainer.fit(module, loader, DataLoader(data() if test is None else test, batch_size=60), ckpt_path=ckpt)
+    trainer.fit(module, loader, DataLoader(data(1) if test is None else test, batch_size=60), ckpt_path=ckpt)
     return private, module, trainer
 
 
@@ -88,8 +88,9 @@ def test_a_seeded_run_is_that_of_fit_to_the_bit_and_others_see_released_values_o
 
 def test_validation_on_the_training_records_is_refused(tmp_path):
     same_records = data()
-    with pytest.raises(ConfigError, match="val_dataloaders"):
-        run(tmp_path, loader=DataLoader(same_records, batch_size=20), test=same_records)
+    for i, test in enumerate((same_records, data(), torch.utils.data.Subset(same_records, range(10)))):
+        with pytest.raises(ConfigError, match="val_dataloaders"):
+            run(tmp_path / str(i), loader=DataLoader(same_records, batch_size=20), test=test)
 
 
 def test_a_run_in_parts_from_epsilon_alone(tmp_path):
@@ -217,6 +218,11 @@ REFUSED: dict[str, tuple[dict[str, Any], type[Exception]]] = {
         {"loader": DataLoader(data(), batch_size=20, sampler=WeightedRandomSampler([1.0] * 60, 60))}, ConfigError,
     ),
     "drop_last": ({"loader": DataLoader(data(), batch_size=20, drop_last=True)}, ConfigError),
+    "configure_optimizers": (
+        {"module": lambda: module_with(configure_optimizers=lambda self: None)}, ConfigError,
+    ),
+    "max_epochs": ({"max_epochs": -1}, ConfigError),
+    "collate_fn": ({"loader": DataLoader([(torch.ones(1 + i % 2), 0) for i in range(60)], batch_size=20)}, ConfigError),
     "train_dataloaders": ({"loader": [DataLoader(data()), DataLoader(data())]}, ConfigError),
     "automatic_optimization": ({"module": lambda: module_with(automatic_optimization=False)}, ConfigError),
     "backward": ({"module": lambda: module_with(backward=lambda self, loss: loss.sum().backward())}, ConfigError),

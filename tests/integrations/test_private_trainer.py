@@ -311,6 +311,15 @@ def test_what_would_go_around_the_plans_sampler_is_refused(tmp_path):
 
     with pytest.raises(ConfigError, match="_get_train_sampler"):
         Weighted(model=bert(), args=arguments(tmp_path), train_dataset=records(sentence), plan=PLAN)
+
+    class Stream(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            return iter(records(sentence))
+
+    with pytest.raises(ConfigError, match="train_dataset"):
+        trainer(tmp_path, train_dataset=Stream(), args={"max_steps": 3})
+    with pytest.raises(ConfigError, match=r"data_collator.*pads words"):
+        trainer(tmp_path, data_collator=transformers.default_data_collator).train()
     private = trainer(tmp_path, eval_dataset=(same_records := records(sentence)), train_dataset=same_records)
     with pytest.raises(ConfigError, match="eval_dataset"):
         private.evaluate()

@@ -441,6 +441,21 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_trainers.py::test_a_second_trainer_on_the_model_that_the_first_has_trained",
+        ("a second trainer states the ε of its run alone", "a model made again", ""),
+    ),
+    *_each(
+        "refused",
+        "test_trainers.py::test_a_training_step_of_lightning_that_reaches_for_the_logger",
+        ("a training step hands its loss to the logger itself", "a validation step does", ""),
+    ),
+    *_each(
+        "refused",
+        "test_trainers.py::test_a_trainer_that_evaluates_on_a_copy_of_its_training_records",
+        ("a trainer evaluates on a copy of its training records", "on other records", ""),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_total_over_noise_that_steps_share_is_refused",
         ("a total that takes shared noise for independent", "of independent noise", ""),
     ),

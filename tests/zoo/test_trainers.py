@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ from assay.data.records import Records
 from assay.integrations.outside import OutsideRun
 from assay.integrations.privacy import Privacy
 from assay.runs import verify
+from integrations import rows, tiny
+
+pl = pytest.importorskip("lightning.pytorch")
+transformers = pytest.importorskip("transformers")
+
+from assay.integrations.lightning import PrivateCallback  # noqa: E402
+from assay.integrations.transformers import PrivateTrainer  # noqa: E402
 
 PLAN = Plan(records=40, batch_size=20, steps=6, noise_multiplier=1.0, delta=1e-3)
 
@@ -119,3 +127,63 @@ def test_a_loop_that_leaves_a_step_out_or_ends_early_is_charged_all_the_same(tmp
 def test_a_loop_without_a_directory_cannot_resume():
     with pytest.raises(ConfigError, match="ledger"):
         begin(None, kept=go(begin(None), 2))
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_second_trainer_on_the_model_that_the_first_has_trained(bug):
+    """As in a notebook whose cell runs again: the second run begins where the first ended."""
+    model = network()
+    go(begin(None, model=model), PLAN.steps)
+    with pytest.raises(ConfigError, match="an earlier run has trained") if bug else contextlib.nullcontext():
+        begin(None, model=model if bug else network()).close()
+
+
+class Reaches(rows.Classifier):
+    """Does not log by `self.log`, but by the logger itself."""
+
+    def __init__(self, *, trained: bool) -> None:
+        super().__init__()
+        self.trained = trained
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        losses = super().training_step(batch, batch_idx)
+        if self.trained and self.logger is not None:
+            self.logger.log_metrics({"raw": float(losses.mean())})
+        return losses
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        if not self.trained:
+            self.logger.log_metrics({"raw": 1.0})
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_training_step_of_lightning_that_reaches_for_the_logger(bug, tmp_path):
+    logger = pl.loggers.CSVLogger(tmp_path)
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", callbacks=[PrivateCallback(plan=rows.PLAN)], logger=logger,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, log_every_n_steps=1,
+        default_root_dir=tmp_path,
+    )  # fmt: skip
+    loaders = [torch.utils.data.DataLoader(rows.data(seed), batch_size=20) for seed in (0, 1)]
+    with pytest.raises(ConfigError, match="nothing in training_step") if bug else contextlib.nullcontext():
+        trainer.fit(Reaches(trained=bug), *loaders)
+    assert trainer.loggers == [logger]
+    logger.save()
+    written = [path.read_text() for path in tmp_path.rglob("metrics.csv")]
+    assert any("raw" in text for text in written) is not bug
+
+
+@pytest.mark.parametrize("bug", ["a copy", "by name", None], ids=["copy", "by name", "twin"])
+def test_a_trainer_that_evaluates_on_a_copy_of_its_training_records(bug, tmp_path):
+    """The objects differ, and the records are the same: exact losses of theirs would be logged."""
+    other, same = tiny.records(tiny.sentence, 6, first=80), tiny.records(tiny.sentence, 6)
+    tested = {"a copy": same, "by name": {"other": other, "same": same}, None: other}[bug]
+    args = tiny.arguments(tmp_path, num_train_epochs=1, eval_strategy="epoch")
+    private = PrivateTrainer(
+        model=tiny.bert(), args=args, train_dataset=tiny.records(tiny.sentence), eval_dataset=tested,
+        data_collator=tiny.padded, plan=tiny.PLAN,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="training records") if bug else contextlib.nullcontext():
+        private.train()
+    told = [name for entry in private.state.log_history for name in entry if "eval" in name]
+    assert bool(told) is (bug is None)

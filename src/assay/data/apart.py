@@ -94,7 +94,7 @@ def check_once_each(dataset: Dataset[Any]) -> None:
         )
 
 
-def check_tested(train: Records, test: Records) -> None:
+def check_tested(train: Records, test: Records, field: str = "test") -> None:
     """Refuse test records that are training records: what is measured on them is released without noise.
 
     One record in a hundred may be in both, or four for each copy inside one of them: some data sets hold copies.
@@ -102,6 +102,7 @@ def check_tested(train: Records, test: Records) -> None:
     Args:
         train: The training records; those that are not tensors are compared by 512 of them.
         test: The test records.
+        field: What the caller calls them.
 
     Raises:
         ConfigError: More of them are in both.
@@ -112,7 +113,7 @@ def check_tested(train: Records, test: Records) -> None:
     copies = len(ours) - len(known) + len(theirs) - len(set(theirs))
     if ours and common > max(0.01 * len(theirs) * len(ours) / len(train), 4 * copies):
         raise ConfigError(
-            "test",
+            field,
             f"{common} of {len(theirs)} records that are training records",
             "other records: accuracy and loss on them are exact, and no ε covers that. The training loss is released "
             "with noise, as `train_loss` in the history",

@@ -35,7 +35,7 @@ from assay.gradients.pooling import max_pool
 from assay.gradients.proof import first_batch as proof
 from assay.gradients.proof import graph as graphs
 from assay.gradients.proof.calls import Coins
-from assay.gradients.proof.inspector import Inspector, check_hooks
+from assay.gradients.proof.inspector import Inspector, Look, check_hooks
 from assay.gradients.proof.losses import check_one_each
 from assay.gradients.record_grads import RecordGrads, Reduce, choose_all, quickest_way
 from assay.gradients.recorded import Anchor, Recorded, takes_rows
@@ -297,13 +297,19 @@ class Engine:
             choose_all(uses)
         records = len(views) if isinstance(views, Persons) else self._records // views
         grads = RecordGrads(records, uses, self.parameters, self._layer_of, len(self.layers), reduce=self._reduce)
+        self._conclude(look, grads, expected)
+        return grads
+
+    def _conclude(self, look: Look, grads: RecordGrads, expected: Mapping[str, Tensor]) -> None:
+        """End the proof; what it has shown to be superfluous is left out from here on."""
         if self._inspector.conclude(look, grads, expected):
             # a leaf has one row per record, as inputs have
             self._left_alone = frozenset(p for p in look.left_alone if self._layouts.get(p) is Layout.FIRST)
             if self._tracing is not None and not self._tracing.settle():
                 self._tracing.stop()
                 self._tracing = None
-        return grads
+        if look.proof is not None:
+            return_freed_memory()
 
     def _check_attached(self) -> None:
         """Refuse a model that was changed since the engine was attached."""

@@ -33,8 +33,10 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader
 
+from assay.data.apart import check_tested
 from assay.data.records import Loading, Records
 from assay.errors import AssayError, ConfigError
+from assay.integrations.given import check_together
 from assay.integrations.lightning_kept import check_nothing_kept, traces
 from assay.integrations.lightning_settings import check_loader, check_module, check_trainer
 from assay.integrations.outside import OutsideRun
@@ -97,6 +99,7 @@ class PrivateCallback(Privacy, pl.Callback):
         self._last: dict[str, Any] = {}
         self._stepping = False
         self._released: list[float] = []
+        self._validated: list[Any] = []
 
     # The run
 
@@ -132,19 +135,29 @@ class PrivateCallback(Privacy, pl.Callback):
                 prefetch_factor=loader.prefetch_factor or 2,
             ),
         )
+        if not any(one.param_groups for one in trainer.optimizers):
+            raise ConfigError("configure_optimizers", None, "one optimizer: without one nothing is trained")
+        check_together(records, "collate_fn", loader.collate_fn, "torch.nn.utils.rnn.pad_sequence pads, for example")
         kept = None if trainer.ckpt_path is None else self._kept
         self._begin(trainer, pl_module, records, loader, kept)
         trainer.fit_loop._data_source = _DataLoaderSource(_Steps(self._running), "train_dataloader")
 
     def on_validation_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:  # noqa: ARG002
         """Refuse to validate on the training records, because no ε covers what is measured on them."""
-        trained = None if self._private is None else self._private.dataset
-        if trained is not None and any(
-            getattr(one, "dataset", None) is trained for one in pytree.tree_leaves(trainer.val_dataloaders)
-        ):
-            raise ConfigError(
-                "val_dataloaders", "the training records", "other records: ε does not cover what is measured on these"
-            )
+        if self._private is None:
+            return
+        trained = self._private.records
+        for loader in pytree.tree_leaves(trainer.val_dataloaders):
+            dataset = getattr(loader, "dataset", None)
+            if dataset is None or not hasattr(dataset, "__len__") or any(dataset is one for one in self._validated):
+                continue
+            if dataset is trained.dataset:
+                raise ConfigError(
+                    "val_dataloaders", "the training records", "other records: ε does not cover what is measured on "
+                    "these",
+                )  # fmt: skip
+            check_tested(trained, Records(dataset, loading=Loading(collate_fn=loader.collate_fn)), "val_dataloaders")
+            self._validated.append(dataset)
 
     def _begin(
         self,
@@ -191,11 +204,12 @@ class PrivateCallback(Privacy, pl.Callback):
             batch = move_data_to_device(batch, module.device)
             index = (max(0, trainer.fit_loop.batch_idx),) if indexed else ()
             before, self._stepping = traces(module), True
+            loggers, trainer.loggers = trainer.loggers, [_NoLogger() for _ in trainer.loggers]
             try:
                 with trainer.precision_plugin.train_step_context():
                     found = user(module, batch, *index)
             finally:
-                self._stepping = False
+                self._stepping, trainer.loggers = False, loggers
             check_nothing_kept(module, before)
             found = found.get("loss") if isinstance(found, Mapping) else found
             if not isinstance(found, Tensor):
@@ -220,10 +234,7 @@ class PrivateCallback(Privacy, pl.Callback):
 
         def allowed(what: Any) -> None:
             if callback._stepping:
-                raise ConfigError(
-                    "log", what, "nothing in training_step: ε does not cover what is computed from records there. The "
-                    "released loss is logged as train_loss",
-                )  # fmt: skip
+                raise _not_logged("log", what)
 
         def checked_log(name: str, *given: Any, **others: Any) -> None:
             allowed(name)
@@ -332,6 +343,20 @@ class _Steps:
             if self._private.is_spent:
                 return
             yield number
+
+
+class _NoLogger:
+    """Stands for every logger while `training_step` runs. What is computed from records there must not be logged."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise _not_logged("logger", name)
+
+
+def _not_logged(field: str, what: Any) -> ConfigError:
+    return ConfigError(
+        field, what, "nothing in training_step: ε does not cover what is computed from records there. The released "
+        "loss is logged as train_loss",
+    )  # fmt: skip
 
 
 def _leave_unwrapped() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 
 from assay.data.records import Records
 from assay.errors import ConfigError
+from assay.integrations.given import check_dataset
 
 _REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "fast_dev_run": ((False, 0), "False: its steps are charged like others; use max_epochs and the whole plan"),
@@ -45,6 +46,8 @@ def check_trainer(trainer: Any) -> None:
         value = getattr(trainer, name)
         if value not in accepted:
             raise ConfigError(name, value, instead)
+    if trainer.max_epochs == -1 and trainer.max_steps == -1:
+        raise ConfigError("max_epochs", -1, "a number of epochs, or max_steps: ε is that of a number of steps")
     if not isinstance(trainer.strategy, SingleDeviceStrategy | DDPStrategy):
         raise ConfigError(
             "strategy", type(trainer.strategy).__name__, "one device, or ddp: every device has the whole model"
@@ -102,6 +105,7 @@ def check_loader(loader: Any) -> DataLoader[Any]:
     """
     if not isinstance(loader, DataLoader):
         raise ConfigError("train_dataloaders", type(loader).__name__, "one torch DataLoader")
+    check_dataset(loader.dataset, "train_dataloaders")
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         raise ConfigError(
             "batch_sampler", type(loader.batch_sampler).__name__, "none: the plan's sampler draws batches"

@@ -42,6 +42,7 @@ from assay.training.preflight import check_ranks, rehearse
 from assay.training.record import facts
 from assay.training.settings import Training, training_json
 from assay.training.step import PrivateStep
+from assay.training.trained import TrainedOn, check_untrained
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """`losses(model, batch)` gives one loss per record, of a batch as it was collated.
@@ -144,7 +145,8 @@ class OutsideRun:
         kept: What `state` gave for the checkpoint that the run resumes from.
 
     Raises:
-        ConfigError: The settings do not go together, or the checkpoint is not one of the run in `out`.
+        ConfigError: The settings do not go together, an earlier run has trained the model on these records, or the
+            checkpoint is not one of the run in `out`.
         UnsupportedModelError: The model or the loss mixes records.
         LedgerError: The ledger is damaged, or does not cover the checkpoint.
         BudgetSpentError: The run does not fit into its budget, or no step is left.
@@ -167,15 +169,22 @@ class OutsideRun:
     ) -> None:
         ranks, whole = world(), Whole(model, losses)
         self.plan, self.whole, self._device = plan, whole, next(model.parameters()).device
-        self.dataset = records.dataset
+        self.records = records
         by_unit = unit_records(records, privacy.units, plan)
         randomness = source(privacy.seed, False)
         check_ranks(plan, ranks.size)
         if plan.stage is not None:
-            name, value = plan.stage_option
-            raise ConfigError(name, value, "nothing that is released before the first step: `assay.fit` does that")
+            raise ConfigError(
+                *plan.stage_option,
+                "nothing that is released before the first step. It changes the records, or what the model does with "
+                "its inputs, and whoever loads a checkpoint of this loop would build the model without that. Train "
+                "with assay.fit",
+            )
+        if kept is None and privacy.budget is None:
+            check_untrained(model, records)
+        self._trained_on = TrainedOn(model, records)
         whole.train()
-        rehearse(whole, records, plan, lambda trial, batch, _: trial(batch), randomness)
+        rehearse(whole, records, plan, lambda trial, batch, _: trial(batch), randomness, type(model).__name__)
         names = {"model": type(model).__name__, **(privacy.names or {})}
         settings = {**training_json(Training(seed=privacy.seed)), "max_physical_batch": max_physical_batch, **training}
         spec = {
@@ -297,6 +306,8 @@ class OutsideRun:
     def close(self, *error: Any) -> None:
         """Detach from the model. A run that has not finished can be resumed from a checkpoint."""
         self._run.__exit__(*(error or (None, None, None)))
+        if self.step.taken:
+            self._trained_on.end()
 
     def __enter__(self) -> OutsideRun:
         return self

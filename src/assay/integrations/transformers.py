@@ -29,11 +29,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.trainer_utils import get_last_checkpoint
 
 from assay.accounting.budget import Budget
+from assay.data.apart import check_tested
 from assay.data.identity import contents as contents_of
 from assay.data.persons import Ids
 from assay.data.records import Loading, Records
 from assay.errors import AssayError, ConfigError
 from assay.gradients.clip_rules import ClipRule
+from assay.integrations.given import check_dataset, check_together
 from assay.integrations.outside import OutsideRun
 from assay.integrations.privacy import Privacy
 from assay.integrations.record_losses import decoder_inputs, predicts_next, record_losses
@@ -136,11 +138,14 @@ class PrivateTrainer(transformers.Trainer):
         self.result: Result | None = None
         self._private: OutsideRun | None = None
         self._stepping = False
+        self._evaluated: list[Any] = []
         self._check_methods()
         arguments = inspect.signature(transformers.Trainer.__init__).bind_partial(self, *given, **others).arguments
         del arguments["self"]
         asked: Any = arguments.get("args") or transformers.TrainingArguments(output_dir="tmp_trainer")
         check_arguments(asked)
+        if arguments.get("train_dataset") is not None:
+            check_dataset(arguments["train_dataset"], "train_dataset")
         self._out = Path(asked.output_dir) / "privacy" if out is None else Path(out)
         self._accumulated = asked.gradient_accumulation_steps
         # `take` goes through the parts of a batch by itself, so that in the loop's eyes a step is one batch
@@ -194,31 +199,47 @@ class PrivateTrainer(transformers.Trainer):
         Raises:
             ConfigError: The data set is the one that is trained on.
         """
-        asked = self.eval_dataset if eval_dataset is None else eval_dataset
-        several = asked.values() if isinstance(asked, dict) else [asked]
-        if self.train_dataset is not None and any(one is self.train_dataset for one in several):
-            raise ConfigError(
-                "eval_dataset", "the training records", "other records: ε does not cover what is measured on these"
-            )
+        self._check_evaluated(self.eval_dataset if eval_dataset is None else eval_dataset)
         return super().get_eval_dataloader(eval_dataset)
 
+    def _check_evaluated(self, asked: Any) -> None:
+        """Refuse to evaluate on records that are trained on; each data set is compared once."""
+        several: Any = self.eval_dataset
+        if isinstance(asked, str):  # the name of one of several
+            asked = several[asked]
+        for one in asked.values() if isinstance(asked, dict) else [asked]:
+            if one is None or not hasattr(one, "__len__") or any(one is seen for seen in self._evaluated):
+                continue
+            if one is self.train_dataset:
+                raise ConfigError(
+                    "eval_dataset", "the training records", "other records: ε does not cover what is measured on these"
+                )
+            if self.train_dataset is not None:
+                made = super()._get_dataloader(one, "Evaluation", self.args.eval_batch_size)
+                check_tested(
+                    self._records(), Records(made.dataset, loading=Loading(collate_fn=made.collate_fn)), "eval_dataset"
+                )
+            self._evaluated.append(one)
+
     def _records(self) -> Records:
-        if self.train_dataset is None:
-            raise ConfigError("train_dataset", None, "the records to train on")
+        dataset: Any = self.train_dataset
+        check_dataset(dataset, "train_dataset")
         if isinstance(self.data_collator, transformers.DataCollatorWithFlattening):
             raise ConfigError(
                 "data_collator",
                 "DataCollatorWithFlattening",
                 "one that keeps records apart: pack them before training, or pad them",
             )
-        made = super()._get_dataloader(self.train_dataset, "Training", self._train_batch_size)
+        made = super()._get_dataloader(dataset, "Training", self._train_batch_size)
         loading = Loading(
             collate_fn=made.collate_fn,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             prefetch_factor=self.args.dataloader_prefetch_factor or 2,
         )
-        return Records(made.dataset, loading=loading)
+        records = Records(made.dataset, loading=loading)
+        check_together(records, "data_collator", self.data_collator, "DataCollatorWithPadding pads words, for example")
+        return records
 
     # One step
 
@@ -356,6 +377,7 @@ class PrivateTrainer(transformers.Trainer):
         """The run behind `train`, from its start or from a checkpoint."""
         args, model, trainer = self.args, self.model, self
         records = self._records()
+        self._check_evaluated(self.eval_dataset)
         physical = args.per_device_train_batch_size
         batch = physical * self._accumulated * args.world_size
         counted = len(records) if self.privacy.units is None else len(set(map(str, self.privacy.units)))

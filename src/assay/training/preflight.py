@@ -171,6 +171,7 @@ def rehearse(
     plan: Plan,
     losses: Callable[[nn.Module, Any, Engine], Tensor],
     randomness: Randomness,
+    name: str | None = None,
 ) -> None:
     """Refuse a model that fails on a few records. If it cannot be copied, the first batch shows it.
 
@@ -180,6 +181,7 @@ def rehearse(
         plan: Everything that decides ε.
         losses: `losses(model, batch, engine)` gives one loss for each record, by way of the engine's model.
         randomness: Chooses how the engine checks itself.
+        name: What the user calls the model; its class by default.
 
     Raises:
         ConfigError: The model or the loss fails on the records.
@@ -195,7 +197,7 @@ def rehearse(
             return
         batch = records.gather(torch.arange(min(size, len(records))))
         try:
-            _try(trial, batch, plan, losses, randomness)
+            _try(trial, batch, plan, losses, randomness, name or type(model).__name__)
             return
         except UnsupportedModelError:
             if size == _SIZES[-1]:
@@ -208,6 +210,7 @@ def _try(
     plan: Plan,
     losses: Callable[[nn.Module, Any, Engine], Tensor],
     randomness: Randomness,
+    name: str,
 ) -> None:
     engine = Engine(model, {**RULES, **plan.chain().rules}, coins=randomness.stream("rehearsal", 0))
     try:
@@ -220,7 +223,7 @@ def _try(
         shape = tuple(inputs.shape[1:]) if isinstance(inputs, Tensor) else type(inputs).__name__
         raise ConfigError(
             "model",
-            type(model).__name__,
+            name,
             f"a model and a loss that take these records (inputs {shape}); it failed with {type(error).__name__}: "
             f"{error}{channels_last(shape) if isinstance(shape, tuple) else ''}",
         ) from error

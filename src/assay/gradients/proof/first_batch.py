@@ -116,6 +116,10 @@ class Proof:
         self._own: set[int] = set()  # of these, the per-record parameters
         self.layouts: dict[str, Layout] = {}
         """Where the records are in the outputs of each module; known after `before`."""
+        self.left_alone: frozenset[str] = frozenset()
+        """The modules whose outputs nothing has changed in place; known after `before`."""
+        self.lowest_precision = torch.float64
+        """The coarsest arithmetic met: completeness can hold no more precisely than that. Known after `before`."""
         self.known: Mapping[str, Layout] | None = None
         """Where they are by an earlier proof, if there was one: no other layout will do."""
         self._versions: list[int] = []
@@ -134,20 +138,18 @@ class Proof:
         self._seen.append((path, output))
         self._versions.append(output._version)
 
-    def left_alone(self) -> frozenset[str]:
-        """The modules whose outputs nothing has changed in place."""
+    def _left_alone(self) -> frozenset[str]:
         changed = {
             path for (path, output), made in zip(self._seen, self._versions, strict=True) if output._version != made
         }
         return frozenset(path for path, _ in self._seen) - changed
 
-    def forget_outputs(self) -> None:
-        """Free the recorded outputs, which nothing needs once `before` is over."""
+    def _forget_outputs(self) -> None:
         self._seen, self._versions, self._own = [], [], set()
 
     def forget(self) -> None:
         """Free the graph."""
-        self.forget_outputs()
+        self._forget_outputs()
         self._calls, self._begun, self._used = [], [], []
         self._parameters, self._buffers = {}, {}
 
@@ -196,8 +198,11 @@ class Proof:
         self._buffers = calls.copied(self._model.named_buffers())
         self._separation(losses, graph)
         self._check_still()
+        reached = any(graph.holds(output) for _, output in self._seen)
+        self.left_alone, self.lowest_precision = self._left_alone(), self._lowest_precision()
+        self._forget_outputs()  # which nothing else needs, before more is called
         if len(losses) > 1 or not self._single:
-            self._isolation(len(losses), graph)
+            self._isolation(len(losses), graph, reached=reached)
 
     def after(self) -> None:
         """Check that the backward pass has not changed the model."""
@@ -215,9 +220,9 @@ class Proof:
         for name in sorted(calls.changed(self._buffers, self._model.named_buffers()) - wrote):
             raise UnsupportedModelError(writes(f"buffer {name}", "backward"))
 
-    def _isolation(self, records: int, graph: Graph) -> None:
+    def _isolation(self, records: int, graph: Graph, *, reached: bool) -> None:
         self._used = [call for call in self._calls if any(map(graph.holds, calls.tensors(call.output)))]
-        if not self._used and any(graph.holds(output) for _, output in self._seen):
+        if not self._used and reached:
             raise UnsupportedModelError(isolation.OUT_OF_SIGHT)
         for call in self._used:
             used = frozenset(i for i, t in enumerate(calls.tensors(call.output)) if graph.holds(t))
@@ -226,8 +231,7 @@ class Proof:
             # a record of zeros shows nothing
             self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
 
-    def lowest_precision(self) -> torch.dtype:
-        """The coarsest arithmetic met: completeness can hold no more precisely than that."""
+    def _lowest_precision(self) -> torch.dtype:
         return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
     def _separation(self, losses: Tensor, graph: Graph) -> None:
@@ -247,13 +251,15 @@ class Proof:
         unlike: list[set[Layout]] = [set() for _ in outputs]  # layouts by which a half's gradients are not those of all
         for group in _groups(outputs):
 
-            def gradients(of: Tensor, group: Sequence[int] = group) -> Sequence[Tensor | None]:
+            def gradients(of: Tensor, group: Sequence[int] = group) -> list[Tensor | None]:
                 some = [outputs[i] for i in group]
-                return torch.autograd.grad((losses * of).sum(), some, retain_graph=True, allow_unused=True)
+                return list(torch.autograd.grad((losses * of).sum(), some, retain_graph=True, allow_unused=True))
 
             together = gradients(weights)
             for number, mine in enumerate(halves):
-                for i, g, of_all in zip(group, gradients(weights * mine), together, strict=True):
+                found = gradients(weights * mine)
+                for at, i in enumerate(group):
+                    g, found[at] = found[at], None  # so that it is gone when the next half's are computed
                     if g is None:
                         continue
                     layout = layouts[i]
@@ -261,7 +267,8 @@ class Proof:
                     if not layout:
                         raise UnsupportedModelError(mixes(seen[i][0] or "the model"))
                     if number < _COMPARED:
-                        unlike[i] |= {way for way in layout if not _alike(g, of_all, way, mine)}
+                        unlike[i] |= {way for way in layout if not _alike(g, together[at], way, mine)}
+                    del g
         self._settle([path for path, _ in seen], layouts)
         for (path, _), ways, wrong in zip(seen, layouts, unlike, strict=True):
             if ways[0] in wrong:

@@ -185,8 +185,7 @@ class Inspector:
         if look.proof is not None:
             compat.check(self._model)
             look.proof.before(losses, graph)
-            look.left_alone, look.precision = look.proof.left_alone(), look.proof.lowest_precision()
-            look.proof.forget_outputs()
+            look.left_alone, look.precision = look.proof.left_alone, look.proof.lowest_precision
         self._check_losses(losses, used, graph)
         return look
 

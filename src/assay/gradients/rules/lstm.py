@@ -38,50 +38,49 @@ class Steps(torch.autograd.Function):
     def forward(
         ctx: Any, gates: Tensor, weight: Tensor, h: Tensor, c: Tensor, backwards: bool, quick: bool
     ) -> tuple[Tensor, ...]:
-        records, width = h.shape
+        (records, width), positions = h.shape, gates.shape[1]
         times = products.by_shape(records, width, 4 * width, h, quick=quick)
-        given = gates.unbind(1)
-        order = range(len(given) - 1, -1, -1) if backwards else range(len(given))
-        before, outs, kept = [h] * len(given), [h] * len(given), [h] * (3 * len(given))
+        z = gates.data  # nobody reads what was recorded: the gates take its place, and leave its version as it was
+        cells, bent, outs = (h.new_empty(positions, records, width) for _ in range(3))
+        states = h.new_empty(records, positions, width)
+        order = range(positions - 1, -1, -1) if backwards else range(positions)
+        places = [each.unbind(dim) for each, dim in ((z, 1), (states, 1), (cells, 0), (bent, 0), (outs, 0))]
+        ctx.save_for_backward(weight, z, cells, bent, c)
         for t in order:
-            before[t] = h
-            z = times(h, weight).add_(given[t])
-            half, g, o = z.split((2 * width, width, width), 1)
+            now, before, cell, shrunk, out = (place[t] for place in places)
+            before.copy_(h)
+            half, g, o = now.add_(times(h, weight)).split((2 * width, width, width), 1)
             half.sigmoid_()
             g.tanh_()
             o.sigmoid_()
             i, f = half.split(width, 1)
-            kept[3 * t : 3 * t + 2] = z, c
-            c = (f * c).addcmul_(i, g)
-            kept[3 * t + 2] = bent = c.tanh()
-            outs[t] = h = o * bent
-        ctx.save_for_backward(weight, *kept)
+            c = torch.mul(f, c, out=cell).addcmul_(i, g)
+            h = torch.mul(o, torch.tanh(c, out=shrunk), out=out)
         ctx.order, ctx.quick = order, quick
         ctx.set_materialize_grads(False)
-        states = torch.stack(before, 1)
         ctx.mark_non_differentiable(states)
-        return torch.stack(outs), h.clone(), c.clone(), states
+        return outs, h.clone(), c.clone(), states
 
     @staticmethod
     @once_differentiable
     def backward(
         ctx: Any, d_outs: Tensor | None, d_h: Tensor | None, d_c: Tensor | None, _: Tensor | None
     ) -> tuple[Tensor | None, ...]:
-        weight, *kept = ctx.saved_tensors
-        records, width = kept[1].shape
+        weight, z, cells, bent, first = ctx.saved_tensors
+        records, width = first.shape
         times, across = products.by_shape(records, 4 * width, width, weight, quick=ctx.quick), weight.t()
-        dh = kept[1].new_zeros(records, width) if d_h is None else d_h
-        dc = kept[1].new_zeros(records, width) if d_c is None else d_c
-        found = weight.new_empty(records, len(kept) // 3, 4 * width)
-        slices = found.unbind(1)
+        dh = first.new_zeros(records, width) if d_h is None else d_h
+        dc = first.new_zeros(records, width) if d_c is None else d_c
+        found = torch.empty_like(z)
+        gates, slices = z.unbind(1), found.unbind(1)
         through_sigmoid, through_tanh = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
         for t in reversed(ctx.order):
-            z, c, bent = kept[3 * t : 3 * t + 3]
-            (i, f, g, o), (di, df, dg, do) = z.split(width, 1), slices[t].split(width, 1)
+            c = first if t == ctx.order.start else cells[t - ctx.order.step]
+            (i, f, g, o), (di, df, dg, do) = gates[t].split(width, 1), slices[t].split(width, 1)
             if d_outs is not None:
                 dh = dh + d_outs[t]
-            dc = dc + through_tanh(dh * o, bent)
-            through_sigmoid(dh * bent, o, grad_input=do)
+            dc = dc + through_tanh(dh * o, bent[t])
+            through_sigmoid(dh * bent[t], o, grad_input=do)
             through_sigmoid(dc * g, i, grad_input=di)
             through_sigmoid(dc * c, f, grad_input=df)
             through_tanh(dc * i, g, grad_input=dg)

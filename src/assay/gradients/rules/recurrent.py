@@ -216,10 +216,13 @@ _OF_A_GATE = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
 class Joined:
-    """Both weights and both biases of W_ih x + b_ih + W_hh h + b_hh: one linear map of x and h side by side."""
+    """Both weights and both biases of W_ih x + b_ih + W_hh h + b_hh: one linear map of x and h side by side.
+
+    The factors change places: the weighted sum copies the first one, and x and h are narrower than the gates.
+    """
 
     def __init__(self, g: Tensor, x: Tensor, h: Tensor) -> None:
-        self.weights, self._inputs = Outer(g, torch.cat([x, h], 2)), x.shape[2]
+        self.weights, self._inputs = Outer(torch.cat([x, h], 2), g), x.shape[2]
         self._bias = Dense(g.sum(1))
 
     def norm(self) -> Tensor:
@@ -229,11 +232,11 @@ class Joined:
         return self.weights.sq_norm().add_(self._bias.sq_norm(), alpha=2)
 
     def weighted_sums(self, weights: Tensor) -> Sequence[Tensor]:
-        both, bias = self.weights.weighted_sum(weights), self._bias.weighted_sum(weights)
+        both, bias = self.weights.weighted_sum(weights).t(), self._bias.weighted_sum(weights)
         return both[:, : self._inputs].contiguous(), both[:, self._inputs :].contiguous(), bias, bias.clone()
 
     def apart(self) -> Sequence[Use]:
-        g, x = self.weights.g, self.weights.x
+        x, g = self.weights.g, self.weights.x
         return Outer(g, x[..., : self._inputs]), Outer(g, x[..., self._inputs :]), self._bias, self._bias
 
 
