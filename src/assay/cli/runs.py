@@ -62,8 +62,9 @@ def train(
     features: Annotated[
         str | None,
         typer.Option(
-            help="Train on features of each record, at no cost: scatter:J=2,L=8 or efficientnet-lite0:size=128, after"
-            " deskew+, opponent+ or mirror+; words:buckets=8192 for texts."
+            help="Train on features of each record, at no cost: scatter:J=2,L=8, patches or"
+            " efficientnet-lite0:size=128, after deskew+, opponent+ or mirror+; words:buckets=8192 for texts; ramps for"
+            " tables."
         ),
     ] = None,
     model: Annotated[

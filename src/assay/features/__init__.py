@@ -20,7 +20,9 @@ from assay.features.deskew import Deskew
 from assay.features.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
+from assay.features.patches import Patches
 from assay.features.progress import Tell, silent
+from assay.features.ramps import Ramps
 from assay.features.scatter import Scatter
 from assay.features.standardise import Standardise
 from assay.features.words import Words
@@ -80,11 +82,14 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]] = {
+Kind = type[Patches] | type[Ramps] | type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]
+KINDS: dict[str, Kind] = {
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
     "efficientnet-lite1": EfficientNetLite1,
     "efficientnet-lite2": EfficientNetLite2,
+    "patches": Patches,
+    "ramps": Ramps,
     "standardise": Standardise,
     "words": Words,
 }
