@@ -467,6 +467,16 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_budgets.py::test_a_total_over_choices_with_one_seed",
+        ("a total over choices whose trials have the same noise", "with a seed each", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_runs_of_one_budget_with_one_seed",
+        ("two runs of a budget with the same noise", "with a seed each", "ForgetsSeeds"),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_run_that_is_resumed_under_an_earlier_copy_of_its_budget",
         ("a run resumed under an earlier copy of its budget", "under its budget", ""),
     ),

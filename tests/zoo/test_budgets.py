@@ -11,7 +11,7 @@ from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, Training, fit, resume
+from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, PrivateStep, Training, fit, resume
 from assay.accounting.blt import optimised
 from assay.accounting.budget import check_lines
 from assay.accounting.budget_entries import BudgetError
@@ -19,7 +19,9 @@ from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.schedules import parse
 from assay.data.identity import contents
+from assay.data.samplers.full import FullBatch
 from assay.data.units import Unit
+from assay.randomness.streams import Seeded
 from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
@@ -218,6 +220,42 @@ def test_a_total_over_runs_with_one_seed(bug, tmp_path):
         fit(nn.Linear(2, 2), records, plan=plan, out=tmp_path / str(seed), training=training)
     with pytest.raises(ConfigError, match="another seed in each run") if bug else contextlib.nullcontext():
         total([tmp_path / "0", tmp_path / "1"])
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_total_over_choices_with_one_seed(bug, tmp_path):
+    """The trials of a choice draw from its seed, and nothing but its one charge is in the ledger."""
+    for which in range(2):
+        run = RunDirectory.create(tmp_path / str(which), {"plan": PLAN.to_json(), "training": {}, "names": {}})
+        with contextlib.closing(run.open_ledger(delta=1e-5, adjacency=PLAN.adjacency, ceiling=None)) as ledger:
+            ledger.pay(PLAN.event(), draws=f"seed {0 if bug else which}")
+    with pytest.raises(ConfigError, match="another seed in each run") if bug else contextlib.nullcontext():
+        total([tmp_path / "0", tmp_path / "1"])
+
+
+def gradient(kind, where, seed, clip):
+    """What a run of one step releases, in units of its bound."""
+    plan = Plan(records=2, batch_size=2, steps=1, noise_multiplier=4.0, delta=1e-5, clip=clip, sampling=FullBatch)
+    records = TensorDataset(torch.tensor([[30.0], [0.01]]), torch.zeros(2))
+    model = nn.Linear(1, 1, bias=False)
+    with kind(where).ledger(plan, [b"1", b"2"]) as ledger:
+        step = PrivateStep(model, plan, ledger=ledger, randomness=Seeded(seed))
+        for x, _ in step.batches(records):
+            step.backward(model(x).flatten())
+        return float(model.weight.grad) / clip
+
+
+@pytest.mark.parametrize("kind", [mutants.ForgetsSeeds, Budget])
+def test_runs_of_one_budget_with_one_seed(kind, where):
+    """Two runs with the same noise and other bounds: their difference is that of the clipped means, without noise."""
+    first = gradient(kind, where, 7, 0.1)
+    with contextlib.nullcontext() if kind is mutants.ForgetsSeeds else pytest.raises(ConfigError, match="another seed"):
+        told = first - gradient(kind, where, 7, 0.01)
+        assert told == pytest.approx(
+            (0.1 - 1) / 2, abs=1e-5
+        )  # of the second record: 0.1 of one bound, all of the other
+    gradient(kind, where, 8, 0.01)
+    assert [one.open for one in Budget(where).state().accounts].count(False) == len(Budget(where).state().accounts)
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])

@@ -12,7 +12,8 @@ after seeing others. When a run ends, its reservation becomes what its ledger sa
 whole reservation until it is resumed and ends, or until it is settled by its ledger, which was written before anything
 was released: from then on it may not charge more than that, unless it reserves again.
 
-A folder of a run that was copied cannot spend its reservation twice (`assay.accounting.marks`).
+A folder of a run that was copied cannot spend its reservation twice (`assay.accounting.marks`). A seed serves one run:
+the theorem is about releases with noise of their own.
 
 **The folder** `NAME.budget` holds two files, and a folder `runs` with notes about ledgers. `budget.jsonl` is
 append-only, and each line carries the digest of the one before and, with a key, a signature (`assay._util.journal`).
@@ -27,6 +28,7 @@ names a later entry can be found; runs that never named the budget.
 from __future__ import annotations
 
 import datetime
+import functools
 import getpass
 import math
 import secrets
@@ -421,6 +423,42 @@ class Budget:
             raise BudgetError(f"{self.path / _RUNS} lacks the notes about {known.name}: what it released is not known")
         mark.check(heads)
 
+    def check_draws(self, draws: str | None) -> None:
+        """Refuse random numbers that a run of this budget has drawn, before another begins; as `claim`."""
+        if draws is not None:
+            self._check_draws(self.state(), draws, "")
+
+    def _check_draws(self, state: State, draws: str, token: str) -> None:
+        runs = state.draws.get(draws, ())
+        for one in state.accounts:
+            if one.token in runs and one.token != token and any(one.costs):
+                raise ConfigError(
+                    "seed",
+                    draws.removeprefix("seed "),
+                    f"another seed, or none: {one.name} under the budget {self.name} has drawn the noise of this one, "
+                    "and two runs with the same noise show what it hides",
+                )
+
+    def claim(self, token: str, draws: str, *, by: str | None = None) -> None:
+        """Note that a run draws random numbers that can be drawn again; it is on disk when this returns.
+
+        Two runs with one seed have one noise, and whoever subtracts what they release sees none: the theorem is about
+        noise drawn for each release.
+
+        Args:
+            token: The run.
+            draws: The name of the numbers (`Randomness.fingerprint`).
+            by: Who runs it.
+
+        Raises:
+            ConfigError: Another run of this budget has drawn them, and what it released counts.
+        """
+        with self._alone() as file:
+            state = read_entries(file)
+            self._check_draws(state, draws, token)
+            if token not in state.draws.get(draws, ()):
+                file.append({"kind": "seed", "run": token, "draws": draws, **_now(by)}, self._key)
+
     def _reservation(self, token: str, costs: tuple[float, ...]) -> Reservation:
         return Reservation(token=token, filter=self.filter, adjacency=self.adjacency, costs=costs)
 
@@ -481,6 +519,7 @@ class Budget:
         held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
         mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
         mine.covers = held.covers
+        mine.claim = functools.partial(self.claim, held.token)
         try:
             yield mine
         finally:

@@ -169,10 +169,12 @@ def fit(
     lease = budget if isinstance(budget, budgeted.Lease) else None
     if budget is not None and not isinstance(budget, budgeted.Lease):
         _check_whole(train, plan, units, ranks)
+        draws = training.randomness().fingerprint
         # a restarted rank has reserved already, and must not be refused by its own reservation
         lease = ranks.once(
             lambda: (
-                _restarted_lease(out) or lease_for(budget, plan, contents or contents_of(train), names, out, budget_key)
+                _restarted_lease(out)
+                or lease_for(budget, plan, contents or contents_of(train), names, out, budget_key, draws)
             )
         )
     directory = None
@@ -226,6 +228,7 @@ def lease_for(
     names: Mapping[str, Any] | None,
     out: str | Path | None,
     key: str | Path | None,
+    draws: str | None,
 ) -> budgeted.Lease:
     """Check that a run fits into a budget; nothing is written.
 
@@ -236,12 +239,13 @@ def lease_for(
         names: Describes model and data.
         out: Where the run will be written, if anywhere.
         key: The file of the private key, for a budget that is signed.
+        draws: Names its random numbers, if they can be drawn again.
 
     Returns:
         What goes into its `run.json`.
 
     Raises:
-        ConfigError: The budget's unit or adjacency is another one.
+        ConfigError: The budget's unit or adjacency is another one, or another run has drawn the same numbers.
         DataError: The budget is for other records.
         BudgetSpentError: The run does not fit.
     """
@@ -260,6 +264,7 @@ def lease_for(
         key=key,
         by=known.get("operator"),
         noisier=noisier if plan.noise_multiplier > 0 else None,
+        draws=draws,
     )
 
 

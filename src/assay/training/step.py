@@ -225,7 +225,7 @@ class PrivateStep(Unique):
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
             undo.callback(ledger.close)
         check_ledger(ledger, plan)
-        charges = world.once(lock_charges, ledger)
+        charges = world.once(lock_charges, ledger, self.randomness.fingerprint)
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
         if taken > ledger.total_steps:
             raise ConfigError(
