@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from dp_accounting.dp_event import DpEvent
 from torch import nn
@@ -45,6 +44,7 @@ from assay.runs.result import Result
 from assay.runs.run import Run
 from assay.runs.schema import CENTRAL, is_by_name
 from assay.runs.statement import scored
+from assay.training import trained
 from assay.training.batches import unit_records
 from assay.training.loop import Loop
 from assay.training.planning import check_either, plan_for
@@ -158,13 +158,9 @@ def fit(
         if not is_by_name({"names": names or {}}):  # those are separate by how they were split
             check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
-    if budget is None and (known := _trained_on(model)) and _digest(train, loading) in known:
-        raise ConfigError(
-            "model",
-            "one that an earlier run has trained on these records",
-            "a model that was not: its weights hold what that run released, and ε would be that of this run alone. "
-            "Make the model again, or put both runs under one budget",
-        )
+    if behind := trained.runs_behind(model):
+        digest = trained.digest_of(Records(train, loading=loading))
+        trained.check(behind, digest, None, under_budget=budget is not None)
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = budget if isinstance(budget, budgeted.Lease) else None
     if budget is not None and not isinstance(budget, budgeted.Lease):
@@ -294,7 +290,7 @@ def _run(
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
-    known = _trained_on(model) | {_digest(train, loading)}
+    behind, digest = trained.runs_behind(model), trained.digest_of(Records(train, loading=loading))
     begin = functools.partial(Loop, model, train, plan, loss, used, ranks=ranks, units=units, loading=loading)
     showing = show_progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(names), lines=progress)
     with showing as shown:
@@ -312,28 +308,9 @@ def _run(
         try:
             return run.go()
         finally:
-            if run.course.taken:
-                _TRAINED[model] = _state(model), known
-
-
-_TRAINED: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], set[str]]] = WeakKeyDictionary()
-"""Models as runs of this process have left them, and digests of the records that each was trained on."""
-
-
-def _trained_on(model: nn.Module) -> set[str]:
-    """Digests of the records that a model was trained on, unless its weights have changed since."""
-    state, digests = _TRAINED.get(model, ([], set()))
-    return digests if state == _state(model) else set()
-
-
-def _state(model: nn.Module) -> list[tuple[int, int]]:
-    """Changes with every write to a parameter."""
-    return [(id(parameter), parameter._version) for parameter in model.parameters()]
-
-
-def _digest(train: Dataset[Any], loading: Loading) -> str:
-    records = Records(train, loading=loading)
-    return records.digest() if len(records) else ""
+            if run.course.taken:  # as the run leaves them: averages are written after its last step
+                mine = {trained.Trained(digest, run.ledger)}
+                trained.note([p for p in model.parameters() if p.requires_grad], behind | mine)
 
 
 def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:

@@ -1,0 +1,88 @@
+"""Which parameters were trained on which records in this process.
+
+A run that begins with what an earlier one has learnt about the same records shows what both have released. Its ledger
+must then hold both, or a budget must. Weights that were written since, or that come from elsewhere, are not recognised.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from assay.accounting.ledger import Ledger
+from assay.data.records import Records
+from assay.errors import ConfigError
+
+
+class Trained(NamedTuple):
+    """A run that has trained a parameter."""
+
+    digest: str
+    """Of its records."""
+    ledger: Ledger
+    """What it was charged to."""
+
+
+class _Known(NamedTuple):
+    parameter: weakref.ref[Tensor]
+    version: int  # changes with every write to the parameter
+    runs: frozenset[Trained]
+
+
+_KNOWN: dict[int, _Known] = {}
+
+
+def digest_of(records: Records) -> str:
+    """Names records; others, or the same in another order, have another name."""
+    return records.digest() if len(records) else ""
+
+
+def runs_behind(model: nn.Module) -> frozenset[Trained]:
+    """The runs that have trained parameters of this model, unless those were written since."""
+    found: set[Trained] = set()
+    for parameter in model.parameters():
+        known = _KNOWN.get(id(parameter))
+        if known is not None and known.parameter() is parameter and known.version == parameter._version:
+            found |= known.runs
+    return frozenset(found)
+
+
+def note(parameters: Iterable[Tensor], runs: Iterable[Trained]) -> None:
+    """Note which runs have trained these parameters, as they are now."""
+    behind = frozenset(runs)
+    for parameter in parameters:
+        key = id(parameter)
+        gone = weakref.ref(parameter, lambda _, key=key: _KNOWN.pop(key, None))  # type: ignore[misc]
+        _KNOWN[key] = _Known(gone, parameter._version, behind)
+
+
+def check(runs: Iterable[Trained], digest: str, ledger: Ledger | None, *, under_budget: bool) -> None:
+    """Refuse a second run on the same records that would state its ε alone.
+
+    Args:
+        runs: Those that have trained the model (`runs_behind`).
+        digest: Names the records of the run that begins (`digest_of`).
+        ledger: What it will be charged to; None for a new one.
+        under_budget: Whether it is under a budget.
+
+    Raises:
+        ConfigError: An earlier run was on these records, and no ledger or budget holds both.
+    """
+    for run in runs:
+        if run.digest != digest or (under_budget and run.ledger.covers is not None):
+            continue
+        if ledger is None or not _holds(ledger, run.ledger):
+            raise ConfigError(
+                "model",
+                "one that an earlier run has trained on these records",
+                "a model that was not: its weights hold what that run released, and ε would be that of this run alone. "
+                "Make the model again, give the step the ledger of the earlier one, or put both runs under one budget",
+            )
+
+
+def _holds(ledger: Ledger, earlier: Ledger) -> bool:
+    """Whether what an earlier ledger was charged is in this one."""
+    return ledger is earlier or (bool(earlier.heads) and earlier.heads[-1] in ledger.heads)
