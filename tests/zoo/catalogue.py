@@ -123,6 +123,8 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that mixes losses of several classes", "soft targets of a teacher", ""),
         ("a loop that smooths classes by the batch", "soft targets of a teacher", ""),
         ("a loop that weighs losses by their rank", "records sorted by their content", ""),
+        ("a loop that divides losses by the largest", "records sorted by their content", ""),
+        ("a loop that divides losses by their median", "records sorted by their content", ""),
         ("a loop that normalises by the batch without gradients", "a teacher without statistics", ""),
         ("a loop with a memory bank", "a buffer that is filled again", ""),
         ("a loop that divides by a running mean of losses", "a total that is only shown", ""),
@@ -451,6 +453,16 @@ ZOO: tuple[Mutant, ...] = (
         ("a total over a replaced run of another unit", "of the same unit", ""),
     ),
     *_each(
+        "what the user's state remembers",
+        "test_budgets.py::test_a_budget_that_is_restored_from_a_backup",
+        ("a budget restored from a backup", "as it was", ""),
+    ),
+    *_each(
+        "what the user's state remembers",
+        "test_budgets.py::test_a_run_whose_charges_are_deleted",
+        ("a run whose ledger and checkpoint are deleted or restored", "as they were", ""),
+    ),
+    *_each(
         "refused",
         "test_budgets.py::test_a_run_under_a_budget_that_is_resumed_on_other_records",
         ("a run under a budget resumed on other records", "on its own", ""),
@@ -459,6 +471,12 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_around_a_run.py::test_a_model_that_is_trained_twice_on_the_same_records",
         ("a second run that begins with what the first one learnt", "with a model that was made again", ""),
+    ),
+    *_each(
+        "refused",
+        "test_around_a_run.py::test_a_loop_that_goes_on_with_a_model_which_was_trained",
+        ("a second step on a model that a first one has trained", "on the ledger of the first", ""),
+        ("a head on layers that an earlier run has trained on the records", "on layers made again", ""),
     ),
     *_each(
         "refused",

@@ -21,8 +21,11 @@ append-only, and each line carries the digest of the one before and, with a key,
 has `budget.jsonl` to itself from reading it to writing its entry, so that of several that reserve at once each sees the
 others. A full disk or a kill leaves the entries as they were.
 
-**What cannot be seen here**: an earlier copy of the whole folder in place of the present one, if no run's record that
-names a later entry can be found; runs that never named the budget.
+An earlier copy in place of the present one is seen by whoever has used the later one on this machine
+(`assay.accounting.remembered`), and by runs whose records name a later entry.
+
+**What cannot be seen here**: an earlier copy of the whole folder, if neither is there; runs that did not name the
+budget.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ import getpass
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +56,7 @@ from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.ledger import Ledger
 from assay.accounting.marks import Mark
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
+from assay.accounting.remembered import Remembered
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
 SUFFIX = ".budget"
@@ -204,6 +208,18 @@ class Budget:
         """
         return read_entries(journal.read(self._journal))
 
+    def latest(self) -> State:
+        """What the file says now, if it is not an earlier copy; every entry that is written asks the same.
+
+        Raises:
+            EarlierCopyError: The user who runs this process has seen more entries, or others.
+        """
+        remembered = Remembered("budget", self.id, self._journal)
+        note = remembered.note()  # before the file: another process may write both
+        state = self.state()
+        remembered.check(state.heads, note)
+        return state
+
     def spent(self) -> float:
         """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved."""
         return self.state().spent()
@@ -282,8 +298,9 @@ class Budget:
 
         Raises:
             BudgetSpentError: It does not fit. Says what would.
+            EarlierCopyError: An earlier copy is in the place of the budget.
         """
-        state = self.state()
+        state = self.latest()
         costs = self.filter.costs(event, self.adjacency)
         if state.fits(_with_slack(costs)):
             return
@@ -535,9 +552,11 @@ class Budget:
             )
         return known
 
-    def _alone(self) -> AbstractContextManager[Journal]:
+    @contextmanager
+    def _alone(self) -> Iterator[Journal]:
         self._check_key()
-        return journal.alone(self._journal)
+        with journal.alone(self._journal) as file, Remembered("budget", self.id, self._journal).alone(file.heads):
+            yield file
 
     def _check_key(self) -> None:
         if self.public_key is not None and self._key is None:

@@ -80,8 +80,8 @@ _NOTHING = ComposedDpEvent([])
 class Witness(Protocol):
     """Is told the digest of every line that a ledger is given."""
 
-    def noting(self, head: str) -> AbstractContextManager[None]:
-        """Inside, the line is written; it must be noted when this ends. Raises where it may not be written."""
+    def noting(self, head: str, lines: int) -> AbstractContextManager[None]:
+        """Inside, the line is written, and there are so many; it must be noted when this ends, or may raise before."""
         ...
 
 
@@ -451,7 +451,7 @@ class Ledger(Unique):
             self._put((json.dumps(line) + "\n").encode())
             return
         text, digest = seals.chained(line, self._chain)
-        with contextlib.nullcontext() if self.witness is None else self.witness.noting(digest):
+        with contextlib.nullcontext() if self.witness is None else self.witness.noting(digest, len(self._heads) + 1):
             self._put(text + b"\n")
             self._chain = digest
             self._heads.append(digest)

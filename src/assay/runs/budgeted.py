@@ -23,6 +23,7 @@ from assay.accounting.budget import RECORD, Budget, Reservation, Spends, check_i
 from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
+from assay.accounting.remembered import EarlierCopyError
 from assay.errors import AssayError, ConfigError, DataError, check_fields
 from assay.runs.directory import RunDirectory
 from assay.runs.schema import read_record
@@ -354,6 +355,10 @@ def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None
     """
     state = budget.state()
     problems = check_lines(budget)
+    try:
+        budget.latest()
+    except EarlierCopyError as error:
+        problems.append(str(error))
     if key is not None and budget.public_key != read_either(key):
         problems.append("it is not signed with the key that was given")
     if not (budget.path / "records.bin").exists():
