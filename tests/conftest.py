@@ -28,10 +28,12 @@ def _use_no_broken_tiles():
 
 
 def _use_a_cache_of_its_own():
-    """What a user, or another version of Assay, has in the cache must not decide a test. Fonts stay where they are."""
+    """What a user, or another version of Assay, has in the cache or knows of runs must not decide a test. Fonts stay
+    where they are.
+    """
     usual = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     os.environ.setdefault("MPLCONFIGDIR", str(usual / "matplotlib"))
-    os.environ["XDG_CACHE_HOME"] = folder = tempfile.mkdtemp(prefix="assay-tests-")
+    os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"] = folder = tempfile.mkdtemp(prefix="assay-tests-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 

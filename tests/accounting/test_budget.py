@@ -334,7 +334,7 @@ def test_notes_about_a_ledger_are_signed_and_are_not_missing(signed, tmp_path):
     held = signed.reserve(run(count=9), path=str(tmp_path / "run"))
     mark, notes = signed.mark(held.token), signed.path / "runs" / f"{held.token}.jsonl"
     mark.check([])
-    with mark.noting("a"):
+    with mark.noting("a", 1):
         pass
     signed.check_mark(held.token, ["a", "b"])
     with pytest.raises(LedgerError, match="continued elsewhere"):

@@ -264,11 +264,14 @@ def test_a_loop_of_ones_own_is_under_the_budget(budget):
 # --- a budget against its runs
 
 
-def test_an_earlier_copy_of_the_budget_is_seen_by_its_runs(budget, tmp_path):
+def test_an_earlier_copy_of_the_budget_is_seen_by_its_runs(budget, tmp_path, monkeypatch):
     fit(tmp_path / "1", budget)
     earlier = (budget.path / "budget.jsonl").read_bytes()
     fit(tmp_path / "2", budget)
     (budget.path / "budget.jsonl").write_bytes(earlier)
+    (problem,) = budgeted.verify(Budget(budget.path)).problems
+    assert "remembers" in problem
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "on another machine"))
     assert not budgeted.verify(Budget(budget.path)).problems  # the runs that it knows agree with it
     (problem,) = budgeted.verify(Budget(budget.path), [tmp_path]).problems
     assert "has no entry of it" in problem

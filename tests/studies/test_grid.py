@@ -20,6 +20,12 @@ from assay.studies.summary import Measured
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
 
+def test_runs_under_a_budget_have_no_seed_in_common():
+    """Two of its cells have one number, and one seed is one noise."""
+    assert [run.randomness for run in grid(seeds=[4]).runs()] == [{"seed": 4}] * 4
+    assert [run.randomness for run in grid(seeds=[4], shared={"budget": "b"}).runs()] == [{}] * 4
+
+
 def grid(**changed):
     axes = {
         "epsilon": {"1": {"epsilon": 1.0}, "2": {"epsilon": 2.0}},

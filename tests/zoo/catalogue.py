@@ -123,6 +123,8 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that mixes losses of several classes", "soft targets of a teacher", ""),
         ("a loop that smooths classes by the batch", "soft targets of a teacher", ""),
         ("a loop that weighs losses by their rank", "records sorted by their content", ""),
+        ("a loop that divides losses by the largest", "records sorted by their content", ""),
+        ("a loop that divides losses by their median", "records sorted by their content", ""),
         ("a loop that normalises by the batch without gradients", "a teacher without statistics", ""),
         ("a loop with a memory bank", "a buffer that is filled again", ""),
         ("a loop that divides by a running mean of losses", "a total that is only shown", ""),
@@ -466,6 +468,16 @@ ZOO: tuple[Mutant, ...] = (
         ("a total over a replaced run of another unit", "of the same unit", ""),
     ),
     *_each(
+        "what the user's state remembers",
+        "test_budgets.py::test_a_budget_that_is_restored_from_a_backup",
+        ("a budget restored from a backup", "as it was", ""),
+    ),
+    *_each(
+        "what the user's state remembers",
+        "test_budgets.py::test_a_run_whose_charges_are_deleted",
+        ("a run whose ledger and checkpoint are deleted or restored", "as they were", ""),
+    ),
+    *_each(
         "refused",
         "test_budgets.py::test_a_run_under_a_budget_that_is_resumed_on_other_records",
         ("a run under a budget resumed on other records", "on its own", ""),
@@ -477,8 +489,24 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_around_a_run.py::test_a_loop_that_goes_on_with_a_model_which_was_trained",
+        ("a second step on a model that a first one has trained", "on the ledger of the first", ""),
+        ("a head on layers that an earlier run has trained on the records", "on layers made again", ""),
+    ),
+    *_each(
+        "refused",
         "test_around_a_run.py::test_test_records_that_are_training_records",
         ("exact accuracies of training records in the record", "of test records", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_total_over_choices_with_one_seed",
+        ("a total over choices whose trials have the same noise", "with a seed each", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_runs_of_one_budget_with_one_seed",
+        ("two runs of a budget with the same noise", "with a seed each", "ForgetsSeeds"),
     ),
     *_each(
         "refused",

@@ -489,6 +489,13 @@ class LooksBeforeItsTurn(Budget):
             budgets.read_entries = read
 
 
+class ForgetsSeeds(Budget):
+    """Nobody asks whether another run of the budget has drawn the same noise."""
+
+    def claim(self, token, draws, **kwargs) -> None:
+        pass
+
+
 class GivesBackTwice(Budget):
     """What a run did not use is taken off once when it ends, and once more."""
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
 import assay as library
-from assay import ConfigError, Plan
+from assay import ConfigError, Plan, PrivateStep
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, read_ledger
 from assay.data.split import drawn
@@ -99,6 +99,38 @@ def test_a_model_that_is_trained_twice_on_the_same_records(bug):
         model.reset_parameters()
     with pytest.raises(ConfigError, match="an earlier run has trained") if bug else contextlib.nullcontext():
         library.fit(model, TensorDataset(x[:80].clone(), torch.arange(80) % 2), plan=plan)
+
+
+@pytest.mark.parametrize("bug", ["another ledger", "another head", "fit"])
+def test_a_loop_that_goes_on_with_a_model_which_was_trained(bug):
+    """A second step begins with what the first has learnt of the records, and its own ledger does not say so."""
+    plan = Plan(records=80, batch_size=40, steps=2, noise_multiplier=2.0, delta=1e-3)
+    people = [TensorDataset(torch.randn(80, 3), torch.arange(80) % 2) for _ in range(2)]
+
+    def train(model, records, ledger=None):
+        step = PrivateStep(model, plan, ledger=ledger)
+        with contextlib.closing(step):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for x, y in step.batches(records):
+                step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+                optimizer.step()
+        return step.ledger
+
+    bugs = {
+        "another ledger": train,
+        "another head": lambda model, records: train(nn.Sequential(model[0], nn.Linear(4, 2)), records),
+        "fit": lambda model, records: library.fit(model, records, plan=plan),
+    }
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    spent = train(model, people[0])
+    train(model, people[1])  # other people
+    train(model, people[0], spent)  # the twin: one ledger holds both
+    assert spent.total_steps == 4
+    with pytest.raises(ConfigError, match="an earlier run has trained"):
+        bugs[bug](model, people[0])
+    for layer in model:
+        layer.reset_parameters()
+    train(model, people[0])
 
 
 TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 1, "--try", "lr=0.5")

@@ -11,15 +11,18 @@ from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, Training, fit, resume
+from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, PrivateStep, Training, fit, resume
 from assay.accounting.blt import optimised
 from assay.accounting.budget import check_lines
 from assay.accounting.budget_entries import BudgetError
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
+from assay.accounting.remembered import EarlierCopyError
 from assay.accounting.schedules import parse
 from assay.data.identity import contents
+from assay.data.samplers.full import FullBatch
 from assay.data.units import Unit
+from assay.randomness.streams import Seeded
 from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
@@ -221,7 +224,43 @@ def test_a_total_over_runs_with_one_seed(bug, tmp_path):
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
-def test_a_run_that_is_resumed_under_an_earlier_copy_of_its_budget(bug, tmp_path):
+def test_a_total_over_choices_with_one_seed(bug, tmp_path):
+    """The trials of a choice draw from its seed, and nothing but its one charge is in the ledger."""
+    for which in range(2):
+        run = RunDirectory.create(tmp_path / str(which), {"plan": PLAN.to_json(), "training": {}, "names": {}})
+        with contextlib.closing(run.open_ledger(delta=1e-5, adjacency=PLAN.adjacency, ceiling=None)) as ledger:
+            ledger.pay(PLAN.event(), draws=f"seed {0 if bug else which}")
+    with pytest.raises(ConfigError, match="another seed in each run") if bug else contextlib.nullcontext():
+        total([tmp_path / "0", tmp_path / "1"])
+
+
+def gradient(kind, where, seed, clip):
+    """What a run of one step releases, in units of its bound."""
+    plan = Plan(records=2, batch_size=2, steps=1, noise_multiplier=4.0, delta=1e-5, clip=clip, sampling=FullBatch)
+    records = TensorDataset(torch.tensor([[30.0], [0.01]]), torch.zeros(2))
+    model = nn.Linear(1, 1, bias=False)
+    with kind(where).ledger(plan, [b"1", b"2"]) as ledger:
+        step = PrivateStep(model, plan, ledger=ledger, randomness=Seeded(seed))
+        for x, _ in step.batches(records):
+            step.backward(model(x).flatten())
+        return float(model.weight.grad) / clip
+
+
+@pytest.mark.parametrize("kind", [mutants.ForgetsSeeds, Budget])
+def test_runs_of_one_budget_with_one_seed(kind, where):
+    """Two runs with the same noise and other bounds: their difference is that of the clipped means, without noise."""
+    first = gradient(kind, where, 7, 0.1)
+    with contextlib.nullcontext() if kind is mutants.ForgetsSeeds else pytest.raises(ConfigError, match="another seed"):
+        told = first - gradient(kind, where, 7, 0.01)
+        assert told == pytest.approx(
+            (0.1 - 1) / 2, abs=1e-5
+        )  # of the second record: 0.1 of one bound, all of the other
+    gradient(kind, where, 8, 0.01)
+    assert [one.open for one in Budget(where).state().accounts].count(False) == len(Budget(where).state().accounts)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_run_that_is_resumed_under_an_earlier_copy_of_its_budget(bug, tmp_path, monkeypatch):
     """What other runs have spent since is gone with the entries. The run itself shows that some are missing."""
     records = TensorDataset(torch.zeros(40, 2), torch.arange(40))
     plan = Plan(records=40, batch_size=10, steps=4, noise_multiplier=20.0, delta=1e-5)
@@ -237,8 +276,67 @@ def test_a_run_that_is_resumed_under_an_earlier_copy_of_its_budget(bug, tmp_path
     if bug:
         shutil.rmtree(held.path)
         (tmp_path / "copy").rename(held.path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "on another machine"))
     with pytest.raises(BudgetError, match="an earlier copy") if bug else contextlib.nullcontext():
         resume(nn.Linear(2, 40), records, tmp_path / "run")
+
+
+@pytest.mark.parametrize("bug", ["restored", "another machine", None])
+def test_a_budget_that_is_restored_from_a_backup(bug, where, tmp_path, monkeypatch):
+    """A second run finds the reservation of the first gone, and passes the ceiling. Who has used the later copy on this
+    machine knows better; on another machine nobody can.
+    """
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    Budget(where).reserve(PLAN.event())
+    shutil.copytree(where, tmp_path / "backup")
+    if bug:
+        Budget(where).reserve(PLAN.event(100))
+        shutil.rmtree(where)
+        (tmp_path / "backup").rename(where)
+    if bug == "another machine":
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))
+    with (
+        pytest.raises(EarlierCopyError, match="had 3 lines") if bug == "restored" else contextlib.nullcontext() as told
+    ):
+        Budget(where).reserve(PLAN.event(100))
+    if bug == "restored":  # the message names what may be removed, and that helps
+        note = next((tmp_path / "state").rglob("budget-*"))
+        assert str(note) in str(told.value)
+        note.write_bytes(b"half a no")
+        Budget(where).reserve(PLAN.event(100))
+
+
+def test_two_copies_of_a_budget_that_are_used_side_by_side(where, tmp_path):
+    shutil.copytree(where, tmp_path / "copy.budget")
+    for copy, match in ((where, None), (tmp_path / "copy.budget", "remembers")):
+        with pytest.raises(EarlierCopyError, match=match) if match else contextlib.nullcontext():
+            Budget(copy).reserve(PLAN.event())
+
+
+@pytest.mark.parametrize("bug", ["deleted", "restored", None])
+def test_a_run_whose_charges_are_deleted(bug, tmp_path):
+    """With ledger and checkpoint gone, a run without a budget began again as if nothing had been spent."""
+    records = TensorDataset(torch.zeros(40, 2), torch.arange(40) % 2)
+    plan = Plan(records=40, batch_size=10, steps=8, noise_multiplier=2.0, delta=1e-5)
+    out, model = tmp_path / "run", nn.Linear(2, 2)
+
+    class Stops(Callback):
+        def on_step(self, progress):
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        fit(model, records, plan=plan, out=out, callbacks=[Stops()])
+    shutil.copytree(out, tmp_path / "backup")
+    with pytest.raises(TimeoutError):
+        resume(nn.Linear(2, 2), records, out, callbacks=[Stops()])
+    for name in ("ledger.jsonl", "checkpoint.safetensors") if bug else ():
+        (out / name).unlink()
+        if bug == "restored":
+            shutil.copy(tmp_path / "backup" / name, out)
+    with pytest.raises(EarlierCopyError) if bug else contextlib.nullcontext():
+        resume(nn.Linear(2, 2), records, out)
+    shutil.rmtree(out)
+    fit(nn.Linear(2, 2), records, plan=plan, out=out)  # another run in the same place
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])

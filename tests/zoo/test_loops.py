@@ -102,6 +102,17 @@ def weighted_by_rank(model, kept, x, y):
     return found * found.detach().argsort().argsort()
 
 
+def divided_by_the_largest(model, kept, x, y):
+    """It was taken for losses in another order: alone, each record's loss is 1, and so is one loss of the batch."""
+    found = losses(model(x), y)
+    return found / found.detach().max()
+
+
+def divided_by_the_median(model, kept, x, y):
+    found = losses(model(x), y)
+    return found / found.detach().median()
+
+
 def normalised_without_gradients(model, kept, x, y):
     with torch.no_grad():
         x = kept.setdefault("norm", nn.BatchNorm1d(6))(x)
@@ -150,6 +161,8 @@ WRONG = {
         classes_mixed,
         smoothed_by_the_batch,
         weighted_by_rank,
+        divided_by_the_largest,
+        divided_by_the_median,
         normalised_without_gradients,
     ],
     EARLIER: [a_memory_bank, a_running_mean],

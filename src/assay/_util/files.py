@@ -185,6 +185,17 @@ def copy_folder(source: Path, target: Path, *, without: Sequence[str]) -> None:
     sync_folder(target.parent)
 
 
+def user_folder(variable: str, usual: str) -> Path | None:
+    """The folder `assay` of a base directory of the user, by the XDG specification; None for a user without a home."""
+    base = Path(os.environ.get(variable, ""))
+    if base.is_absolute():  # relative paths are ignored
+        return base / "assay"
+    try:
+        return Path.home() / usual / "assay"
+    except RuntimeError:
+        return None
+
+
 def set_times(folder: Path, nanoseconds: int) -> None:
     """Give a folder and everything in it one time of change and access, so that times do not show durations."""
     for path in [*folder.rglob("*"), folder]:

@@ -12,7 +12,8 @@ after seeing others. When a run ends, its reservation becomes what its ledger sa
 whole reservation until it is resumed and ends, or until it is settled by its ledger, which was written before anything
 was released: from then on it may not charge more than that, unless it reserves again.
 
-A folder of a run that was copied cannot spend its reservation twice (`assay.accounting.marks`).
+A folder of a run that was copied cannot spend its reservation twice (`assay.accounting.marks`). A seed serves one run:
+the theorem is about releases with noise of their own.
 
 **The folder** `NAME.budget` holds two files, and a folder `runs` with notes about ledgers. `budget.jsonl` is
 append-only, and each line carries the digest of the one before and, with a key, a signature (`assay._util.journal`).
@@ -20,18 +21,22 @@ append-only, and each line carries the digest of the one before and, with a key,
 has `budget.jsonl` to itself from reading it to writing its entry, so that of several that reserve at once each sees the
 others. A full disk or a kill leaves the entries as they were.
 
-**What cannot be seen here**: an earlier copy of the whole folder in place of the present one, if no run's record that
-names a later entry can be found; runs that never named the budget.
+An earlier copy in place of the present one is seen by whoever has used the later one on this machine
+(`assay.accounting.remembered`), and by runs whose records name a later entry.
+
+**What cannot be seen here**: an earlier copy of the whole folder, if neither is there; runs that did not name the
+budget.
 """
 
 from __future__ import annotations
 
 import datetime
+import functools
 import getpass
 import math
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -51,6 +56,7 @@ from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.ledger import Ledger
 from assay.accounting.marks import Mark
 from assay.accounting.recognition import KnownRecords, Recognised, hash_records
+from assay.accounting.remembered import Remembered
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
 SUFFIX = ".budget"
@@ -202,6 +208,18 @@ class Budget:
         """
         return read_entries(journal.read(self._journal))
 
+    def latest(self) -> State:
+        """What the file says now, if it is not an earlier copy; every entry that is written asks the same.
+
+        Raises:
+            EarlierCopyError: The user who runs this process has seen more entries, or others.
+        """
+        remembered = Remembered("budget", self.id, self._journal)
+        note = remembered.note()  # before the file: another process may write both
+        state = self.state()
+        remembered.check(state.heads, note)
+        return state
+
     def spent(self) -> float:
         """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved."""
         return self.state().spent()
@@ -280,8 +298,9 @@ class Budget:
 
         Raises:
             BudgetSpentError: It does not fit. Says what would.
+            EarlierCopyError: An earlier copy is in the place of the budget.
         """
-        state = self.state()
+        state = self.latest()
         costs = self.filter.costs(event, self.adjacency)
         if state.fits(_with_slack(costs)):
             return
@@ -421,6 +440,42 @@ class Budget:
             raise BudgetError(f"{self.path / _RUNS} lacks the notes about {known.name}: what it released is not known")
         mark.check(heads)
 
+    def check_draws(self, draws: str | None) -> None:
+        """Refuse random numbers that a run of this budget has drawn, before another begins; as `claim`."""
+        if draws is not None:
+            self._check_draws(self.state(), draws, "")
+
+    def _check_draws(self, state: State, draws: str, token: str) -> None:
+        runs = state.draws.get(draws, ())
+        for one in state.accounts:
+            if one.token in runs and one.token != token and any(one.costs):
+                raise ConfigError(
+                    "seed",
+                    draws.removeprefix("seed "),
+                    f"another seed, or none: {one.name} under the budget {self.name} has drawn the noise of this one, "
+                    "and two runs with the same noise show what it hides",
+                )
+
+    def claim(self, token: str, draws: str, *, by: str | None = None) -> None:
+        """Note that a run draws random numbers that can be drawn again; it is on disk when this returns.
+
+        Two runs with one seed have one noise, and whoever subtracts what they release sees none: the theorem is about
+        noise drawn for each release.
+
+        Args:
+            token: The run.
+            draws: The name of the numbers (`Randomness.fingerprint`).
+            by: Who runs it.
+
+        Raises:
+            ConfigError: Another run of this budget has drawn them, and what it released counts.
+        """
+        with self._alone() as file:
+            state = read_entries(file)
+            self._check_draws(state, draws, token)
+            if token not in state.draws.get(draws, ()):
+                file.append({"kind": "seed", "run": token, "draws": draws, **_now(by)}, self._key)
+
     def _reservation(self, token: str, costs: tuple[float, ...]) -> Reservation:
         return Reservation(token=token, filter=self.filter, adjacency=self.adjacency, costs=costs)
 
@@ -481,6 +536,7 @@ class Budget:
         held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
         mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
         mine.covers = held.covers
+        mine.claim = functools.partial(self.claim, held.token)
         try:
             yield mine
         finally:
@@ -496,9 +552,11 @@ class Budget:
             )
         return known
 
-    def _alone(self) -> AbstractContextManager[Journal]:
+    @contextmanager
+    def _alone(self) -> Iterator[Journal]:
         self._check_key()
-        return journal.alone(self._journal)
+        with journal.alone(self._journal) as file, Remembered("budget", self.id, self._journal).alone(file.heads):
+            yield file
 
     def _check_key(self) -> None:
         if self.public_key is not None and self._key is None:

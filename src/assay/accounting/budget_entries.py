@@ -6,7 +6,7 @@ A file that says what cannot be is refused (`BudgetError`): an entry that is mis
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +83,7 @@ class State:
         overlaps: Other budgets that some of the records are in too.
         known: The digest of the file of records.
         heads: The digest of each entry.
+        draws: Which runs draw random numbers that can be drawn again, by the name of the numbers: those of a seed.
     """
 
     header: Mapping[str, Any]
@@ -91,6 +92,7 @@ class State:
     overlaps: tuple[Mapping[str, Any], ...]
     known: str | None
     heads: tuple[str, ...]
+    draws: Mapping[str, Sequence[str]]
 
     @property
     def filter(self) -> RenyiFilter:
@@ -172,6 +174,7 @@ _ENTRIES: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     },
     "settle": {"run": str, "costs": list, "event": dict, "how": str, "time": str, "by": str},
     "records": {"records": int, "known": str, "overlaps": list, "time": str, "by": str},
+    "seed": {"run": str, "draws": str, "time": str, "by": str},
 }
 
 
@@ -190,6 +193,7 @@ def read_entries(file: Journal) -> State:
             "there"
         )
     accounts: dict[str, Account] = {}
+    draws: dict[str, list[str]] = {}
     records, known, overlaps = header["records"], header["known"], list(header["overlaps"])
     for number, line in enumerate(file.lines[1:], start=2):
         kind = str(line.get("kind"))
@@ -199,6 +203,9 @@ def read_entries(file: Journal) -> State:
         if kind == "records":
             records, known = line["records"], line["known"]
             overlaps += line["overlaps"]
+            continue
+        if kind == "seed":
+            draws.setdefault(line["draws"], []).append(line["run"])
             continue
         before = accounts.get(line["run"])
         if kind == "settle" and before is None:
@@ -211,6 +218,7 @@ def read_entries(file: Journal) -> State:
         overlaps=tuple(overlaps),
         known=known,
         heads=tuple(file.heads),
+        draws=draws,
     )
 
 

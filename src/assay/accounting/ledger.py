@@ -80,8 +80,8 @@ _NOTHING = ComposedDpEvent([])
 class Witness(Protocol):
     """Is told the digest of every line that a ledger is given."""
 
-    def noting(self, head: str) -> AbstractContextManager[None]:
-        """Inside, the line is written; it must be noted when this ends. Raises where it may not be written."""
+    def noting(self, head: str, lines: int) -> AbstractContextManager[None]:
+        """Inside, the line is written, and there are so many; it must be noted when this ends, or may raise before."""
         ...
 
 
@@ -209,6 +209,9 @@ class Ledger(Unique):
         """Whether the run's budget allows this event in total; None without a budget."""
         self.witness: Witness | None = None
         """Is told every line before anything is released on it; None without a budget (`assay.accounting.marks`)."""
+        self.claim: Callable[[str], None] | None = None
+        """Refuses random numbers that another run of the budget has drawn; None without a budget."""
+        self._claimed: set[str] = set()
         self._heads: list[str] = []  # the digest of each line
         self._entries: list[_Entry] = []
         self._written = 0  # entries that have a line; a segment has none before its first charge
@@ -282,6 +285,16 @@ class Ledger(Unique):
             self._file.close()
             self._file = None
 
+    def claim_draws(self, draws: str | None) -> None:
+        """Take random numbers that can be drawn again, if the run is under a budget; charging does so by itself.
+
+        Raises:
+            ConfigError: Another run of the budget has drawn them.
+        """
+        if draws is not None and self.claim is not None and draws not in self._claimed:
+            self.claim(draws)
+            self._claimed.add(draws)
+
     def begin(
         self,
         cost: Callable[[int], DpEvent],
@@ -302,8 +315,10 @@ class Ledger(Unique):
 
         Raises:
             LedgerError: somebody else has locked the file, or it is damaged.
+            ConfigError: another run of the budget has drawn these numbers.
         """
         self.lock()
+        self.claim_draws(draws)
         index = len(self._entries) - 1
         if not (self._entries and _repeats(self._entries[index], cost, draws, start)):
             index += 1
@@ -320,8 +335,10 @@ class Ledger(Unique):
         Raises:
             BudgetSpentError: this would exceed the ceiling.
             LedgerError: somebody else has locked the file, or it is damaged.
+            ConfigError: another run of the budget has drawn these numbers.
         """
         self.lock()
+        self.claim_draws(draws)
         if draws is not None and any(e.once and e.draws == draws and e.event == event for e in self._entries):
             return
         spent = epsilon(ComposedDpEvent([self.event(), event]), self.delta, self.adjacency)
@@ -399,8 +416,8 @@ class Ledger(Unique):
 
     @property
     def draws(self) -> frozenset[tuple[str, int]]:
-        """The random numbers of all steps that can be drawn again: a seed's, and which of its numbers."""
-        return frozenset((e.draws, e.again) for e in self._entries if e.draws is not None and not e.once)
+        """The random numbers that can be drawn again: a seed's, and which of its numbers; -1 for those drawn once."""
+        return frozenset((e.draws, -1 if e.once else e.again) for e in self._entries if e.draws is not None)
 
     def event(self) -> DpEvent:
         """The cost of everything charged so far."""
@@ -434,7 +451,7 @@ class Ledger(Unique):
             self._put((json.dumps(line) + "\n").encode())
             return
         text, digest = seals.chained(line, self._chain)
-        with contextlib.nullcontext() if self.witness is None else self.witness.noting(digest):
+        with contextlib.nullcontext() if self.witness is None else self.witness.noting(digest, len(self._heads) + 1):
             self._put(text + b"\n")
             self._chain = digest
             self._heads.append(digest)

@@ -85,7 +85,7 @@ class Mark:
         ledger.witness = self
 
     @contextmanager
-    def noting(self, head: str) -> Iterator[None]:
+    def noting(self, head: str, lines: int) -> Iterator[None]:  # noqa: ARG002
         """Inside, the line of this digest is written to the ledger; it is noted when this ends.
 
         Raises:

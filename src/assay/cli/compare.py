@@ -47,7 +47,7 @@ def compare(
     The methods are all of `assay train`, or all of `assay federate` (fedavg,fedags,...): an ε for a client cannot be
     compared with one for a record. Every other option of that command may be added (--data, --model, --clip, ...) and
     goes to all runs. The same command resumes a study that was stopped or killed. Seeds are fixed: runs are
-    reproducible, not private.
+    reproducible, not private. Under a --budget runs have no seed, because one seed is one noise.
     """
     from assay.studies import comparing
 
@@ -100,6 +100,5 @@ def _print(study: Study, as_json: bool) -> None:
     out.print(table)
     if any(cell.claimed == math.inf for cell in cells):
         out.print("ε claimed ∞: the paper's accountant finds no finite ε for that run")
-    out.print(
-        f"{study.grid.title}; fixed seeds: reproducible, not private. A page with charts: assay report {study.path}"
-    )
+    seeded = "" if study.grid.shared.get("budget") else "; fixed seeds: reproducible, not private"
+    out.print(f"{study.grid.title}{seeded}. A page with charts: assay report {study.path}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from assay._util.files import user_folder
 from assay.data.catalog import FileSet, KnownFile
 from assay.data.integrity import read_verified
 from assay.errors import DataError
@@ -43,13 +44,7 @@ class Found:
 
 def cache_directory() -> Path | None:
     """The user's cache, `$XDG_CACHE_HOME/assay` or `~/.cache/assay`; None for a user without a home."""
-    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():  # by the XDG specification, relative paths are ignored
-        return base / "assay"
-    try:
-        return Path.home() / ".cache" / "assay"
-    except RuntimeError:
-        return None
+    return user_folder("XDG_CACHE_HOME", ".cache")
 
 
 def places(data_dir: str | Path | None) -> list[Place]:

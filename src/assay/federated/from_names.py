@@ -160,6 +160,7 @@ class PreparedFederation:
             key=self.budget_key,
             by=self.names["operator"],
             noisier=noisier if plan.noise_multiplier > 0 else None,
+            draws=self.training.randomness().fingerprint,
         )
 
 

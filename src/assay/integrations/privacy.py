@@ -19,7 +19,7 @@ from assay.errors import ConfigError
 from assay.gradients.clip_rules import ClipRule
 from assay.methods import Method
 from assay.methods.plan import Plan
-from assay.randomness.streams import source
+from assay.randomness.streams import Seeded, source
 from assay.runs.budgeted import Lease
 from assay.training.fitting import lease_for
 from assay.training.planning import check_either, plan_for
@@ -111,4 +111,5 @@ class Privacy:
         """
         if self.budget is None:
             return None
-        return lease_for(self.budget, plan, self.contents or contents_of(dataset), names, out, self.budget_key)
+        draws = None if self.seed is None else Seeded(self.seed).fingerprint
+        return lease_for(self.budget, plan, self.contents or contents_of(dataset), names, out, self.budget_key, draws)

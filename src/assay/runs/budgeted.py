@@ -7,6 +7,7 @@ reservation what the ledger said once the run had ended.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,6 +23,7 @@ from assay.accounting.budget import RECORD, Budget, Reservation, Spends, check_i
 from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
+from assay.accounting.remembered import EarlierCopyError
 from assay.errors import AssayError, ConfigError, DataError, check_fields
 from assay.runs.directory import RunDirectory
 from assay.runs.schema import read_record
@@ -133,6 +135,7 @@ class Lease:
         )
         if (mark := budget.mark(self.token)).exists:
             mark.bind(ledger, heads)
+        ledger.covers, ledger.claim = held.covers, functools.partial(budget.claim, self.token, by=self.by)
         return held
 
     def end(self, ledger: Ledger, how: str = "finished") -> dict[str, Any]:
@@ -168,6 +171,7 @@ def lease(
     key: str | Path | None = None,
     by: str | None = None,
     noisier: Callable[[float], tuple[DpEvent, float]] | None = None,
+    draws: str | None = None,
 ) -> Lease:
     """Check that a run may begin under a budget; nothing is written yet.
 
@@ -180,12 +184,14 @@ def lease(
         key: The private key, for a budget that is signed.
         by: Who runs it.
         noisier: For the message of a refusal (`Budget.check_fits`).
+        draws: Names its random numbers, if they can be drawn again (`Randomness.fingerprint`).
 
     Returns:
         What goes into its `run.json`.
 
     Raises:
-        ConfigError: The budget's unit or adjacency is another, or the run's noise is not covered by its theorem.
+        ConfigError: The budget's unit or adjacency is another, the run's noise is not covered by its theorem, or
+            another run has drawn it.
         DataError: The budget is for other records.
         BudgetSpentError: The run would pass the ceiling. Says what would fit.
     """
@@ -193,6 +199,7 @@ def lease(
     found.check_terms(adjacency=plan.adjacency, unit=unit_of(plan))
     check_independent(plan)
     recognised = found.check_records(contents)
+    found.check_draws(draws)
     found.check_fits(plan.event(), noisier)
     return Lease(
         path=str(found.path.absolute()),
@@ -348,6 +355,10 @@ def verify(budget: Budget, runs: Sequence[Path] = (), *, key: Path | None = None
     """
     state = budget.state()
     problems = check_lines(budget)
+    try:
+        budget.latest()
+    except EarlierCopyError as error:
+        problems.append(str(error))
     if key is not None and budget.public_key != read_either(key):
         problems.append("it is not signed with the key that was given")
     if not (budget.path / "records.bin").exists():

@@ -45,6 +45,7 @@ from assay._util.files import (
 )
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
+from assay.accounting.remembered import Remembered, of_run
 from assay.errors import AssayError, ConfigError
 from assay.runs import schema
 
@@ -161,6 +162,7 @@ class RunDirectory:
             create_json(run.spec, wanted)
             if run.read_spec() != wanted:  # where folders cannot be locked
                 raise ConfigError("out", str(path), "a new or empty directory; another run has just begun there")
+            run.forget()
         replace_text(
             run.notice,
             f"This run is unfinished. Resume it with\n\n    {run.resume_command}\n\n"
@@ -347,6 +349,19 @@ class RunDirectory:
             raise LedgerError(f"{self.spec} was replaced: another run has begun in {self.path}")
         for folder in (self.path, self.kept_models):
             remove_abandoned(folder)
+        if (known := self._remembered()) is not None:
+            known.check(ledger.heads, known.note())
+            ledger.witness = known
+
+    def _remembered(self) -> Remembered | None:
+        """What the user's own state knows of the ledger; None for a run of an earlier version."""
+        digest = self.digest()
+        return None if digest is None else of_run(self.path, digest, self.ledger)
+
+    def forget(self) -> None:
+        """Forget how far the ledger had got: the run is finished, or begins."""
+        if (known := self._remembered()) is not None:
+            known.forget()
 
     def read_record(self) -> dict[str, Any]:
         """The record of a finished run.
@@ -499,6 +514,7 @@ class RunDirectory:
             self.set_estimate_aside()
         for path in (self.notice, self.checkpoint, self.records, self.estimate, self.estimate_ledger):
             path.unlink(missing_ok=True)  # the run's own ledger holds what the estimate spent
+        self.forget()
 
 
 def _read_sealed(path: Path) -> dict[str, Any]:

@@ -109,6 +109,11 @@ class Run:
             self._begun = time.monotonic() - self._seconds
             self._undo = undo.pop_all()
 
+    @property
+    def ledger(self) -> Ledger:
+        """What the run is charged to."""
+        return self._ledger
+
     def _give_back(self, failed: object, *_: object) -> None:
         """End the reservation of a run that failed and cannot be resumed, or that has released nothing.
 

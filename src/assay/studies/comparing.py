@@ -50,7 +50,7 @@ def compare(
         assay.studies.compare("studies/two", ["dpsgd", "lssgd:sigma=1"], epsilon=[1, 3], data="digits")
 
     The methods are all central, or all federated. The same call resumes a study that was stopped. Seeds are fixed: the
-    runs are reproducible, not private.
+    runs are reproducible, not private. Under a budget they only number the runs, and each draws its own noise.
 
     Args:
         out: The study's directory: new, or one to resume.

@@ -38,6 +38,11 @@ class Run:
         return {**self.preset, **self.settings}
 
     @property
+    def randomness(self) -> dict[str, int]:
+        """The setting that seeds it. Under a budget there is none: two runs with one seed have the same noise."""
+        return {} if self.decided.get("budget") else {"seed": self.seed}
+
+    @property
     def name(self) -> str:
         """Its name for people."""
         return f"{', '.join(self.labels)}, seed {self.seed}"

@@ -62,7 +62,7 @@ def _check_budget(found: Sequence[from_names.Prepared | federated.PreparedFedera
 
 def _check(command: str, run: Run) -> from_names.Prepared | federated.PreparedFederation:
     given: Mapping[str, Any] = {key: value for key, value in run.settings.items() if value is not None}
-    given = {**given, "seed": run.seed}
+    given = {**given, **run.randomness}
     if command == "federate":
         return federated.prepare(federated.FederatedSettings.read(given))
     made = from_names.prepare(presets.of_options(given), rehearsal=True)

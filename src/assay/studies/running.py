@@ -190,7 +190,7 @@ def _words(study: Study, run: Run) -> list[str]:
         return ["resume", str(directory.path)]
     for leftover in directory.path.glob(".run.json.*.part"):  # killed before it had begun
         leftover.unlink()
-    return [study.grid.command, *flags(run.settings), "--seed", str(run.seed), "--out", str(directory.path)]
+    return [study.grid.command, *flags({**run.settings, **run.randomness}), "--out", str(directory.path)]
 
 
 def _start(run: Run, words: list[str], lock: int | None, listener: Listener) -> _Child:

@@ -67,7 +67,7 @@ def estimate_for(o: Settings, out: Path | None, *, force: bool) -> Estimated:
 
     def reserve(digest: str, ledger: Ledger) -> Mapping[str, Any]:
         mine = _lease_before(o, plan, private, out)
-        ledger.covers = mine.begin(plan, None if out is None else RunDirectory(out), ledger, digest=digest).covers
+        mine.begin(plan, None if out is None else RunDirectory(out), ledger, digest=digest)
         return mine.to_json()
 
     return estimate(
@@ -86,7 +86,8 @@ def estimate_for(o: Settings, out: Path | None, *, force: bool) -> Estimated:
 def _lease_before(o: Settings, plan: Plan, private: Private, out: Path | None) -> Lease:
     assert o.budget is not None
     contents = of_keys(private.keys, o.unit)
-    return lease_for(o.budget, plan, contents, {"data": o.data, "operator": o.operator}, out, o.budget_key)
+    draws = o.training.randomness().fingerprint
+    return lease_for(o.budget, plan, contents, {"data": o.data, "operator": o.operator}, out, o.budget_key, draws)
 
 
 def _before_estimate(o: Settings) -> tuple[Private, Draft, Plan, Terms]:

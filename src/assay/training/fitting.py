@@ -44,12 +44,12 @@ from assay.runs.result import Result
 from assay.runs.run import Run
 from assay.runs.schema import CENTRAL, is_by_name
 from assay.runs.statement import scored
+from assay.training import trained
 from assay.training.batches import unit_records
 from assay.training.loop import Loop
 from assay.training.planning import check_either, plan_for
 from assay.training.preflight import check_run
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
-from assay.training.trained import TrainedOn, check_untrained
 
 
 def fit(
@@ -158,16 +158,19 @@ def fit(
         if not is_by_name({"names": names or {}}):  # those are separate by how they were split
             check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
-    if budget is None:
-        check_untrained(model, Records(train, loading=loading))
+    if behind := trained.runs_behind(model):
+        digest = trained.digest_of(Records(train, loading=loading))
+        trained.check(behind, digest, None, under_budget=budget is not None)
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = budget if isinstance(budget, budgeted.Lease) else None
     if budget is not None and not isinstance(budget, budgeted.Lease):
         _check_whole(train, plan, units, ranks)
+        draws = training.randomness().fingerprint
         # a restarted rank has reserved already, and must not be refused by its own reservation
         lease = ranks.once(
             lambda: (
-                _restarted_lease(out) or lease_for(budget, plan, contents or contents_of(train), names, out, budget_key)
+                _restarted_lease(out)
+                or lease_for(budget, plan, contents or contents_of(train), names, out, budget_key, draws)
             )
         )
     directory = None
@@ -221,6 +224,7 @@ def lease_for(
     names: Mapping[str, Any] | None,
     out: str | Path | None,
     key: str | Path | None,
+    draws: str | None,
 ) -> budgeted.Lease:
     """Check that a run fits into a budget; nothing is written.
 
@@ -231,12 +235,13 @@ def lease_for(
         names: Describes model and data.
         out: Where the run will be written, if anywhere.
         key: The file of the private key, for a budget that is signed.
+        draws: Names its random numbers, if they can be drawn again.
 
     Returns:
         What goes into its `run.json`.
 
     Raises:
-        ConfigError: The budget's unit or adjacency is another one.
+        ConfigError: The budget's unit or adjacency is another one, or another run has drawn the same numbers.
         DataError: The budget is for other records.
         BudgetSpentError: The run does not fit.
     """
@@ -255,6 +260,7 @@ def lease_for(
         key=key,
         by=known.get("operator"),
         noisier=noisier if plan.noise_multiplier > 0 else None,
+        draws=draws,
     )
 
 
@@ -284,7 +290,7 @@ def _run(
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
-    trained_on = TrainedOn(model, Records(train, loading=loading))
+    behind, digest = trained.runs_behind(model), trained.digest_of(Records(train, loading=loading))
     begin = functools.partial(Loop, model, train, plan, loss, used, ranks=ranks, units=units, loading=loading)
     showing = show_progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(names), lines=progress)
     with showing as shown:
@@ -302,8 +308,9 @@ def _run(
         try:
             return run.go()
         finally:
-            if run.course.taken:
-                trained_on.end()
+            if run.course.taken:  # as the run leaves them: averages are written after its last step
+                mine = {trained.Trained(digest, run.ledger)}
+                trained.note([p for p in model.parameters() if p.requires_grad], behind | mine)
 
 
 def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:

@@ -93,7 +93,8 @@ class Prepared:
             BudgetSpentError: The run does not fit. Says what would.
         """
         if self.budget is not None and self.lease is None:
-            lease_for(self.budget, self.plan, self.contents(), self.names, None, self.budget_key)
+            draws = self.training.randomness().fingerprint
+            lease_for(self.budget, self.plan, self.contents(), self.names, None, self.budget_key, draws)
 
     def fit(
         self,

@@ -361,9 +361,10 @@ def left_of(asked: Sequence[SideQuery]) -> float:
     return 1.0 - sum(shares)
 
 
-def lock_charges(ledger: Ledger) -> Any:
-    """Lock the ledger against other processes; the charges it holds."""
+def lock_charges(ledger: Ledger, draws: str | None) -> Any:
+    """Lock the ledger against other processes, and the numbers drawn against other runs; the charges it holds."""
     ledger.lock()
+    ledger.claim_draws(draws)
     return ledger.charges()
 
 

@@ -58,6 +58,7 @@ from assay.methods.chain import Chain, Form
 from assay.methods.plan import Plan
 from assay.models.compat import compiled, trainable_layers
 from assay.randomness.streams import Blocks, OsSeeded, Randomness, fresh_source
+from assay.training import trained
 from assay.training.augment import Augmentation
 from assay.training.batches import Batch, Batches, BatchPart, unit_records
 from assay.training.epochs import EpochLoader
@@ -205,6 +206,9 @@ class PrivateStep(Unique):
         self._loop = 0
         self._busy = threading.Lock()
         self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
+        self._behind = trained.runs_behind(model)
+        self._versions = {id(p): p._version for p in self.engine.parameters.values()}
+        self._mine: set[trained.Trained] = set()
         self._looks_at_loops = not compiled(model)  # a compiled model would be compiled twice
         self._loops = LoopWatch(model, self.engine.copied, self.randomness.stream("loops", taken - self._origin))
         self._closed = self._unfinished = self._rest_charged = False
@@ -225,7 +229,7 @@ class PrivateStep(Unique):
             ledger = Ledger(path, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
             undo.callback(ledger.close)
         check_ledger(ledger, plan)
-        charges = world.once(lock_charges, ledger)
+        charges = world.once(lock_charges, ledger, self.randomness.fingerprint)
         self.ledger = ledger = ledger if world.leader else ledger.reading(charges)
         if taken > ledger.total_steps:
             raise ConfigError(
@@ -463,7 +467,14 @@ class PrivateStep(Unique):
                 check_once_each(records.dataset)
             seed = int(self.randomness.stream("apart", len(self._apart)).integers(2**31, 1))
             check_apart(records.dataset, records.loading, seed)
+            self.world.once(self._check_trained, records)
             self._apart.append(source)
+
+    def _check_trained(self, records: Records) -> None:
+        """Refuse a model that an earlier run has trained on these records, unless its charge counts here, too."""
+        digest = trained.digest_of(Records(records.dataset, loading=records.loading))
+        trained.check(self._behind, digest, self.ledger, under_budget=self.ledger.covers is not None)
+        self._mine.add(trained.Trained(digest, self.ledger))
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
@@ -721,6 +732,9 @@ class PrivateStep(Unique):
 
     def close(self) -> None:
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
+        if not self._closed:
+            changed = [p for p in self.engine.parameters.values() if self._versions.get(id(p)) != p._version]
+            trained.note(changed, self._behind | self._mine)
         self._closed = True
         self._loops.stop()
         if not self.is_inherited:  # a forked child has nothing to settle: its parent continues

@@ -1,63 +1,88 @@
-"""Which records a model was trained on in this process: a second run on them would state its own ε alone."""
+"""Which parameters were trained on which records in this process.
+
+A run that begins with what an earlier one has learnt about the same records shows what both have released. Its ledger
+must then hold both, or a budget must. Weights that were written since, or that come from elsewhere, are not recognised.
+"""
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
+import weakref
+from collections.abc import Iterable
+from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
+from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.errors import ConfigError
 
-_TRAINED: WeakKeyDictionary[nn.Module, tuple[list[tuple[int, int]], set[str]]] = WeakKeyDictionary()
-"""Models as runs of this process have left them, and digests of the records that each was trained on."""
+
+class Trained(NamedTuple):
+    """A run that has trained a parameter."""
+
+    digest: str
+    """Of its records."""
+    ledger: Ledger
+    """What it was charged to."""
 
 
-def check_untrained(model: nn.Module, records: Records) -> None:
-    """Refuse a model that an earlier run of this process has trained on these records.
+class _Known(NamedTuple):
+    parameter: weakref.ref[Tensor]
+    version: int  # changes with every write to the parameter
+    runs: frozenset[Trained]
+
+
+_KNOWN: dict[int, _Known] = {}
+
+
+def digest_of(records: Records) -> str:
+    """Names records; others, or the same in another order, have another name."""
+    return records.digest() if len(records) else ""
+
+
+def runs_behind(model: nn.Module) -> frozenset[Trained]:
+    """The runs that have trained parameters of this model, unless those were written since."""
+    found: set[Trained] = set()
+    for parameter in model.parameters():
+        known = _KNOWN.get(id(parameter))
+        if known is not None and known.parameter() is parameter and known.version == parameter._version:
+            found |= known.runs
+    return frozenset(found)
+
+
+def note(parameters: Iterable[Tensor], runs: Iterable[Trained]) -> None:
+    """Note which runs have trained these parameters, as they are now."""
+    behind = frozenset(runs)
+    for parameter in parameters:
+        key = id(parameter)
+        gone = weakref.ref(parameter, lambda _, key=key: _KNOWN.pop(key, None))  # type: ignore[misc]
+        _KNOWN[key] = _Known(gone, parameter._version, behind)
+
+
+def check(runs: Iterable[Trained], digest: str, ledger: Ledger | None, *, under_budget: bool) -> None:
+    """Refuse a second run on the same records that would state its ε alone.
 
     Args:
-        model: The model.
-        records: The records.
+        runs: Those that have trained the model (`runs_behind`).
+        digest: Names the records of the run that begins (`digest_of`).
+        ledger: What it will be charged to; None for a new one.
+        under_budget: Whether it is under a budget.
 
     Raises:
-        ConfigError: It was trained on them, and its weights have not changed since.
+        ConfigError: An earlier run was on these records, and no ledger or budget holds both.
     """
-    if (known := _trained_on(model)) and _digest(records) in known:
-        raise ConfigError(
-            "model",
-            "one that an earlier run has trained on these records",
-            "a model that was not: its weights hold what that run released, and ε would be that of this run alone. "
-            "Make the model again, or put both runs under one budget",
-        )
+    for run in runs:
+        if run.digest != digest or (under_budget and run.ledger.covers is not None):
+            continue
+        if ledger is None or not _holds(ledger, run.ledger):
+            raise ConfigError(
+                "model",
+                "one that an earlier run has trained on these records",
+                "a model that was not: its weights hold what that run released, and ε would be that of this run alone. "
+                "Make the model again, give the step the ledger of the earlier one, or put both runs under one budget",
+            )
 
 
-class TrainedOn:
-    """Notes, once a run is over, which records its model was trained on.
-
-    Args:
-        model: The model, before the run.
-        records: The records.
-    """
-
-    def __init__(self, model: nn.Module, records: Records) -> None:
-        self._model, self._digests = model, _trained_on(model) | {_digest(records)}
-
-    def end(self) -> None:
-        """The run has taken a step, and leaves the model as it is now."""
-        _TRAINED[self._model] = _state(self._model), self._digests
-
-
-def _trained_on(model: nn.Module) -> set[str]:
-    """Digests of the records that a model was trained on, unless its weights have changed since."""
-    state, digests = _TRAINED.get(model, ([], set()))
-    return digests if state == _state(model) else set()
-
-
-def _state(model: nn.Module) -> list[tuple[int, int]]:
-    """Changes with every write to a parameter."""
-    return [(id(parameter), parameter._version) for parameter in model.parameters()]
-
-
-def _digest(records: Records) -> str:
-    return records.digest() if len(records) else ""
+def _holds(ledger: Ledger, earlier: Ledger) -> bool:
+    """Whether what an earlier ledger was charged is in this one."""
+    return ledger is earlier or (bool(earlier.heads) and earlier.heads[-1] in ledger.heads)

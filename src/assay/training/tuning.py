@@ -211,6 +211,7 @@ class PrivateChoice:
             what=f"a choice among {len(self.candidates)} settings on {self.candidates[0].made.names['data']}",
             key=self.shared.budget_key,
             by=self.shared.operator,
+            draws=self.randomness.fingerprint,
         )
 
     def run(self) -> Result:
@@ -236,8 +237,9 @@ class PrivateChoice:
         ledger = directory.open_ledger(delta=calibrated.delta, adjacency=calibrated.adjacency, ceiling=epsilon)
         if mine is not None:
             ledger.lock()
-            ledger.covers = mine.begin(self._spending, directory, ledger).covers
-        ledger.pay(selection.selection(calibrated, split.score_noise, mean))  # all trials, before the first
+            mine.begin(self._spending, directory, ledger)
+        cost = selection.selection(calibrated, split.score_noise, mean)
+        ledger.pay(cost, draws=randomness.fingerprint)  # all trials, before the first
         ledger.close()
         in_budget = None if mine is None else mine.end(ledger)  # nothing more will be charged
 

@@ -255,15 +255,20 @@ def _sorted_by_content(path: Path, coins: Coins) -> bool:
     """Whether the losses are those of single records, in whatever order (sorted by length).
 
     If all rows are those of one record, all losses must be one number, and before it must have been there once for
-    each copy of that record.
+    each copy of that record, and for no other record.
     """
     before = path.again(in_eval=True)
+    found: list[Tensor] = []
     for record in coins.uniform(len(before)).argsort()[:_SAMPLED].tolist():
         alone = path.again(functools.partial(only, record, len(before)), in_eval=True)
         if not _close(alone[:1].expand_as(alone), alone):
             return False
-        if int(_equal(alone[:1].expand_as(before), before).sum()) != path.copies(record):
+        copies = path.copies(record)
+        if int(_equal(alone[:1].expand_as(before), before).sum()) != copies:
             return False
+        found.append(alone[:1])
+        if int(_equal(alone[:1].expand(len(found)), torch.cat(found)).sum()) > copies:
+            return False  # one loss cannot be that of two records: it is made of several (all divided by the largest)
     return True
 
 
