@@ -35,7 +35,6 @@ from assay.runs.record import Facts
 from assay.runs.result import Result
 from assay.runs.run import Run
 from assay.runs.schema import CENTRAL
-from assay.training import trained
 from assay.training.batches import unit_records
 from assay.training.course import StepCourse
 from assay.training.meter import MeanLoss
@@ -43,6 +42,7 @@ from assay.training.preflight import check_ranks, rehearse
 from assay.training.record import facts
 from assay.training.settings import Training, training_json
 from assay.training.step import PrivateStep
+from assay.training.trained import TrainedOn, check_untrained
 
 Losses = Callable[[nn.Module, Any], Tensor]
 """`losses(model, batch)` gives one loss per record, of a batch as it was collated.
@@ -181,8 +181,8 @@ class OutsideRun:
                 "with assay.fit",
             )
         if kept is None:
-            behind = trained.runs_behind(model)
-            trained.check(behind, trained.digest_of(records), None, under_budget=privacy.budget is not None)
+            check_untrained(model, records, under_budget=privacy.budget is not None)
+        self._trained_on = TrainedOn(model, records)
         whole.train()
         rehearse(whole, records, plan, lambda trial, batch, _: trial(batch), randomness, type(model).__name__)
         names = {"model": type(model).__name__, **(privacy.names or {})}
@@ -306,6 +306,8 @@ class OutsideRun:
     def close(self, *error: Any) -> None:
         """Detach from the model. A run that has not finished can be resumed from a checkpoint."""
         self._run.__exit__(*(error or (None, None, None)))
+        if self.step.taken:
+            self._trained_on.end(self._run.ledger)
 
     def __enter__(self) -> OutsideRun:
         return self

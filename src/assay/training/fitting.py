@@ -44,12 +44,12 @@ from assay.runs.result import Result
 from assay.runs.run import Run
 from assay.runs.schema import CENTRAL, is_by_name
 from assay.runs.statement import scored
-from assay.training import trained
 from assay.training.batches import unit_records
 from assay.training.loop import Loop
 from assay.training.planning import check_either, plan_for
 from assay.training.preflight import check_run
 from assay.training.settings import Training, pick_device, recorded, training_from_json, training_json
+from assay.training.trained import TrainedOn, check_untrained
 
 
 def fit(
@@ -158,9 +158,7 @@ def fit(
         if not is_by_name({"names": names or {}}):  # those are separate by how they were split
             check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
-    if behind := trained.runs_behind(model):
-        digest = trained.digest_of(Records(train, loading=loading))
-        trained.check(behind, digest, None, under_budget=budget is not None)
+    check_untrained(model, Records(train, loading=loading), under_budget=budget is not None)
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = budget if isinstance(budget, budgeted.Lease) else None
     if budget is not None and not isinstance(budget, budgeted.Lease):
@@ -290,7 +288,7 @@ def _run(
 ) -> Result:
     """Run from the start, or from the checkpoint in `directory`, to the end."""
     used = training.at_batch(plan.batch_size)
-    behind, digest = trained.runs_behind(model), trained.digest_of(Records(train, loading=loading))
+    trained_on = TrainedOn(model, Records(train, loading=loading))
     begin = functools.partial(Loop, model, train, plan, loss, used, ranks=ranks, units=units, loading=loading)
     showing = show_progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(names), lines=progress)
     with showing as shown:
@@ -308,9 +306,8 @@ def _run(
         try:
             return run.go()
         finally:
-            if run.course.taken:  # as the run leaves them: averages are written after its last step
-                mine = {trained.Trained(digest, run.ledger)}
-                trained.note([p for p in model.parameters() if p.requires_grad], behind | mine)
+            if run.course.taken:
+                trained_on.end(run.ledger)  # as the run leaves it: averages are written after its last step
 
 
 def _complete(model: nn.Module, directory: RunDirectory, ranks: World) -> Result:

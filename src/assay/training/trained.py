@@ -35,6 +35,33 @@ class _Known(NamedTuple):
 _KNOWN: dict[int, _Known] = {}
 
 
+class TrainedOn:
+    """Notes, once a run is over, which records its model was trained on.
+
+    Args:
+        model: The model, before the run.
+        records: The records.
+    """
+
+    def __init__(self, model: nn.Module, records: Records) -> None:
+        self._model, self._behind, self._digest = model, runs_behind(model), digest_of(records)
+
+    def end(self, ledger: Ledger) -> None:
+        """The run has taken a step, was charged to this ledger, and leaves the model as it is now."""
+        parameters = [p for p in self._model.parameters() if p.requires_grad]
+        note(parameters, self._behind | {Trained(self._digest, ledger)})
+
+
+def check_untrained(model: nn.Module, records: Records, *, under_budget: bool = False) -> None:
+    """Refuse a model that an earlier run has trained on these records, before a run with a ledger of its own.
+
+    Raises:
+        ConfigError: As `check`.
+    """
+    if behind := runs_behind(model):
+        check(behind, digest_of(records), None, under_budget=under_budget)
+
+
 def digest_of(records: Records) -> str:
     """Names records; others, or the same in another order, have another name."""
     return records.digest() if len(records) else ""
