@@ -1,10 +1,13 @@
-"""What a user of tables might pick instead: diffprivlib on Adult and on a table of health insurance.
+"""What a user of tables might pick instead: diffprivlib and DP-EBM on Adult and on a table of health insurance.
 
     python -m benchmarks.tables write adult
     python -m benchmarks.tables write insurance && python -m benchmarks.tables ours insurance
     python -m venv rival && rival/bin/pip install diffprivlib==0.6.6 'scikit-learn<1.6'
     rival/bin/python benchmarks/tables.py theirs adult
     rival/bin/python benchmarks/tables.py theirs insurance
+    python -m venv trees && trees/bin/pip install interpret-core==0.7.3 'scikit-learn<1.6'
+    trees/bin/python benchmarks/tables.py trees adult
+    trees/bin/python benchmarks/tables.py trees insurance
 
 `write` writes adult.npz or insurance.npz here, and insurance.csv. Our rows of Adult are those of utility/frontier.
 
@@ -22,6 +25,12 @@ Their ε is pure (δ = 0), which is a stronger promise than (ε, 1e-5).
   Minimization", JMLR 2011), by regularisation C. The norm of a row is at most the root of the number of columns.
 - Random forest (Fletcher and Islam: "Differentially private random decision forests using smooth sensitivity", 2017),
   by depth.
+
+DP-EBM boosts shallow trees of one column each (Nori, Caruana, Bu, Shen and Kulkarni: "Accuracy, Interpretability, and
+Differential Privacy via Explainable Boosting", ICML 2021, arXiv:2106.09680), by rounds and learning rate. It gets one
+column for each of the table, numbers with their public ranges, and δ = 1e-5 as ours. Its noise is for sums that one
+record moves by at most 1, so its neighbours differ by one record added or removed, as ours do. It takes the number of
+records as public.
 """
 
 from __future__ import annotations
@@ -62,6 +71,24 @@ def forest(epsilon: float, depth: Any, seed: int, _: float) -> Any:
     )
 
 
+def boosting(epsilon: float, setting: Any, seed: int, columns: Sequence[Sequence[int]]) -> Any:
+    """Boosted trees: rounds and learning rate."""
+    privacy: Any = importlib.import_module("interpret.privacy")
+    rounds, rate = setting
+    return privacy.DPExplainableBoostingClassifier(
+        feature_types=["nominal" if len(column) > 1 else "continuous" for column in columns],
+        privacy_bounds={at: (0.0, 1.0) for at, column in enumerate(columns) if len(column) == 1},
+        max_rounds=rounds,
+        learning_rate=rate,
+        epsilon=epsilon,
+        delta=1e-5,
+        random_state=seed,
+        n_jobs=1,
+    )
+
+
+ROUNDS = ((30, 0.1), (30, 0.3), (100, 0.03), (100, 0.1), (100, 0.3), (300, 0.03), (300, 0.1))
+
 RIVALS: Mapping[str, tuple[Make, tuple[Any, ...]]] = {
     "logistic regression": (logistic, (0.001, 0.003, 0.01, 0.03, 0.1, 1.0, 10.0)),
     "random forest": (forest, (4, 6, 8)),
@@ -75,6 +102,15 @@ def bundle(name: str) -> Any:
     if name == "adult":
         return load("adult")
     return table(_insurance(), target="whi", schema=SCHEMA)
+
+
+def _columns(name: str, made: Any) -> list[str]:
+    """The column that each feature is made from."""
+    from assay.data.formats.adult import FEATURE_NAMES
+    from assay.data.tables.schema import Schema
+
+    features = FEATURE_NAMES if name == "adult" else Schema.from_json(made.schema).feature_names()
+    return [feature.partition("=")[0] for feature in features]
 
 
 def _insurance() -> str:
@@ -96,6 +132,7 @@ def write(name: str) -> None:
         name,
         x=made.train_x.numpy(),
         y=made.train_y.numpy(),
+        names=_columns(name, made),
         aside=made.drawn("validation", 0.1).numpy(),
         test_x=made.test_x.numpy(),
         test_y=made.test_y.numpy(),
@@ -125,28 +162,52 @@ def accuracy(model: Any, x: Any, y: Any) -> float:
     return 100 * float(np.mean(model.predict(x) == y))
 
 
+def measure(make: Callable[[float, Any, int], Any], settings: Sequence[Any], epsilon: float, data: Any) -> str:
+    """Choose a setting on the rows set aside, and measure five seeds of it on the test records."""
+    x, y, aside = data["x"], data["y"], data["aside"]
+    tried = {s: accuracy(make(epsilon, s, 0).fit(x[~aside], y[~aside]), x[aside], y[aside]) for s in settings}
+    best = max(tried, key=lambda setting: tried[setting])
+    found = [accuracy(make(epsilon, best, seed).fit(x, y), data["test_x"], data["test_y"]) for seed in SEEDS]
+    return f"{spread(found)} ({best if isinstance(best, tuple) else format(best, 'g')})"
+
+
 def theirs(name: str) -> None:
-    """Print the table."""
-    warnings.simplefilter("ignore")
+    """Print the table of diffprivlib's models."""
     data = np.load(f"{name}.npz")
-    x, y, aside, test = data["x"], data["y"], data["aside"], (data["test_x"], data["test_y"])
     norm = COLUMNS[name] ** 0.5
-    assert (np.linalg.norm(x, axis=1) <= norm + 1e-6).all(), "the rivals' ε counts on this bound"
-    print(f"| ε | {' | '.join(RIVALS)} |\n|" + "---|" * (1 + len(RIVALS)))
+    assert (np.linalg.norm(data["x"], axis=1) <= norm + 1e-6).all(), "the rivals' ε counts on this bound"
+    rivals = {
+        rival: (lambda epsilon, setting, seed, make=make: make(epsilon, setting, seed, norm), settings)
+        for rival, (make, settings) in RIVALS.items()
+    }
+    _print_rows(rivals, dict(data))
+
+
+def trees(name: str) -> None:
+    """Print the table of DP-EBM."""
+    data = dict(np.load(f"{name}.npz"))
+    names = data["names"].tolist()
+    columns = [[at for at, other in enumerate(names) if other == one] for one in dict.fromkeys(names)]
+    for key in ("x", "test_x"):
+        data[key] = np.stack([_values(data[key][:, column]) for column in columns], 1).astype(np.float64)
+    _print_rows({"DP-EBM": (lambda epsilon, setting, seed: boosting(epsilon, setting, seed, columns), ROUNDS)}, data)
+
+
+def _values(features: Any) -> Any:
+    """The numbers of a column, or which of its categories a record has; -1 where the value is missing."""
+    return features[:, 0] if features.shape[1] == 1 else np.where(features.any(1), features.argmax(1), -1)
+
+
+def _print_rows(rivals: Mapping[str, tuple[Callable[[float, Any, int], Any], Sequence[Any]]], data: Any) -> None:
+    warnings.simplefilter("ignore")
+    print(f"| ε | {' | '.join(rivals)} |\n|" + "---|" * (1 + len(rivals)))
     began = time.perf_counter()
     for epsilon in EPSILONS:
-        cells = []
-        for make, settings in RIVALS.values():
-            tried = {
-                s: accuracy(make(epsilon, s, 0, norm).fit(x[~aside], y[~aside]), x[aside], y[aside]) for s in settings
-            }
-            best = max(tried, key=lambda setting: tried[setting])
-            found = [accuracy(make(epsilon, best, seed, norm).fit(x, y), *test) for seed in SEEDS]
-            cells.append(f"{spread(found)} ({best:g})")
+        cells = [measure(make, settings, epsilon, data) for make, settings in rivals.values()]
         print(f"| {epsilon:g} | {' | '.join(cells)} |", flush=True)
-    print(f"\nThe larger class: {100 * max(test[1].mean(), 1 - test[1].mean()):.2f} %. ", end="")
-    print(f"{time.perf_counter() - began:.0f} seconds")
+    share = data["test_y"].mean()
+    print(f"\nThe larger class: {100 * max(share, 1 - share):.2f} %. {time.perf_counter() - began:.0f} seconds")
 
 
 if __name__ == "__main__":
-    {"write": write, "ours": ours, "theirs": theirs}[sys.argv[1]](sys.argv[2])
+    {"write": write, "ours": ours, "theirs": theirs, "trees": trees}[sys.argv[1]](sys.argv[2])
