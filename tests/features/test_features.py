@@ -108,6 +108,24 @@ def test_a_picture_and_its_mirror_image_have_the_same_features():
     assert not torch.allclose(features.parse("scatter").extract(x), kind.extract(x), atol=1e-2)
 
 
+def test_ramps_rise_between_their_knots_and_keep_what_a_category_weighs():
+    kind = features.parse("ramps:count=4")
+    values = torch.tensor([[0.0], [1.0], [-1.0], [2.0**-8], [2.0**-8 / 2], [0.9]])
+    none, category, negative, small, smaller, large = kind.extract(values)
+    assert torch.equal(none, torch.zeros(4))
+    assert torch.allclose(category, torch.full((4,), 0.5))
+    assert torch.allclose(negative, -category)
+    assert torch.allclose(small, torch.tensor([0.5, 0.0, 0.0, 0.0]))
+    assert torch.allclose(smaller, small / 2)
+    assert torch.allclose(large[:3], category[:3])
+    assert 0.1 < float(large[3]) < 0.49
+    assert kind.extract(torch.rand(3, 5)).shape == (3, 20)
+    with pytest.raises(ConfigError, match="a table"):
+        kind.check((3, 32, 32))
+    with pytest.raises(ConfigError, match="from 2 to 64"):
+        features.parse("ramps:count=1")
+
+
 def test_opponent_colours_are_the_same_picture_turned():
     grey, red, blue = (torch.tensor(pixel).view(1, 3, 1, 1) for pixel in ([0.5] * 3, [1.0, 0.0, 0.0], [0.0, 0.0, 1.0]))
     assert torch.allclose(turned(grey).flatten(), torch.tensor([0.75**0.5, 0.0, 0.0]), atol=1e-6), (

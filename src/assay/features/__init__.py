@@ -21,6 +21,7 @@ from assay.features.efficientnet import EfficientNetLite, EfficientNetLite0, Eff
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
 from assay.features.progress import Tell, silent
+from assay.features.ramps import Ramps
 from assay.features.scatter import Scatter
 from assay.features.standardise import Standardise
 from assay.features.words import Words
@@ -80,7 +81,8 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]] = {
+KINDS: dict[str, type[Ramps] | type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]] = {
+    "ramps": Ramps,
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
     "efficientnet-lite1": EfficientNetLite1,
