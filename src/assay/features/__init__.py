@@ -20,6 +20,7 @@ from assay.features.deskew import Deskew
 from assay.features.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
+from assay.features.patches import Patches
 from assay.features.progress import Tell, silent
 from assay.features.ramps import Ramps
 from assay.features.scatter import Scatter
@@ -81,7 +82,9 @@ class Preparation(Protocol):
         ...
 
 
-KINDS: dict[str, type[Ramps] | type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]] = {
+Kind = type[Patches] | type[Ramps] | type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]
+KINDS: dict[str, Kind] = {
+    "patches": Patches,
     "ramps": Ramps,
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
