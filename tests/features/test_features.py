@@ -14,7 +14,7 @@ import torch
 from assay import features
 from assay.data import load
 from assay.errors import ConfigError, DataError
-from assay.features import cache, progress
+from assay.features import cache, patches, progress
 from assay.features.deskew import Deskew
 from assay.features.opponent import Opponent
 
@@ -38,6 +38,7 @@ def own_cache(tmp_path, monkeypatch):
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
         ("deskew+scatter", 1),
         ("mirror+opponent+scatter", 3),
+        ("patches:count=4", 3),
     ],
 )
 def test_one_record_never_touches_the_features_of_another(text, channels):
@@ -106,6 +107,25 @@ def test_a_picture_and_its_mirror_image_have_the_same_features():
     kind = features.parse("mirror+scatter")
     assert torch.allclose(kind.extract(x), kind.extract(x.flip(-1)), atol=1e-6)
     assert not torch.allclose(features.parse("scatter").extract(x), kind.extract(x), atol=1e-2)
+
+
+def test_patches_take_all_constants_from_generated_pictures():
+    kind = features.parse("patches:count=4")
+    pictures = patches.dead_leaves(250, 16)
+    assert torch.equal(pictures[:1], patches.dead_leaves(1, 16)), "the same pictures at every call"
+    assert float(pictures.abs().max()) <= 1
+    found = kind.extract(pictures)
+    scattered, resembled = found[:, : 243 * 9], found[:, 243 * 9 :]
+    assert resembled.shape == (250, 2 * 4 * 9)
+    assert float(found.mean(0).abs().max()) < 1e-3
+    size = found.shape[1] / 2
+    for part in (scattered, resembled):
+        assert float(part.square().sum(1).mean()) == pytest.approx(size, rel=1e-3), "both weigh the same"
+    assert bool(kind.extract(torch.zeros(1, 3, 16, 16)).isfinite().all())
+    with pytest.raises(ConfigError, match="pictures of 3 channels"):
+        kind.check((1, 28, 28))
+    with pytest.raises(ConfigError, match="from 2 to 4096"):
+        features.parse("patches:count=1")
 
 
 def test_ramps_rise_between_their_knots_and_keep_what_a_category_weighs():
