@@ -18,7 +18,12 @@ HERE = Path(__file__).parent
 PANELS = {
     "MNIST": ["MNIST"],
     "Fashion-MNIST": ["Fashion-MNIST"],
-    "CIFAR-10": ["CIFAR-10, scattering", "CIFAR-10, public features", "CIFAR-10, larger public network"],
+    "CIFAR-10": [
+        "CIFAR-10, scattering",
+        "CIFAR-10, generated pictures",
+        "CIFAR-10, public features",
+        "CIFAR-10, larger public network",
+    ],
 }
 """The rows of ours in each panel."""
 PUBLISHED = {
