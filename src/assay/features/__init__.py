@@ -84,12 +84,12 @@ class Preparation(Protocol):
 
 Kind = type[Patches] | type[Ramps] | type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]
 KINDS: dict[str, Kind] = {
-    "patches": Patches,
-    "ramps": Ramps,
     "scatter": Scatter,
     "efficientnet-lite0": EfficientNetLite0,
     "efficientnet-lite1": EfficientNetLite1,
     "efficientnet-lite2": EfficientNetLite2,
+    "patches": Patches,
+    "ramps": Ramps,
     "standardise": Standardise,
     "words": Words,
 }

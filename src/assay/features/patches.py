@@ -187,4 +187,5 @@ def _picture(drawn: Tensor, places: Tensor) -> Tensor:
     normal = torch.special.ndtri(drawn[6:].clamp(1e-6, 1 - 1e-6))
     colour = ((_GREY * normal[0]).clamp(-1, 1) + _COLOUR * normal[1:4]).clamp(-1, 1).flatten(1)
     shade = _SHADE * (normal[4] * across + normal[5] * down)
-    return (colour[:, seen] + shade.gather(0, seen[None])).clamp(-1, 1)
+    pixels: Tensor = colour[:, seen] + shade.gather(0, seen[None])
+    return pixels.clamp(-1, 1)

@@ -53,8 +53,8 @@ class Ramps:
         ends = _FIRST ** torch.linspace(1, 0, self.count)
         starts = torch.cat([torch.zeros(1), ends[:-1]])
         values = x.float()[:, :, None]
-        ramps = ((values.abs() - starts) / (ends - starts)).clamp(0, 1) * values.sign()
-        return ramps.flatten(1) / self.count**0.5
+        ramps: Tensor = ((values.abs() - starts) / (ends - starts)).clamp(0, 1) * values.sign()
+        return ramps.flatten(1).div(self.count**0.5)
 
     def describe(self) -> str:
         return f"every value as {self.count} ramps between public knots, for which a linear layer learns a curve"
