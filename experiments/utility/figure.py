@@ -19,7 +19,6 @@ PANELS = {
     "MNIST": ["MNIST"],
     "Fashion-MNIST": ["Fashion-MNIST"],
     "CIFAR-10": [
-        "CIFAR-10, scattering",
         "CIFAR-10, generated pictures",
         "CIFAR-10, public features",
         "CIFAR-10, larger public network",
