@@ -35,6 +35,7 @@ FULL = Effort(seconds=12, least=5, most=300)
 QUICK = Effort(seconds=2, least=3, most=50)
 RANKED = Task(model="model3", shape=(3, 32, 32), batch=64)
 _RANK_STEPS = 12
+_ABREAST = 3  # panels of the picture
 _AT_ONCE, _AGAIN = 500, 5  # steps that are charged together, as runs do, and charges that are timed
 
 
@@ -208,34 +209,30 @@ def _rendered(grown: Grown) -> str:
 
 
 def draw(found: Sequence[Grown], path: str) -> None:
-    """The curves: time, the ratio of private to plain time, and memory where it was measured."""
+    """The curves: private over plain time or, where nothing is plain, the time; and memory where it was measured."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = (
-        (lambda g: g.milliseconds, "ms"),
-        (lambda g: {"private / plain": g.ratios}, ""),
-        (lambda g: g.mebibytes, "MiB"),
-    )
-    rows = rows if any(grown.mebibytes for grown in found) else rows[:2]
-    figure = Figure(figsize=(4 * len(found), 3 * len(rows)), layout="constrained")
-    axes: Any = figure.subplots(len(rows), len(found), squeeze=False)
-    for column, grown in enumerate(found):
-        for row, (values, unit) in enumerate(rows):
-            at = axes[row][column]
-            if not any(values(grown).values()):
-                at.axis("off")
-                continue
-            for name, heights in values(grown).items():
-                at.plot(grown.amounts, heights, marker="o", label=name)
-            at.set(xscale="log", xlabel=grown.name, ylabel=unit)
-            at.set_xticks(grown.amounts, [f"{amount:,.0f}" for amount in grown.amounts], rotation=45)
-            at.set_xticks([], minor=True)
-            if unit:
-                at.set(yscale="log")
-            else:
-                at.set_ylim(bottom=0)
-            at.legend()
+    panels = [
+        (g, {"private / plain": g.ratios} if g.ratios else g.milliseconds, "" if g.ratios else "ms") for g in found
+    ]
+    panels += [(g, g.mebibytes, "MiB") for g in found if g.mebibytes]
+    rows = -(-len(panels) // _ABREAST)
+    figure = Figure(figsize=(4 * _ABREAST, 3 * rows), layout="constrained")
+    axes: Any = figure.subplots(rows, _ABREAST, squeeze=False)
+    for at in axes.flat[len(panels) :]:
+        at.axis("off")
+    for at, (grown, values, unit) in zip(axes.flat, panels, strict=False):
+        for name, heights in values.items():
+            at.plot(grown.amounts, heights, marker="o", label=name)
+        at.set(xscale="log", xlabel=grown.name, ylabel=unit)
+        at.set_xticks(grown.amounts, [f"{amount:,.0f}" for amount in grown.amounts], rotation=45)
+        at.set_xticks([], minor=True)
+        if unit:
+            at.set(yscale="log")
+        else:
+            at.set_ylim(bottom=0)
+        at.legend()
     FigureCanvasAgg(figure).print_png(path)  # type: ignore[no-untyped-call]
 
 
