@@ -314,6 +314,7 @@ def test_a_ledger_behind_its_checkpoint_is_refused(assay, tmp_path, monkeypatch)
         cut.setattr(Run, "_tell", tell)
         with pytest.raises(CutOffError):
             assay(*TRAIN, "--out", out)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))  # as on a machine that remembers nothing
     ledger = out / "ledger.jsonl"
     whole = ledger.read_text().splitlines(keepends=True)
     for kept in (whole[:1], whole[:2], None):

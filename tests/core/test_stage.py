@@ -131,11 +131,12 @@ def test_a_seeded_run_repeats_the_same_answer_and_pays_once(crash, tmp_path):
         assert torch.equal(value, again.model.state_dict()[name]), name
 
 
-def test_an_answer_without_a_charge_is_refused(tmp_path, crash):
+def test_an_answer_without_a_charge_is_refused(tmp_path, crash, monkeypatch):
     run, plan = tmp_path / "run", make_plan()
     cut_off(crash, Optimizer, "build", run, after=False, plan=plan)
     ledger = run / "ledger.jsonl"
     ledger.write_text(ledger.read_text().splitlines()[0] + "\n")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "elsewhere"))  # as on a machine that remembers nothing
     with pytest.raises(AssayError, match="never charged"):
         resume(make_model(), records(), run)
 
