@@ -29,13 +29,15 @@ from benchmarks.rivals import OPACUS_LOADED
 
 Epoch = Callable[[], None]
 
-# The model, and how many records an epoch has.
+# The model, and how many records an epoch has: with the checks of its first four batches, a shorter one says little.
 TASKS = {
-    Task(model="logistic", shape=(1, 28, 28), batch=256): 16384,
-    Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 4096,
-    Task(model="model3", shape=(3, 32, 32), batch=64): 512,
+    Task(model="logistic", shape=(1, 28, 28), batch=256): 61440,
+    Task(model="mlp", shape=(1, 28, 28), batch=256): 61440,
+    Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 15360,
+    Task(model="model3", shape=(3, 32, 32), batch=64): 4096,
+    Task(model="resnet20", shape=(3, 32, 32), batch=64): 4096,
 }
-TARGET = 1.1  # the most that a private epoch may take, in plain ones
+TARGET = 1.05  # the most that a private epoch may take, in plain ones
 _MANY = 10**6
 
 
