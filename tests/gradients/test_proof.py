@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 
 import pytest
 import torch
@@ -770,3 +771,41 @@ def test_an_optimizer_may_step_between_a_call_for_another_purpose_and_the_next()
             model[0].weight.add_(0.1)
         step(model, torch.randn(4, 6), engine)
     assert engine.proven
+
+
+class Large(nn.Module):
+    """A first layer whose output is too large to be kept until the losses are there, and what follows it."""
+
+    def __init__(self, kind: str = "none", *, in_place: bool = False) -> None:
+        super().__init__()
+        self.first, self.mix, self.last = nn.Conv2d(1, 16, 3, padding=1), Mix(kind), nn.Linear(16, 3)
+        self.activation = nn.ReLU(inplace=in_place)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = self.first(x)
+        OUTPUTS.append(weakref.ref(made))
+        made = self.mix(self.activation(made))
+        out: Tensor = self.last(made.flatten(2).mean(2))
+        return out
+
+
+OUTPUTS: list[weakref.ref[Tensor]] = []
+
+
+def test_a_large_output_does_not_outlive_its_use() -> None:
+    model = Large()
+    engine = Engine(model)
+    OUTPUTS.clear()
+    losses = model(torch.randn(6, 1, 32, 32)).square().sum(1)
+    assert [ref() for ref in OUTPUTS] == [None]
+    engine.collect(losses)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_large_output_is_looked_at_as_a_small_one_is(in_place: bool) -> None:
+    x = torch.randn(6, 1, 32, 32, dtype=torch.float64)
+    if in_place:
+        agree(Large(in_place=True).double(), x)
+    for kind in ("centre, statistics detached", "roll"):
+        with pytest.raises(UnsupportedModelError, match="mixes records"):
+            step(Large(kind, in_place=in_place), x.float())

@@ -120,6 +120,7 @@ class RecordGrads:
 
 
 _MOST_RECORDS = 32
+_TIMED = 1 << 21  # numbers at most in what a timing is given: 8 MB
 _LAYERS = 6
 
 
@@ -159,9 +160,11 @@ def quickest_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:
     def runs() -> list[functools.partial[list[Tensor]]]:
         source = torch.Generator().manual_seed(0)
 
+        # more than a core's caches hold, for timings within them say nothing about larger sizes
+        records = max(1, min(len(x), _TIMED * len(x) // max(x.numel(), g.numel())))
+
         def made(like: Tensor) -> Tensor:
-            # as many records as there are: timings within a core's cache say nothing about larger sizes
-            drawn = torch.randn(like.shape, generator=source).to(like)
+            drawn = torch.randn(records, *like.shape[1:], generator=source).to(like)
             return drawn.contiguous(memory_format=torch.channels_last) if last else drawn
 
         some_x, some_g = made(x), made(g)

@@ -26,11 +26,12 @@ that has the loss function itself can check that with `losses.separate`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.inputs import Layout, possible
@@ -65,21 +66,22 @@ def _alike(some: Tensor, of_all: Tensor | None, layout: Layout, mine: Tensor) ->
     return calls.close(layout.by_record(some, records)[mine], layout.by_record(of_all, records)[mine])
 
 
-def _groups(outputs: Sequence[Tensor]) -> list[list[int]]:
+def _groups(sizes: Sequence[int]) -> list[list[int]]:
     """The outputs in order, in groups whose gradients are held at once: none much larger than the largest output."""
-    most = max(_SMALL_GROUP, *(t.numel() for t in outputs))
+    most = max(_SMALL_GROUP, *sizes)
     groups: list[list[int]] = []
     size = 0
-    for i in range(len(outputs) - 1, -1, -1):  # gradients reach the last outputs first
-        if not groups or size + outputs[i].numel() > most:
+    for i in range(len(sizes) - 1, -1, -1):  # gradients reach the last outputs first
+        if not groups or size + sizes[i] > most:
             groups.append([])
             size = 0
         groups[-1].append(i)
-        size += outputs[i].numel()
+        size += sizes[i]
     return groups
 
 
-_SMALL_GROUP = 1 << 23  # numbers, 32 MB
+_SMALL_GROUP = 1 << 21  # numbers, 8 MB
+_SMALL_OUTPUT = 1 << 16  # numbers
 _COMPARED = 2  # halves of the records whose gradients are compared with those of all
 _ATTRIBUTED = 1e-3  # a gradient that belongs to another record is off by far more; layers may compute in float32
 
@@ -97,6 +99,34 @@ def _apart_from(
             yield name
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An output of a module, or its place in the graph: a large one need not live until the losses are there."""
+
+    path: str
+    place: Tensor | GradientEdge
+    shape: torch.Size
+    dtype: torch.dtype
+    version: int
+
+    @classmethod
+    def of(cls, path: str, output: Tensor) -> _Seen:
+        """What is kept of an output. A view is kept whole, because what is written into its base moves its place."""
+        whole = output.numel() <= _SMALL_OUTPUT or output.grad_fn is None or output._is_view()
+        place = output if whole else get_gradient_edge(output)
+        return cls(path, place, output.shape, output.dtype, output._version)
+
+    @property
+    def numel(self) -> int:
+        """How many numbers it has."""
+        return self.shape.numel()
+
+    @property
+    def left_alone(self) -> bool:
+        """Whether nothing has changed it in place, as far as that is known."""
+        return isinstance(self.place, Tensor) and self.place._version == self.version
+
+
 class Proof:
     """Collects what a forward pass shows, and checks it.
 
@@ -112,7 +142,7 @@ class Proof:
         self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins, where: Where, *, full: bool = True
     ) -> None:
         self._model, self._copied, self._coins, self._where, self.full = model, copied, coins, where, full
-        self._seen: list[tuple[str, Tensor]] = []
+        self._seen: list[_Seen] = []
         self._own: set[int] = set()  # of these, the per-record parameters
         self.layouts: dict[str, Layout] = {}
         """Where the records are in the outputs of each module; known after `before`."""
@@ -122,7 +152,6 @@ class Proof:
         """The coarsest arithmetic met: completeness can hold no more precisely than that. Known after `before`."""
         self.known: Mapping[str, Layout] | None = None
         """Where they are by an earlier proof, if there was one: no other layout will do."""
-        self._versions: list[int] = []
         self._calls: list[Call] = []
         self._begun: list[tuple[Any, Any, calls.RandomState, dict[str, Tensor], nn.Module | None]] = []
         self._parameters: dict[str, Tensor] = {}
@@ -135,17 +164,14 @@ class Proof:
         """Remember a recorded output, or (with `second` off) per-record parameters, whose rows are the records'."""
         if not second:
             self._own.add(len(self._seen))
-        self._seen.append((path, output))
-        self._versions.append(output._version)
+        self._seen.append(_Seen.of(path, output))
 
     def _left_alone(self) -> frozenset[str]:
-        changed = {
-            path for (path, output), made in zip(self._seen, self._versions, strict=True) if output._version != made
-        }
-        return frozenset(path for path, _ in self._seen) - changed
+        changed = {one.path for one in self._seen if not one.left_alone}
+        return frozenset(one.path for one in self._seen) - changed
 
     def _forget_outputs(self) -> None:
-        self._seen, self._versions, self._own = [], [], set()
+        self._seen, self._own = [], set()
 
     def forget(self) -> None:
         """Free the graph."""
@@ -198,7 +224,7 @@ class Proof:
         self._buffers = calls.copied(self._model.named_buffers())
         self._separation(losses, graph)
         self._check_still()
-        reached = any(graph.holds(output) for _, output in self._seen)
+        reached = any(graph.holds(one.place) for one in self._seen)
         self.left_alone, self.lowest_precision = self._left_alone(), self._lowest_precision()
         self._forget_outputs()  # which nothing else needs, before more is called
         if len(losses) > 1 or not self._single:
@@ -232,27 +258,26 @@ class Proof:
             self._single |= any(bool((t != 0).any()) for t in calls.tensors((call.args, call.kwargs)))
 
     def _lowest_precision(self) -> torch.dtype:
-        return max((o.dtype for _, o in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
+        return max((one.dtype for one in self._seen), key=lambda d: torch.finfo(d).eps, default=torch.float64)
 
     def _separation(self, losses: Tensor, graph: Graph) -> None:
         records = len(losses)
-        reached = [i for i, (_, output) in enumerate(self._seen) if graph.holds(output)]
+        reached = [i for i, one in enumerate(self._seen) if graph.holds(one.place)]
         seen = [self._seen[i] for i in reached]
         if not seen:
             return
         layouts = [self._possible(i, records) for i in reached]
-        outputs = [output for _, output in seen]
         # with secret weights, contributions of two records cannot cancel
         weights = (0.5 + self._coins.uniform(records)).to(losses)
 
         masks = splits(records, self._coins, SPLITS if self.full else 1) if records > 1 else []
         halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
         halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
-        unlike: list[set[Layout]] = [set() for _ in outputs]  # layouts by which a half's gradients are not those of all
-        for group in _groups(outputs):
+        unlike: list[set[Layout]] = [set() for _ in seen]  # layouts by which a half's gradients are not those of all
+        for group in _groups([one.numel for one in seen]):
 
             def gradients(of: Tensor, group: Sequence[int] = group) -> list[Tensor | None]:
-                some = [outputs[i] for i in group]
+                some = [seen[i].place for i in group]
                 return list(torch.autograd.grad((losses * of).sum(), some, retain_graph=True, allow_unused=True))
 
             together = gradients(weights)
@@ -265,12 +290,13 @@ class Proof:
                     layout = layouts[i]
                     layout[:] = [way for way in layout if not reaches(way.by_record(g, records), ~mine)]
                     if not layout:
-                        raise UnsupportedModelError(mixes(seen[i][0] or "the model"))
+                        raise UnsupportedModelError(mixes(seen[i].path or "the model"))
                     if number < _COMPARED:
                         unlike[i] |= {way for way in layout if not _alike(g, together[at], way, mine)}
                     del g
-        self._settle([path for path, _ in seen], layouts)
-        for (path, _), ways, wrong in zip(seen, layouts, unlike, strict=True):
+        paths = [one.path for one in seen]
+        self._settle(paths, layouts)
+        for path, ways, wrong in zip(paths, layouts, unlike, strict=True):
             if ways[0] in wrong:
                 raise UnsupportedModelError(
                     f"the backward pass mixes records: what reaches {path or 'the model'} for some records' losses "
@@ -284,12 +310,12 @@ class Proof:
         Raises:
             UnsupportedModelError: None.
         """
-        path, output = self._seen[number]
-        found = possible(tuple(output.shape), records, second=number not in self._own)
+        path, shape = self._seen[number].path, self._seen[number].shape
+        found = possible(tuple(shape), records, second=number not in self._own)
         if self.known is not None:
-            found = [way for way in found if way is self.known.get(path, Layout.FIRST).within(output.shape, records)]
+            found = [way for way in found if way is self.known.get(path, Layout.FIRST).within(shape, records)]
         if not found:
-            raise UnsupportedModelError(not_first(path, output.shape, records))
+            raise UnsupportedModelError(not_first(path, shape, records))
         return found
 
     def _settle(self, paths: Sequence[str], layouts: Sequence[list[Layout]]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
 from assay.errors import UnsupportedModelError
 from assay.gradients.arithmetic import constant
@@ -97,10 +98,10 @@ class Graph:
     normalises: bool
     """Whether statistics of more than one row are used (batch normalisation in train mode)."""
 
-    def holds(self, t: Tensor) -> bool:
-        """Whether the losses depend on this tensor."""
-        node = t.grad_fn
-        return id(t) in self.leaves if node is None else node in self.nodes
+    def holds(self, place: Tensor | GradientEdge) -> bool:
+        """Whether the losses depend on this tensor, or on the one that was at this place in the graph."""
+        node = place.grad_fn if isinstance(place, Tensor) else place.node
+        return id(place) in self.leaves if node is None else node in self.nodes
 
 
 _NORMALISING = frozenset(("NativeBatchNormBackward0", "CudnnBatchNormBackward0", "MiopenBatchNormBackward0"))

@@ -72,6 +72,7 @@ OUT_OF_SIGHT = (
 
 
 _ROUNDING = 1e3
+_SMALL_BATCH = 8  # records; half of them would be too few to tell
 _DIFFERENCE = 1e-2  # a number of records in place of two or three makes a larger one
 
 
@@ -290,34 +291,36 @@ def _check_number(
                 "what the model makes of a record depends on how many records there are in its batch, and so on "
                 "whether another one is among them: use a constant in the place of that number"
             )
-    _check_number_backwards(call, copy, records, torch.tensor(rows), axes)
+    _check_number_backwards(call, copy, records, rows, axes, coins)
 
 
 def _check_number_backwards(
-    call: Call, copy: nn.Module | None, records: int, rows: Tensor, axes: Sequence[int | None]
+    call: Call, copy: nn.Module | None, records: int, rows: list[int], axes: Sequence[int | None], coins: Coins
 ) -> None:
     """Refuse a model whose gradients for a few records' outputs depend on how many other records there are.
 
-    It calls copies, because a backward pass may write. Nothing can be said about a model that cannot be copied,
-    computes without autograd or forbids `torch.autograd.grad`.
+    The others are half of a larger batch, because the graph of the whole batch is in memory already. It calls copies,
+    because a backward pass may write. Nothing can be said about a model that cannot be copied, computes without
+    autograd or forbids `torch.autograd.grad`.
     """
     one, other = _one_more(copy), _one_more(copy)
     if one is None or other is None:
         return
+    others = [i for i in coins.uniform(records).argsort().tolist() if i not in rows]
+    many = list(range(records)) if records <= _SMALL_BATCH else rows + others[: records // 2]
     try:
-        among = _gradients(call, one, rows, axes, lambda t: t)
-        few_of_them = functools.partial(picked, rows.tolist(), records)
-        alone = _gradients(call, other, torch.arange(len(rows)), axes, few_of_them)
+        among = _gradients(call, one, [many.index(i) for i in rows], axes, functools.partial(picked, many, records))
+        alone = _gradients(call, other, range(len(rows)), axes, functools.partial(picked, rows, records))
     except Exception:  # the user's own model, which may fail in any way
         return
     pairs = [(a.to_dense(), b.to_dense()) for a, b in zip(among, alone, strict=True) if a is not None and b is not None]
     largest = max((float(a.abs().max()) for a, _ in pairs if a.numel()), default=0.0)
-    for many, few in pairs:
-        if not many.numel():
+    for theirs, own in pairs:
+        if not theirs.numel():
             continue
         # Some parameters (the bias of a softmax's keys) have a true gradient of 0, where only rounding is compared.
-        rounding = _ROUNDING * float(torch.finfo(many.dtype).eps) * largest
-        if float((many - few).abs().max()) > max(rounding, _DIFFERENCE * float(many.abs().max())):
+        rounding = _ROUNDING * float(torch.finfo(theirs.dtype).eps) * largest
+        if float((theirs - own).abs().max()) > max(rounding, _DIFFERENCE * float(theirs.abs().max())):
             raise UnsupportedModelError(
                 "the backward pass mixes records: the gradients of some records depend on how many others there are (a "
                 "hook or a function of its own that scales gradients by the batch). Per-record clipping cannot bound "
@@ -326,7 +329,7 @@ def _check_number_backwards(
 
 
 def _gradients(
-    call: Call, model: nn.Module, rows: Tensor, axes: Sequence[int | None], change: Callable[[Any], Any]
+    call: Call, model: nn.Module, rows: Sequence[int], axes: Sequence[int | None], change: Callable[[Any], Any]
 ) -> list[Tensor | None]:
     """The gradients of these rows' outputs with respect to each trained parameter; no `.grad` is written."""
     args, kwargs = call.changed(change)
@@ -337,9 +340,9 @@ def _gradients(
         put_back(model, call.buffers)
         with torch.enable_grad():
             outputs = zip(tensors(opened(model(*args, **kwargs))), axes, strict=True)
-            kept = [
-                t.index_select(axis, rows.to(t.device)) for t, axis in outputs if axis is not None and t.requires_grad
-            ]
+            at = torch.tensor(rows)
+            asked_of = [(t, axis) for t, axis in outputs if axis is not None and t.requires_grad]
+            kept = [t.index_select(axis, at.to(t.device)) for t, axis in asked_of]
             total = torch.stack([_weighted(t) for t in kept]).sum()
         asked = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return list(torch.autograd.grad(total, asked, allow_unused=True))
