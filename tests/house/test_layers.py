@@ -74,3 +74,25 @@ def test_a_module_imports_nothing_from_a_level_above_its_own():
         if unit not in LEVELS or LEVELS.index(unit) > LEVELS.index(level(path))
     ]
     assert not upward, upward
+
+
+SPENDS = {"accounting.ledger", "randomness", "mechanisms", "gradients.engine", "training.step", "training.loop"}
+"""What draws, adds noise, or holds a ledger that can be charged."""
+DECIDES = {"charge", "pay", "settle", "draw", "add_normal", "smallest_noise", "argmax", "argmin", "choice", "shuffle"}
+"""What charges, draws, searches for a noise or takes the best of several."""
+READS = {"read_ledger"}
+
+
+def test_the_command_line_only_parses_calls_and_prints():
+    """No ledger is written, nothing drawn and nothing chosen below `assay.cli`: whoever calls Python gets the same."""
+    wrong = []
+    for path in sorted((ROOT / "cli").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and node.module is not None:
+                within = node.module.removeprefix("assay.")
+                if any(within == one or within.startswith(f"{one}.") for one in SPENDS):
+                    wrong += [f"{path.name} imports {alias.name}" for alias in node.names if alias.name not in READS]
+            elif isinstance(node, ast.Call):
+                name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+                wrong += [f"{path.name}:{node.lineno} calls {name}"] if name in DECIDES else []
+    assert not wrong, wrong
