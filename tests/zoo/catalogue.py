@@ -500,6 +500,16 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_persons.py::test_one_person_under_two_ids_is_refused",
+        ("one person under two spellings of an id counted as two", "under one", ""),
+    ),
+    *_each(
+        "refused",
+        "test_persons.py::test_an_id_that_is_missing_or_of_another_type_is_refused",
+        ("7, 7.0 and a missing id counted as persons", "ids of one type", ""),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_total_over_choices_with_one_seed",
         ("a total over choices whose trials have the same noise", "with a seed each", ""),
     ),
