@@ -457,11 +457,16 @@ def test_masks_of_dropout_follow_the_source_of_randomness_and_no_seed_of_the_use
 
 LEFT = """
 import torch, assay
-plan = assay.Plan(records=8, batch_size=4, steps=9, noise_multiplier=1.0, delta=1e-3)
-step = assay.PrivateStep(torch.nn.Linear(3, 1), plan)
-batches = step.batches(torch.utils.data.TensorDataset(torch.randn(8, 3)))
-next(batches)
-raise ValueError("the user's own")
+def main():
+    global batches
+    model = torch.nn.Linear(3, 1)
+    plan = assay.Plan(records=8, batch_size=4, steps=9, noise_multiplier=1.0, delta=1e-3)
+    step = assay.PrivateStep(model, plan)
+    batches = step.batches(torch.utils.data.TensorDataset(torch.randn(8, 3)))
+    for x, in batches:
+        step.backward(model(x)[:, 0])
+        raise ValueError("the user's own")
+main()
 """
 
 
