@@ -10,6 +10,7 @@ import torch
 from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
 
 from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, PrivateStep, Training, fit, resume
 from assay.accounting.blt import optimised
@@ -19,6 +20,7 @@ from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.remembered import EarlierCopyError
 from assay.accounting.schedules import parse
+from assay.cli import app
 from assay.data.identity import contents
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Unit
@@ -299,6 +301,15 @@ def test_a_budget_that_is_restored_from_a_backup(bug, where, tmp_path, monkeypat
         pytest.raises(EarlierCopyError, match="had 3 lines") if bug == "restored" else contextlib.nullcontext() as told
     ):
         Budget(where).reserve(PLAN.event(100))
+    shown = CliRunner().invoke(app, ["budget", "show", str(where)])
+    if bug == "restored":  # nor may anybody read there that nothing was spent
+        with pytest.raises(EarlierCopyError):
+            Budget(where).spent()
+        with pytest.raises(EarlierCopyError):
+            settle_by_ledgers(Budget(where))
+        assert isinstance(shown.exception, EarlierCopyError)
+    else:
+        assert "spent or reserved" in shown.output
     if bug == "restored":  # the message names what may be removed, and that helps
         note = next((tmp_path / "state").rglob("budget-*"))
         assert str(note) in str(told.value)

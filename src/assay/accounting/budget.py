@@ -221,8 +221,12 @@ class Budget:
         return state
 
     def spent(self) -> float:
-        """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved."""
-        return self.state().spent()
+        """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved.
+
+        Raises:
+            EarlierCopyError: As `latest`.
+        """
+        return self.latest().spent()
 
     def recognise(self, contents: Iterable[bytes]) -> Recognised:
         """How many of these records the budget covers.

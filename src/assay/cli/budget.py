@@ -82,7 +82,7 @@ def show(name: Name, json: options.Json = False) -> None:
     from assay.accounting.budget import Budget
 
     budget = Budget(name)
-    state = budget.state()
+    state = budget.latest()  # what an earlier copy says was spent is too little
     if json:
         print_json(_as_json(budget, state))
         return

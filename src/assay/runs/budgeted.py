@@ -261,7 +261,7 @@ def settle_by_ledgers(
         Every run whose reservation stood, and why it still does; None for those that were settled.
     """
     said: list[tuple[Account, str | None]] = []
-    for account in [one for one in budget.state().accounts if one.open]:
+    for account in [one for one in budget.latest().accounts if one.open]:
         folders = [*([] if account.path is None else [Path(account.path)]), *runs]
         try:
             with _idle_ledger(account, folders, budget) as ledger:
