@@ -499,6 +499,11 @@ ZOO: tuple[Mutant, ...] = (
         ("exact accuracies of training records in the record", "of test records", ""),
     ),
     *_each(
+        "two worlds",
+        "test_budgets.py::test_how_many_records_another_budget_covers_is_not_released",
+        ("the number of records that another budget covers, in the record of a run", "its name", ""),
+    ),
+    *_each(
         "refused",
         "test_sites.py::test_a_client_with_fewer_records_than_the_plan_says",
         ("a client with fewer records than ε counts on", "with as many", ""),

@@ -231,7 +231,8 @@ def facts(budget: Budget, mine: Lease) -> dict[str, Any]:
         "runs": len(state.accounts),
         "open": sum(one.open for one in state.accounts),
         "records": state.records,
-        "overlaps": [dict(one) for one in state.overlaps],
+        # how many records both have is an exact figure about them: only the budget's holder reads it
+        "overlaps": [{name: one[name] for name in one if name != "records"} for one in state.overlaps],
         "entries": len(state.heads),
         "head": state.heads[-1],
         "data": mine.data,
