@@ -102,6 +102,17 @@ ZOO: tuple[Mutant, ...] = (
         ("__getitems__ that centres what it fetches", "it fetches each by itself", ""),
     ),
     *_each(
+        "refused before anything runs",
+        "test_before_the_model.py::test_a_data_set_that_remembers_the_record_before",
+        ("a data set that adds the record before", "one that keeps what each record was", ""),
+        ("a data set that gives the record before", "one that changes each record in place", ""),
+    ),
+    *_each(
+        "refused on the second batch",
+        "test_before_the_model.py::test_a_loop_that_writes_into_its_data_set",
+        ("a loop that centres its data set by a batch", "one that changed it before", ""),
+    ),
+    *_each(
         "refused on the first batch",
         "test_before_the_model.py::test_a_loop_that_mixes_records_is_refused_every_time",
         ("a loop with mixup", "a loop that changes each record", ""),

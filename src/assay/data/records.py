@@ -190,6 +190,11 @@ class Records:
         return self._dataset
 
     @property
+    def writes(self) -> tuple[int, ...]:
+        """How often torch has written into each tensor of the data set, as far as that is known."""
+        return tuple(t._version for t in self._tensors or () if not t.is_inference())
+
+    @property
     def draws(self) -> bool:
         """Whether fetching a record may draw random numbers: the data set's own code runs."""
         return self._tensors is None and type(self) is Records
