@@ -102,6 +102,11 @@ ZOO: tuple[Mutant, ...] = (
         ("__getitems__ that centres what it fetches", "it fetches each by itself", ""),
     ),
     *_each(
+        "refused at the next step",
+        "test_loops.py::test_running_statistics_that_a_loop_computes_between_two_steps",
+        ("BatchNorm's statistics computed from the records between two steps", "left as they were", ""),
+    ),
+    *_each(
         "refused before anything runs",
         "test_before_the_model.py::test_a_data_set_that_remembers_the_record_before",
         ("a data set that adds the record before", "one that keeps what each record was", ""),
