@@ -10,7 +10,8 @@ from torch.utils.data import TensorDataset
 
 from assay import Plan, PrivateStep, data
 from assay.audit import from_scores
-from assay.data.persons import numbered
+from assay.data.persons import UnitRecords, numbered
+from assay.data.records import Records
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Sampled, Unit
 from assay.errors import ConfigError, DataError
@@ -128,6 +129,18 @@ def test_an_id_that_is_missing_or_of_another_type_is_refused(bad):
     with pytest.raises(ConfigError, match="units"):
         numbered(bad)
     assert numbered(["7", "8"]).tolist() == numbered([7, 8]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_ranks_that_disagree_on_whose_two_rows_are(bug):
+    """A person would have rows on both ranks, each clipped by itself. Ranks compare digests before the first batch."""
+    records = Records(TensorDataset(torch.arange(400.0).reshape(200, 2)))
+    ids = torch.arange(200) // 2
+    other = ids.clone()
+    if bug:
+        other[[3, 5]] = ids[[5, 3]]
+    mine, theirs = (UnitRecords(records, one, Unit(name="id", persons=100)).digest() for one in (ids, other))
+    assert (mine != theirs) is bug
 
 
 def test_a_split_by_rows_would_put_persons_into_both_parts(tmp_path):

@@ -123,6 +123,10 @@ class UnitRecords(Records):
         """The batches of these persons, or rows, fetched by worker processes; None where this process fetches them."""
         return self.rows.ahead((self.places_of(torch.tensor(index)).tolist(), seed) for index, seed in keys)
 
+    def digest(self, most: int = 32) -> str:
+        """A digest of some persons, as of records, and of whose each row is."""
+        return hashlib.sha256(super().digest(most).encode() + self.owner.numpy().tobytes()).hexdigest()
+
     def zeros(self, count: int = 1) -> Any:
         """Rows of zeros, shaped like the others."""
         return self.rows.zeros(count)
