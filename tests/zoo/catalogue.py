@@ -526,6 +526,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_columns.py::test_a_public_sample_of_private_rows",
+        ("a schema from a public sample that is an extract of the private rows", "of other rows", ""),
+    ),
+    *_each(
+        "refused",
         "test_persons.py::test_ranks_that_disagree_on_whose_two_rows_are",
         ("two ranks that disagree on whose some rows are", "that agree", ""),
     ),
