@@ -479,9 +479,9 @@ class PrivateStep(Unique):
 
     def _check_trained(self, records: Records) -> None:
         """Refuse a model that an earlier run has trained on these records, unless its charge counts here, too."""
-        digest = trained.digest_of(Records(records.dataset, loading=records.loading))
-        trained.check(self._behind, digest, self.ledger, under_budget=self.ledger.covers is not None)
-        self._mine.add(trained.Trained(digest, self.ledger))
+        on = trained.marked(Records(records.dataset, loading=records.loading))
+        trained.check(self._behind, on, self.ledger, under_budget=self.ledger.covers is not None)
+        self._mine.add(trained.Trained(on, self.ledger))
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
