@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+_ZEROS = re.compile("(?<![0-9])0+(?=[0-9])")
+_FRACTION = re.compile("[0-9+.,-][0-9.,eE+-]*")
 _MISSING = {"", "na", "n/a", "#n/a", "nan", "nat", "null", "none", "<na>", ".", "-", "--", "?", "-1", str(-(2**63))}
 """Marks of a missing value in any case; -1 and -2^63 are what numpy and pandas make of one in whole numbers."""
 
@@ -26,11 +28,24 @@ def form(one: str) -> str:
         ('p-7', True, True)
     """
     text = one.casefold()
+    if "0" not in text and text.isascii() and text.isalnum():  # most ids: this is quick
+        return text
     if not text.isascii():
-        kinds = ((unicodedata.category(c), c) for c in unicodedata.normalize("NFKC", text))
-        text = "".join("-" if kind == "Pd" or c == "\u2212" else c for kind, c in kinds if kind != "Cf").casefold()
+        text = "".join(map(_plain, unicodedata.normalize("NFKC", text))).casefold()
     text = " ".join(text.split()).strip("\"'")
-    return re.sub(r"(?<![0-9])0+(?=[0-9])", "", text)
+    return _ZEROS.sub("", text)
+
+
+def _plain(c: str) -> str:
+    """A character of an id: digits of all scripts and dashes of all kinds are one, and format characters are none."""
+    match unicodedata.category(c):
+        case "Nd":
+            return str(unicodedata.decimal(c))
+        case "Pd":
+            return "-"
+        case "Cf":
+            return ""
+    return "-" if c == "\u2212" else c
 
 
 def is_missing(one: str, marks: Iterable[str] = ()) -> bool:
@@ -40,11 +55,11 @@ def is_missing(one: str, marks: Iterable[str] = ()) -> bool:
 
 def is_fraction(one: str) -> bool:
     """Whether a text is a number in another form than digits alone."""
-    text = one.strip().replace(",", ".")
-    if not text or not set(text) <= set("0123456789.eE+-") or not (text[0].isdigit() or text[0] in "+-."):
+    text = one.strip()
+    if text.isdigit() or not _FRACTION.fullmatch(text):
         return False
     try:
-        float(text)
+        float(text.replace(",", "."))
     except ValueError:
         return False
     return not text.lstrip("-").isdigit()
