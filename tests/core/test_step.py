@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -451,3 +453,24 @@ def test_masks_of_dropout_follow_the_source_of_randomness_and_no_seed_of_the_use
 
     assert masks(OsSeeded()) != masks(OsSeeded())
     assert masks(Seeded(1)) == masks(Seeded(1))
+
+
+LEFT = """
+import torch, assay
+def main():
+    global batches
+    model = torch.nn.Linear(3, 1)
+    plan = assay.Plan(records=8, batch_size=4, steps=9, noise_multiplier=1.0, delta=1e-3)
+    step = assay.PrivateStep(model, plan)
+    batches = step.batches(torch.utils.data.TensorDataset(torch.randn(8, 3)))
+    for x, in batches:
+        step.backward(model(x)[:, 0])
+        raise ValueError("the user's own")
+main()
+"""
+
+
+def test_a_loop_that_an_exception_left_says_nothing_more_when_python_ends():
+    done = subprocess.run([sys.executable, "-c", LEFT], capture_output=True, text=True, check=False)
+    assert "the user's own" in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -102,6 +102,22 @@ ZOO: tuple[Mutant, ...] = (
         ("__getitems__ that centres what it fetches", "it fetches each by itself", ""),
     ),
     *_each(
+        "refused at the next step",
+        "test_loops.py::test_running_statistics_that_a_loop_computes_between_two_steps",
+        ("BatchNorm's statistics computed from the records between two steps", "left as they were", ""),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_before_the_model.py::test_a_data_set_that_remembers_the_record_before",
+        ("a data set that adds the record before", "one that keeps what each record was", ""),
+        ("a data set that gives the record before", "one that changes each record in place", ""),
+    ),
+    *_each(
+        "refused on the second batch",
+        "test_before_the_model.py::test_a_loop_that_writes_into_its_data_set",
+        ("a loop that centres its data set by a batch", "one that changed it before", ""),
+    ),
+    *_each(
         "refused on the first batch",
         "test_before_the_model.py::test_a_loop_that_mixes_records_is_refused_every_time",
         ("a loop with mixup", "a loop that changes each record", ""),
@@ -491,12 +507,43 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_around_a_run.py::test_a_loop_that_goes_on_with_a_model_which_was_trained",
         ("a second step on a model that a first one has trained", "on the ledger of the first", ""),
+        ("a second step on the same records in another order, or on a quarter of them", "on other people", ""),
         ("a head on layers that an earlier run has trained on the records", "on layers made again", ""),
     ),
     *_each(
         "refused",
         "test_around_a_run.py::test_test_records_that_are_training_records",
         ("exact accuracies of training records in the record", "of test records", ""),
+    ),
+    *_each(
+        "two worlds",
+        "test_budgets.py::test_how_many_records_another_budget_covers_is_not_released",
+        ("the number of records that another budget covers, in the record of a run", "its name", ""),
+    ),
+    *_each(
+        "refused",
+        "test_sites.py::test_a_client_with_fewer_records_than_the_plan_says",
+        ("a client with fewer records than ε counts on", "with as many", ""),
+    ),
+    *_each(
+        "refused",
+        "test_columns.py::test_a_public_sample_of_private_rows",
+        ("a schema from a public sample that is an extract of the private rows", "of other rows", ""),
+    ),
+    *_each(
+        "refused",
+        "test_persons.py::test_ranks_that_disagree_on_whose_two_rows_are",
+        ("two ranks that disagree on whose some rows are", "that agree", ""),
+    ),
+    *_each(
+        "refused",
+        "test_persons.py::test_one_person_under_two_ids_is_refused",
+        ("one person under two spellings of an id counted as two", "under one", ""),
+    ),
+    *_each(
+        "refused",
+        "test_persons.py::test_an_id_that_is_missing_or_of_another_type_is_refused",
+        ("7, 7.0 and a missing id counted as persons", "ids of one type", ""),
     ),
     *_each(
         "refused",

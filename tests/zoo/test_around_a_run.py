@@ -101,7 +101,7 @@ def test_a_model_that_is_trained_twice_on_the_same_records(bug):
         library.fit(model, TensorDataset(x[:80].clone(), torch.arange(80) % 2), plan=plan)
 
 
-@pytest.mark.parametrize("bug", ["another ledger", "another head", "fit"])
+@pytest.mark.parametrize("bug", ["another ledger", "another head", "fit", "in another order", "a quarter of them"])
 def test_a_loop_that_goes_on_with_a_model_which_was_trained(bug):
     """A second step begins with what the first has learnt of the records, and its own ledger does not say so."""
     plan = Plan(records=80, batch_size=40, steps=2, noise_multiplier=2.0, delta=1e-3)
@@ -120,6 +120,10 @@ def test_a_loop_that_goes_on_with_a_model_which_was_trained(bug):
         "another ledger": train,
         "another head": lambda model, records: train(nn.Sequential(model[0], nn.Linear(4, 2)), records),
         "fit": lambda model, records: library.fit(model, records, plan=plan),
+        "in another order": lambda model, records: train(model, Subset(records, torch.randperm(80).tolist())),
+        "a quarter of them": lambda model, records: train(
+            model, TensorDataset(torch.cat([records.tensors[0][:20], torch.randn(60, 3)]), records.tensors[1])
+        ),
     }
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     spent = train(model, people[0])

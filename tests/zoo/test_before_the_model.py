@@ -1,5 +1,6 @@
 """Records that are mixed before the model sees them, by a `collate_fn`, a data set or the loop, are refused."""
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.utils.data import Dataset, TensorDataset, default_collate
 import assay
 from assay import Plan, PrivateStep
 from assay.data import Loading
+from assay.data.apart import check_apart
 from assay.data.units import Unit
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.runs.result import cross_entropy
@@ -133,6 +135,63 @@ def test_a_data_set_that_mixes_what_it_fetches_together_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"dataset.*from one record alone"):
         fit(default_collate, data=_FetchesTogether(wrong=True))
     assert fit(default_collate, data=_FetchesTogether(wrong=False)).epsilon > 0
+
+
+class _Kept(Dataset[Any]):
+    """A data set that keeps something from one record to the next."""
+
+    def __init__(self, way: str) -> None:
+        self.way, self.records, self.coins = way, records(), torch.Generator().manual_seed(0)
+        self.last, self.cache = torch.zeros(6), dict[int, Tensor]()
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        x, y = self.records[i]
+        last, self.last = self.last, x
+        match self.way:
+            case "adds the last":
+                return x + 0.1 * last, y
+            case "gives the last":
+                return last, y
+            case "a cache":
+                return self.cache.setdefault(i, x + torch.randn(6)), y
+            case "its own coins":
+                return x * int(torch.randint(2, (), generator=self.coins)), y
+        return self.records.tensors[0][i].mul_(0.9).clone(), y
+
+
+@pytest.mark.parametrize(
+    ("way", "bug"),
+    [
+        ("adds the last", True),
+        ("gives the last", True),
+        ("a cache", False),
+        ("its own coins", False),
+        ("written in place", False),
+    ],
+)
+def test_a_data_set_that_remembers_the_record_before(way: str, bug: bool) -> None:
+    for seed in range(20):
+        with pytest.raises(ConfigError, match="_Kept") if bug else contextlib.nullcontext():
+            check_apart(_Kept(way), Loading(), seed)
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_a_loop_that_writes_into_its_data_set(bug: bool) -> None:
+    """The bug: every record loses the mean of a batch. The twin does so before the loop, by a constant."""
+    data = records()
+    with pytest.raises(ConfigError, match="written into while") if bug else contextlib.nullcontext():
+        model = nn.Linear(6, 3)
+        step = PrivateStep(model, Plan(records=RECORDS, batch_size=60, steps=STEPS, noise_multiplier=1.0, delta=1e-5))
+        data.tensors[0].sub_(0.5)
+        for x, y in step.batches(data):
+            if bug:
+                data.tensors[0].sub_(x.mean(0))
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+    step.close()
+    assert step.taken == (1 if bug else STEPS)
 
 
 @pytest.mark.parametrize("change", [mixed_up, centred, drawn_again])

@@ -10,6 +10,7 @@ import torch
 from dp_accounting.dp_event import ComposedDpEvent, SelfComposedDpEvent
 from torch import nn
 from torch.utils.data import TensorDataset
+from typer.testing import CliRunner
 
 from assay import Budget, BudgetSpentError, ConfigError, DataError, Plan, PrivateStep, Training, fit, resume
 from assay.accounting.blt import optimised
@@ -19,6 +20,7 @@ from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.remembered import EarlierCopyError
 from assay.accounting.schedules import parse
+from assay.cli import app
 from assay.data.identity import contents
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Unit
@@ -299,6 +301,15 @@ def test_a_budget_that_is_restored_from_a_backup(bug, where, tmp_path, monkeypat
         pytest.raises(EarlierCopyError, match="had 3 lines") if bug == "restored" else contextlib.nullcontext() as told
     ):
         Budget(where).reserve(PLAN.event(100))
+    shown = CliRunner().invoke(app, ["budget", "show", str(where)])
+    if bug == "restored":  # nor may anybody read there that nothing was spent
+        with pytest.raises(EarlierCopyError):
+            Budget(where).spent()
+        with pytest.raises(EarlierCopyError):
+            settle_by_ledgers(Budget(where))
+        assert isinstance(shown.exception, EarlierCopyError)
+    else:
+        assert "spent or reserved" in shown.output
     if bug == "restored":  # the message names what may be removed, and that helps
         note = next((tmp_path / "state").rglob("budget-*"))
         assert str(note) in str(told.value)
@@ -364,3 +375,20 @@ def test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is():
     twin = optimised(2, 50, 10)
     with pytest.raises(AssertionError, match="more than is charged"):
         replace(twin, scale=twin.scale / float(np.linalg.norm(twin.coefficients())))
+
+
+def test_how_many_records_another_budget_covers_is_not_released(tmp_path):
+    """The bug: record and statement told the number, from which whoever knows the other records reads one off."""
+    records = TensorDataset(torch.arange(80.0).reshape(40, 2), torch.arange(40) % 2)
+    plan = Plan(records=40, batch_size=10, steps=1, noise_multiplier=9.0, delta=1e-5)
+    said = []
+    for common in (20, 21):
+        place = tmp_path / str(common)
+        other = TensorDataset(*(part[:common] for part in records.tensors))
+        Budget.create(place / "ward", epsilon=9.0, delta=1e-5, contents=contents(other))
+        own = Budget.create(place / "own", epsilon=9.0, delta=1e-5, contents=contents(records))
+        assert own.state().overlaps[0]["records"] == common  # for the holder of the records
+        result = fit(nn.Linear(2, 2), records, plan=plan, budget=own)
+        (told,) = result.record["budget"]["overlaps"]
+        said.append(({**told, "id": None}, "Some records are also in the budget ward" in result.statement))
+    assert said[0] == said[1] == ({"id": None, "name": "ward", "epsilon": 9.0}, True)

@@ -1,5 +1,6 @@
 """Bugs in the estimate of a table's columns: an attack on one record shows each, and does not show its correct twin."""
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from assay.accounting.ledger import Ledger, read_ledger
 from assay.audit.bounds import Errors, epsilon_lower
 from assay.data.tables import cells, estimates
 from assay.data.tables.drafts import read_draft, training_rows
+from assay.data.tables.templates import from_sample
+from assay.errors import DataError
 from assay.methods.columns import Columns
 from assay.presets import of_options
 from assay.randomness.streams import Seeded
@@ -126,3 +129,14 @@ def test_a_plan_without_an_estimate_takes_no_fewer_records(begun):
     plan = replace(begun[1].plan, columns=None, epsilon_limit=None)
     with pytest.raises(ConfigError, match="persons that the plan was made for"):
         next(iter(PrivateStep(model, plan).batches(data, units=units)))
+
+
+@pytest.mark.parametrize("bug", ["a copy", "its first rows", None])
+def test_a_public_sample_of_private_rows(tmp_path, bug):
+    """The bug: ranges and levels of the private rows, said to be public. The twin has rows of its own."""
+    rows = [f"{20 + i % 60},{i},{'yes' if i % 3 else 'no'}" for i in range(300)]
+    taken = {"a copy": rows[::-1], "its first rows": rows[:40], None: [f"{30 + i},-{i},no" for i in range(40)]}[bug]
+    for name, lines in (("own.csv", rows), ("sample.csv", taken)):
+        (tmp_path / name).write_text("\n".join(["age,stay,back", *lines]))
+    with pytest.raises(DataError, match="different rows") if bug else contextlib.nullcontext():
+        assert "high = 69" in from_sample(tmp_path / "own.csv", tmp_path / "sample.csv")

@@ -1,5 +1,6 @@
 """What a loop of one's own does with a batch, before the model and after it, is repeated with other records in it."""
 
+import contextlib
 import warnings
 from collections import UserDict
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._C import _len_torch_function_stack
 from torch.nn import functional as F
+from torch.optim.swa_utils import update_bn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
@@ -535,3 +537,25 @@ def test_nobody_listens_after_a_loop_was_left() -> None:
         break
     assert _len_torch_function_stack() == 0
     step.close()
+
+
+@pytest.mark.parametrize("bug", ["update_bn", "by hand", None])
+def test_running_statistics_that_a_loop_computes_between_two_steps(bug: str | None) -> None:
+    """The twin evaluates, moves and loads the model, and leaves its statistics as they were."""
+    data = records()
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=8, noise_multiplier=1.0, delta=1e-5))
+    with pytest.raises(UnsupportedModelError, match="running statistics") if bug else contextlib.nullcontext():
+        for _ in range(2):
+            for x, y in step.batches(data, 4):
+                step.backward(F.cross_entropy(model(x), y, reduction="none"))
+            if bug == "update_bn":
+                update_bn([data.tensors[0]], model)
+                model.eval()
+            elif bug:
+                model[1].running_mean.copy_(data.tensors[0].mean())
+            else:
+                model(data.tensors[0])
+                model.load_state_dict(model.state_dict())
+    step.close()
+    assert step.taken == (4 if bug else 8)

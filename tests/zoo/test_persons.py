@@ -10,9 +10,11 @@ from torch.utils.data import TensorDataset
 
 from assay import Plan, PrivateStep, data
 from assay.audit import from_scores
+from assay.data.persons import UnitRecords, numbered
+from assay.data.records import Records
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Sampled, Unit
-from assay.errors import DataError
+from assay.errors import ConfigError, DataError
 from assay.randomness.streams import Seeded
 
 from . import mutants
@@ -90,6 +92,55 @@ def test_a_person_in_both_parts_is_refused(tmp_path, bug):
         assert len(data.load(path).test_x) == 4  # without a unit nobody can tell
     else:
         assert data.load(path, unit="patient_id").persons == 9
+
+
+SPELLINGS = {
+    "case": "P7",
+    "blanks at the end": "p7 ",
+    "a blank without width": "p7\u200b",
+    "full-width digits": "p\uff17",
+    "leading zeros": "p07",
+}
+
+
+@pytest.mark.parametrize("other", SPELLINGS.values(), ids=SPELLINGS)
+def test_one_person_under_two_ids_is_refused(tmp_path, other):
+    """The bug: a person's rows under two spellings of one id are two persons to the plan. The twin: one spelling."""
+    ids = [f"p{i // 4}" for i in range(40)]
+    assert numbered(ids).max() == 9
+    with pytest.raises(ConfigError, match="one person would count as two"):
+        numbered([*ids[:31], other, *ids[32:]])
+    x, y = np.random.default_rng(0).normal(size=(40, 3)).astype("float32"), np.arange(40) % 2
+    path = tmp_path / "visits.npz"
+
+    def load(tested):
+        parts = {"patient_id": ids[:32], "patient_id_test": tested}
+        np.savez(path, x=x[:32], y=y[:32], x_test=x[32:], y_test=y[32:], **parts)
+        return data.load(path, unit="patient_id")
+
+    assert load(ids[32:]).persons == 8
+    with pytest.raises(DataError, match="one person would count as two"):
+        load([other, *ids[33:]])
+
+
+@pytest.mark.parametrize("bad", [["7", 7.0, 7], ["7", ""], ["7", "None"], [7, -1], ["7.0", "7"]], ids=str)
+def test_an_id_that_is_missing_or_of_another_type_is_refused(bad):
+    """Before, numpy made texts of a mixed list, and so two persons of one; a mark of a missing id was a person."""
+    with pytest.raises(ConfigError, match="units"):
+        numbered(bad)
+    assert numbered(["7", "8"]).tolist() == numbered([7, 8]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_ranks_that_disagree_on_whose_two_rows_are(bug):
+    """A person would have rows on both ranks, each clipped by itself. Ranks compare digests before the first batch."""
+    records = Records(TensorDataset(torch.arange(400.0).reshape(200, 2)))
+    ids = torch.arange(200) // 2
+    other = ids.clone()
+    if bug:
+        other[[3, 5]] = ids[[5, 3]]
+    mine, theirs = (UnitRecords(records, one, Unit(name="id", persons=100)).digest() for one in (ids, other))
+    assert (mine != theirs) is bug
 
 
 def test_a_split_by_rows_would_put_persons_into_both_parts(tmp_path):

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from assay.errors import AssayError
+from assay.errors import AssayError, ConfigError
 from assay.federated import client as clients
 from assay.federated.local import Training
-from assay.federated.plan import FederatedPlan
+from assay.federated.plan import FederatedPlan, Silo
 from assay.federated.pristine import Pristine
 from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE
 from assay.federated.transport.pinned import pin
@@ -80,3 +80,20 @@ def test_a_server_that_sends_something_else(tmp_path, monkeypatch, opens, bug, o
     except AssayError as error:
         kept = "refused" in str(error)
     assert kept is not bug
+
+
+@pytest.mark.parametrize("fewest", [50, 5], ids=["bug", "twin"])
+def test_a_client_with_fewer_records_than_the_plan_says(fewest):
+    """The bug: ε of a record among 50 is stated, and one client has 5, each of which is drawn ten times as often."""
+    silo = Silo(records=fewest, batch_size=5, steps=10)
+    plan = FederatedPlan(
+        clients=2, per_round=2, rounds=2, size=15, unit="record", noise_multiplier=1.0, delta=1e-2, silo=silo
+    )
+    records = [(torch.zeros(size, 4), torch.zeros(size, dtype=torch.int64)) for size in (50, 5)]
+    if fewest == 50:
+        assert plan.epsilon() < 0.5 * plan.client_plan(5).epsilon()
+        with pytest.raises(ConfigError, match="records of client 1 = 5"):
+            clients.Site(plan, Training(), nn.Linear(4, 3), records)
+    else:
+        assert plan.epsilon() >= max(plan.client_plan(len(x)).epsilon() for x, _ in records)
+        clients.Site(plan, Training(), nn.Linear(4, 3), records)

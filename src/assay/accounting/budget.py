@@ -45,7 +45,7 @@ import numpy as np
 from dp_accounting.dp_event import DpEvent
 
 from assay._util import journal
-from assay._util.figures import at_most
+from assay._util.figures import at_least, at_most
 from assay._util.journal import Journal
 from assay._util.signatures import PublicKey, read_private
 from assay.accounting import events
@@ -221,8 +221,12 @@ class Budget:
         return state
 
     def spent(self) -> float:
-        """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved."""
-        return self.state().spent()
+        """The ε of all runs so far at the budget's δ; unfinished runs count with all that they reserved.
+
+        Raises:
+            EarlierCopyError: As `latest`.
+        """
+        return self.latest().spent()
 
     def recognise(self, contents: Iterable[bytes]) -> Recognised:
         """How many of these records the budget covers.
@@ -330,7 +334,8 @@ class Budget:
         fitting = None if noisier is None else self._fitting(state, noisier)
         if fitting is None:
             return said + ". Nothing was trained"
-        return said + f". What is left allows a run like this with ε ≤ {fitting:.3g} (--epsilon). Nothing was trained"
+        fits = f"What is left allows a run like this with ε ≤ {at_least(fitting, 3)} (--epsilon)"
+        return f"{said}. {fits}. Nothing was trained"
 
     def _fitting(self, state: State, noisier: Callable[[float], tuple[DpEvent, float]]) -> float | None:
         """About the largest ε of a run like this that would fit, rounded down; None if there is none to speak of."""

@@ -42,6 +42,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from dp_accounting.dp_event import ComposedDpEvent, DpEvent
 
 from assay._util import seals
+from assay._util.figures import at_most
 from assay._util.files import has_name, lock, sync_folder, unlock, writing
 from assay._util.process import Unique
 from assay.accounting import events
@@ -344,7 +345,7 @@ class Ledger(Unique):
         spent = epsilon(ComposedDpEvent([self.event(), event]), self.delta, self.adjacency)
         if self.ceiling is not None and spent > self.ceiling:
             raise BudgetSpentError(
-                f"the budget is spent: a release before training would make it ε = {spent:.4g} of {self.ceiling} "
+                f"the budget is spent: a release before training would make it ε = {at_most(spent)} of {self.ceiling} "
                 f"(δ = {self.delta:g})"
             )
         if self.covers is not None and not self.covers(ComposedDpEvent([self.event(), event])):

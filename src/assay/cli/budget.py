@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from assay._util.figures import at_most
+from assay._util.figures import at_least, at_most
 from assay.accounting.adjacency import Adjacency
 from assay.cli import options
 from assay.cli.output import console, note, note_delta, print_json
@@ -82,7 +82,7 @@ def show(name: Name, json: options.Json = False) -> None:
     from assay.accounting.budget import Budget
 
     budget = Budget(name)
-    state = budget.state()
+    state = budget.latest()  # what an earlier copy says was spent is too little
     if json:
         print_json(_as_json(budget, state))
         return
@@ -140,7 +140,7 @@ def _print_left(budget: Budget, state: State) -> None:
     out = console()
     out.print(
         f"spent or reserved: ε = {_epsilon(state.spent())} of {budget.epsilon:g}; left: "
-        + (f"about one run of ε = {left:.2g}" if left >= 0.01 else "nothing")
+        + (f"about one run of ε = {at_least(left, 2)}" if left >= 0.01 else "nothing")
     )
     if still:
         out.print(

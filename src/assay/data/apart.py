@@ -6,7 +6,9 @@ rows that are mixed already. So the function itself is called on some records, a
 random half of them, with the same random numbers. The rows of the half that stayed must be what they were, up to
 padding. This is repeated with other random numbers, because a function may mix now and then.
 
-`__getitems__` of a data set, which fetches several records at once, is compared with fetching them one by one.
+`__getitems__` of a data set, which fetches several records at once, is compared with fetching them one by one. And a
+data set may remember: some records are fetched after one other record and after another one. What one record gives must
+not tell which it was. Where it changes by itself (random numbers of the data set's own), nothing can be compared.
 
 What cannot be shown: mixing that begins later in a run, faint dependences (relative 1e-5), and objects that are neither
 tensors, arrays, numbers, texts, lists, dicts nor have attributes of these kinds.
@@ -24,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from assay.data.records import Collate, Loading, Records, seeded
 from assay.errors import ConfigError
@@ -32,11 +34,12 @@ from assay.errors import ConfigError
 _RECORDS = 32  # half of them in a batch, the others in their place
 _TRIALS, _SECONDS = 64, 0.3  # mixing in one call of ten is missed once in a thousand times
 _LEAST = 8  # trials, however long they take
+_LOOKS, _COINS = 12, 24
 _DEPTH = 8
 
 
 def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
-    """Refuse a `collate_fn` or `__getitems__` by which a record enters the row of another.
+    """Refuse a `collate_fn` or a data set by which a record enters the row of another.
 
     Where worker processes fetch the records, one of them makes the check: a data set may open its files in the process
     that asks first, and workers must not inherit them.
@@ -49,7 +52,7 @@ def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
     Raises:
         ConfigError: Records are mixed.
     """
-    if len(dataset) < 2 or (loading.collate_fn is None and not hasattr(dataset, "__getitems__")):  # type: ignore[arg-type]
+    if len(dataset) < 2 or (loading.collate_fn is None and type(dataset) is TensorDataset):  # type: ignore[arg-type]
         return
     comparison = _Comparison(dataset, loading.collate, seed)
     if loading.num_workers:
@@ -62,9 +65,10 @@ def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
         raise ConfigError(
             field,
             name if field == "collate_fn" else type(dataset).__name__,
-            f"one that makes {path} from one record alone. Here it changes with other records of the batch (mixup, "
-            "CutMix, centring, a statistic of the batch), so one record would enter the gradients of several, and ε "
-            "would be too small. Use constants, or change each record by itself in the data set",
+            f"one that makes {path} from one record alone. Here it changes with other records, of the batch or fetched "
+            "before (mixup, CutMix, centring, a statistic of the batch, a memory), so one record would enter the "
+            "gradients of several, and ε would be too small. Use constants, or change each record by itself in the "
+            "data set",
         )
 
 
@@ -149,10 +153,14 @@ class _Comparison(Dataset[Any]):
         coins = np.random.default_rng(self._seed)
         size = len(self._dataset)  # type: ignore[arg-type]
         index = [int(i) for i in coins.choice(size, min(size, _RECORDS), replace=False)]
+        if (path := self._fetched_after(index[:_LOOKS], coins)) is not None:
+            return "dataset", path
+        if self._collate is default_collate and not hasattr(self._dataset, "__getitems__"):
+            return ()
         records = [self._alone(i, self._seed) for i in index]
         if (path := self._fetched_together(index, records)) is not None:
             return "dataset", path
-        if (path := self._put_together(records, coins)) is not None:
+        if self._collate is not default_collate and (path := self._put_together(records, coins)) is not None:
             return "collate_fn", path
         return ()
 
@@ -160,6 +168,23 @@ class _Comparison(Dataset[Any]):
         together = getattr(self._dataset, "__getitems__", None)
         with seeded(seed):
             return self._dataset[i] if together is None else together([i])[0]
+
+    def _fetched_after(self, index: list[int], coins: np.random.Generator) -> str | None:
+        """A record that tells which one was fetched before it; one that changes by itself cannot be compared."""
+
+        def after(before: int, one: int) -> Any:
+            self._alone(before, self._seed)
+            return self._alone(one, self._seed)
+
+        for one, *two in zip(index[0::3], index[1::3], index[2::3], strict=False):
+            first, second = (copy.deepcopy(after(before, one)) for before in two)
+            if _difference(first, second) is None or _difference(first, after(two[0], one)) is not None:
+                continue
+            # Both may have been chance. Records that do not look back repeat these coins less than once in 10^7 times.
+            told = coins.integers(2, size=_COINS).tolist()
+            if all(_difference((first, second)[coin], after(two[coin], one)) is None for coin in told):
+                return "a record"
+        return None
 
     def _fetched_together(self, index: list[int], records: list[Any]) -> str | None:
         """A record that is another one when it is fetched with others; random ones cannot be compared."""

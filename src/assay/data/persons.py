@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from assay.data.ids import fault, texts_of
 from assay.data.records import Key, Records
 from assay.data.units import Unit
 from assay.errors import ConfigError
@@ -18,6 +19,7 @@ from assay.errors import ConfigError
 Ids = Tensor | Sequence[int] | Sequence[str]
 """Whose each row is."""
 
+_IDS = "whole numbers or texts, one for each row, and not both"
 _KEY = b"assay: rows of a person, 1"
 
 
@@ -28,18 +30,32 @@ def numbered(ids: Ids | np.ndarray[Any, Any]) -> Tensor:
         ids: One id for each row: whole numbers or texts.
 
     Raises:
-        ConfigError: They are not one-dimensional, empty, or neither whole numbers nor texts.
+        ConfigError: They are not one-dimensional, empty, or neither whole numbers nor texts; an id is missing; or two
+            are likely one person's (`assay.data.ids`).
 
     Example:
         >>> numbered(["b", "a", "b"])
         tensor([1, 0, 1])
     """
-    values = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    given = ids.detach().cpu().numpy() if isinstance(ids, Tensor) else ids
+    values = np.asarray(given)
     if values.ndim != 1 or len(values) == 0:
         raise ConfigError("units", f"shape {values.shape}", "one id for each row")
+    if values.dtype.kind == "U" and getattr(getattr(given, "dtype", None), "kind", "O") != "U":
+        values = np.asarray(given, dtype=object)  # numpy makes texts of a list of 7, 7.0 and "7": two persons
+    if values.dtype.kind == "O" and all(isinstance(one, str) for one in values.tolist()):
+        values = values.astype(str)
     if values.dtype.kind not in "iuUS":
-        raise ConfigError("units", f"ids of type {values.dtype}", "whole numbers or texts, one for each row")
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64))
+        kinds = {type(one).__name__ for one in values.tolist()} if values.dtype.kind == "O" else {str(values.dtype)}
+        raise ConfigError("units", f"ids of type {' and '.join(sorted(kinds))}", _IDS)
+    found, numbers = np.unique(values, return_inverse=True)
+    numbers = numbers.reshape(-1).astype(np.int64)
+    # whole numbers are one person's only if they are equal: of them, the marks of a missing value are looked for
+    texts = texts_of(found if found.dtype.kind in "US" else found[found < 0])
+    if (wrong := fault(texts)) is not None:
+        row = int((numbers == wrong[0]).argmax())
+        raise ConfigError("units", f"{texts[wrong[0]]!r} (row {row})", wrong[1])
+    return torch.from_numpy(numbers)
 
 
 def rows_kept(ids: Ids, most: int | None) -> int:
@@ -106,6 +122,10 @@ class UnitRecords(Records):
     def ahead(self, keys: Iterator[Key]) -> Iterator[Any] | None:
         """The batches of these persons, or rows, fetched by worker processes; None where this process fetches them."""
         return self.rows.ahead((self.places_of(torch.tensor(index)).tolist(), seed) for index, seed in keys)
+
+    def digest(self, most: int = 32) -> str:
+        """A digest of some persons, as of records, and of whose each row is."""
+        return hashlib.sha256(super().digest(most).encode() + self.owner.numpy().tobytes()).hexdigest()
 
     def zeros(self, count: int = 1) -> Any:
         """Rows of zeros, shaped like the others."""

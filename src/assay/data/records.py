@@ -8,7 +8,9 @@ secret without a seed of the run. So results do not depend on the number of work
 
 from __future__ import annotations
 
+import math
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from assay._util import seals
 from assay.errors import ConfigError
 
-_MARKED_TENSORS = 1 << 16
+_MARKED_TENSORS, _LEAST_MARKS = 1 << 16, 32
 Collate = Callable[[list[Any]], Any]
 PREFETCH = 4
 """Twice torch's own: workers must not stand still while the first batch is proven, which takes as long as a few."""
@@ -190,6 +192,11 @@ class Records:
         return self._dataset
 
     @property
+    def writes(self) -> tuple[int, ...]:
+        """How often torch has written into each tensor of the data set, as far as that is known."""
+        return tuple(t._version for t in self._tensors or () if not t.is_inference())
+
+    @property
     def draws(self) -> bool:
         """Whether fetching a record may draw random numbers: the data set's own code runs."""
         return self._tensors is None and type(self) is Records
@@ -229,15 +236,22 @@ class Records:
         """A digest of some records, evenly spaced: it differs where records differ, or are in another order."""
         return self._digest(torch.linspace(0, len(self) - 1, min(most, len(self)), dtype=torch.float64).long())
 
-    def marks(self, most: int = 4096) -> list[str]:
+    def marks(self, most: int = 4096, tensors: int = _MARKED_TENSORS, seconds: float = math.inf) -> list[str]:
         """A digest of each record, to tell whether another data set has it too.
 
-        Of all records where there are at most `most`, or 65,536 where they are tensors; else of that many at random.
+        Of all records where there are at most `most`, or `tensors` where they are tensors; else of that many at random.
+        No more are fetched after about `seconds`, but for the first 32.
         """
-        most = most if self._tensors is None else _MARKED_TENSORS
+        most, began = most if self._tensors is None else tensors, time.monotonic()
         places = random.Random(0).sample(range(len(self)), min(most, len(self)))
-        at_once = [places] if self._tensors is not None and places else [[place] for place in places]
-        return [mark for some in at_once for mark in self._marks(torch.tensor(some))]
+        size = 1 if self._tensors is None else _LEAST_MARKS  # few: a record may be large
+        at_once = [places[start : start + size] for start in range(0, len(places), size)]
+        found: list[str] = []
+        for some in at_once:
+            if len(found) >= _LEAST_MARKS and time.monotonic() - began > seconds:
+                break
+            found += self._marks(torch.tensor(some))
+        return found
 
     def _marks(self, index: Tensor) -> list[str]:
         tensors, texts = self._leaves(index)

@@ -22,11 +22,12 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from assay import data, models
+from assay._util.figures import at_most
 from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.data.split import CONTENT, SplitRule
 from assay.distributed.world import ALONE
-from assay.errors import BudgetSpentError
+from assay.errors import BudgetSpentError, ConfigError
 from assay.federated import partition
 from assay.federated.exchange import Arrays, Fields, Work
 from assay.federated.layout import Layout
@@ -76,8 +77,14 @@ def open_site(settings: Mapping[str, Any]) -> Site:
 class Site:
     """Clients with their records, and one model that they train in turn, each from where the task says.
 
+    Where a record is the unit, no client may have fewer records than the plan says, except none at all: ε is that of
+    the smallest client, whose batches are the largest share of its records.
+
     Guarantee: an answer depends on no other client's records. Nothing that a turn leaves in the model reaches the next
     (`Pristine`).
+
+    Raises:
+        ConfigError: A client has fewer records than the plan says.
     """
 
     def __init__(
@@ -89,6 +96,8 @@ class Site:
         *,
         ledgers: Path | None = None,
     ) -> None:
+        if plan.unit == "record" and plan.silo is not None:
+            _check_sizes([len(x) for x, _ in records], plan.silo.records)
         self.plan, self.training, self.records = plan, training, records
         self._pristine = Pristine(model)
         self.layout = Layout.of(model, parameters_only=plan.unit == "record")
@@ -194,7 +203,7 @@ class Site:
         step, records = self._private_step(client, model, turn * silo.steps, self.plan.client_plan(len(x)))
         try:
             if step.limit - step.taken < silo.steps:
-                raise BudgetSpentError(f"client {client} has spent its budget: ε = {step.epsilon():.4g}")
+                raise BudgetSpentError(f"client {client} has spent its budget: ε = {at_most(step.epsilon())}")
             parameters = [p for p in model.parameters() if p.requires_grad]
             for inputs, targets in step.batches(records, silo.steps):
                 if step.backward(cross_entropy(model(inputs), targets)):
@@ -219,6 +228,17 @@ class Site:
             world=ALONE,
         )
         return step, Records(TensorDataset(*self.records[client]))
+
+
+def _check_sizes(held: list[int], fewest: int) -> None:
+    for client, size in enumerate(held):
+        if 0 < size < fewest:
+            raise ConfigError(
+                f"records of client {client}",
+                size,
+                f"at least the {fewest} of the plan (silo.records): with fewer, each is drawn more often, and ε would "
+                "be larger than the run states",
+            )
 
 
 def _derived(seed: int, client: int) -> int:

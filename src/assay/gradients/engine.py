@@ -37,6 +37,7 @@ from assay.gradients.proof import graph as graphs
 from assay.gradients.proof.calls import Coins
 from assay.gradients.proof.inspector import Inspector, Look, check_hooks
 from assay.gradients.proof.losses import check_one_each
+from assay.gradients.proof.statistics import Statistics
 from assay.gradients.record_grads import RecordGrads, Reduce, choose_all, quickest_way
 from assay.gradients.recorded import Anchor, Recorded, takes_rows
 from assay.gradients.rules import attention, bags, recurrent
@@ -106,6 +107,7 @@ class Engine:
         self._layer_of = {name: index[layer_path(name)] for name in self.parameters}
         self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self._constant = compat.constant_in_eval(model)
+        self._statistics = Statistics(self._constant)
         self._records = 0
         self._anchor = torch.zeros((), requires_grad=True)
         self._collecting: Found | None = None
@@ -321,6 +323,7 @@ class Engine:
                 )
         if any(module.training for module in self._constant):
             compat.check(self.model)
+        self._statistics.check()
         check_hooks(self.parameters.items())
 
     def expect(self, records: int) -> None:

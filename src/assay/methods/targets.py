@@ -9,6 +9,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from assay._util.figures import at_most
 from assay.accounting.calibrate import most_steps, smallest_noise
 from assay.accounting.epsilon import epsilon as epsilon_of
 from assay.errors import ConfigError, check_above_zero, check_number
@@ -64,7 +65,7 @@ def largest_batch(plan: Plan, epsilon: float, epochs: float | None) -> Plan:
     size = most_steps(lambda n: made(n).targeted(), epsilon, limit=largest)
     if size == 0:
         spent = made(1).targeted()
-        raise ConfigError("epsilon", epsilon, f"more than that: a batch of one record already spends {spent:.4g}")
+        raise ConfigError("epsilon", epsilon, f"more than that: a batch of one record already spends {at_most(spent)}")
     return made(size)
 
 
@@ -102,7 +103,7 @@ def _aimed_at(plan: Plan, epsilon: float) -> Plan:
             raise ConfigError(
                 "center",
                 mean.describe(aimed.center),
-                f"more noise: what it releases before training costs ε = {alone:.4g} by itself, and {epsilon:g} is "
-                "allowed in all",
+                f"more noise: what it releases before training costs ε = {at_most(alone)} by itself, and {epsilon:g} "
+                "is allowed in all",
             )
     return aimed

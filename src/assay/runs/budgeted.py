@@ -231,7 +231,8 @@ def facts(budget: Budget, mine: Lease) -> dict[str, Any]:
         "runs": len(state.accounts),
         "open": sum(one.open for one in state.accounts),
         "records": state.records,
-        "overlaps": [dict(one) for one in state.overlaps],
+        # how many records both have is an exact figure about them: only the budget's holder reads it
+        "overlaps": [{name: one[name] for name in one if name != "records"} for one in state.overlaps],
         "entries": len(state.heads),
         "head": state.heads[-1],
         "data": mine.data,
@@ -261,7 +262,7 @@ def settle_by_ledgers(
         Every run whose reservation stood, and why it still does; None for those that were settled.
     """
     said: list[tuple[Account, str | None]] = []
-    for account in [one for one in budget.state().accounts if one.open]:
+    for account in [one for one in budget.latest().accounts if one.open]:
         folders = [*([] if account.path is None else [Path(account.path)]), *runs]
         try:
             with _idle_ledger(account, folders, budget) as ledger:

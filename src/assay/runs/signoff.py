@@ -248,11 +248,9 @@ def budget_headline(record: Mapping[str, Any]) -> list[str]:
         )
     lines = [said, ""]
     for other in budget["overlaps"]:
-        lines += [
-            f"> {other['records']} of the {'persons' if record.get('persons') else 'records'} are also in the budget"
-            f" {other['name']}: for those, both add up.",
-            "",
-        ]
+        noun = "persons" if record.get("persons") else "records"
+        some = f"{other['records']} of the {noun}" if "records" in other else f"Some {noun}"  # of earlier versions
+        lines += [f"> {some} are also in the budget {other['name']}: for those, both add up.", ""]
     return lines
 
 

@@ -82,6 +82,10 @@ _NO_BACKWARD = (
     "max_physical_batch instead); or loss.backward() or out.loss.backward() was called in place of "
     "step.backward(losses)"
 )
+_READ_ONLY = (
+    "records that stay what they are: what a loop makes of a batch and writes back would carry one record into others. "
+    "Change a record where it is fetched, or all of them before the loop, each by itself"
+)
 _FLUSH_SECONDS = 0.25  # charge ahead about this much work, so that flushing the ledger to disk stays cheap
 
 
@@ -417,6 +421,7 @@ class PrivateStep(Unique):
         self._check_apart(records)
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
+        writes = records.writes
         ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
         try:
             while self.taken < end:
@@ -433,6 +438,8 @@ class PrivateStep(Unique):
                     self.engine.expect(len(part) * self._views)
                     yield None if own and self._is_forgotten(part) else self._gathered(batch, part)
                     self._check_usable()
+                    if records.writes != writes:
+                        raise ConfigError("dataset", "written into while a loop over it ran", _READ_ONLY)
                     if (written := self._loops.written()) is not None:
                         raise UnsupportedModelError(written)
                     if self._loop != loop:
@@ -472,9 +479,9 @@ class PrivateStep(Unique):
 
     def _check_trained(self, records: Records) -> None:
         """Refuse a model that an earlier run has trained on these records, unless its charge counts here, too."""
-        digest = trained.digest_of(Records(records.dataset, loading=records.loading))
-        trained.check(self._behind, digest, self.ledger, under_budget=self.ledger.covers is not None)
-        self._mine.add(trained.Trained(digest, self.ledger))
+        on = trained.marked(Records(records.dataset, loading=records.loading))
+        trained.check(self._behind, on, self.ledger, under_budget=self.ledger.covers is not None)
+        self._mine.add(trained.Trained(on, self.ledger))
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.

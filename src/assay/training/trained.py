@@ -16,12 +16,33 @@ from assay.accounting.ledger import Ledger
 from assay.data.records import Records
 from assay.errors import ConfigError
 
+_SECONDS = 0.2  # for fetching records
+
+
+class Marked(NamedTuple):
+    """What records are recognised by."""
+
+    digest: str
+    """Of some of them in their order."""
+    marks: frozenset[str]
+    """Of some of them."""
+    seen: int
+    """How many those are; equal ones have one mark."""
+    records: int
+
+    def shares(self, other: Marked) -> bool:
+        """Whether both have more than one record in a hundred in common, beside copies inside one of them."""
+        common = len(self.marks & other.marks)
+        most = 0.01 * self.seen * other.seen / max(1, self.records, other.records)
+        copies = self.seen - len(self.marks) + other.seen - len(other.marks)
+        return (self.digest == other.digest) or common > max(most, 4 * copies)
+
 
 class Trained(NamedTuple):
     """A run that has trained a parameter."""
 
-    digest: str
-    """Of its records."""
+    on: Marked
+    """Its records."""
     ledger: Ledger
     """What it was charged to."""
 
@@ -44,12 +65,12 @@ class TrainedOn:
     """
 
     def __init__(self, model: nn.Module, records: Records) -> None:
-        self._model, self._behind, self._digest = model, runs_behind(model), digest_of(records)
+        self._model, self._behind, self._on = model, runs_behind(model), marked(records)
 
     def end(self, ledger: Ledger) -> None:
         """The run has taken a step, was charged to this ledger, and leaves the model as it is now."""
         parameters = [p for p in self._model.parameters() if p.requires_grad]
-        note(parameters, self._behind | {Trained(self._digest, ledger)})
+        note(parameters, self._behind | {Trained(self._on, ledger)})
 
 
 def check_untrained(model: nn.Module, records: Records, *, under_budget: bool = False) -> None:
@@ -59,12 +80,15 @@ def check_untrained(model: nn.Module, records: Records, *, under_budget: bool = 
         ConfigError: As `check`.
     """
     if behind := runs_behind(model):
-        check(behind, digest_of(records), None, under_budget=under_budget)
+        check(behind, marked(records), None, under_budget=under_budget)
 
 
-def digest_of(records: Records) -> str:
-    """Names records; others, or the same in another order, have another name."""
-    return records.digest() if len(records) else ""
+def marked(records: Records) -> Marked:
+    """What records are recognised by, in whatever order: all of at most 4,096, or as many as can be fetched quickly."""
+    if not len(records):
+        return Marked("", frozenset(), 0, 0)
+    found = records.marks(512, tensors=4096, seconds=_SECONDS)
+    return Marked(records.digest(), frozenset(found), len(found), len(records))
 
 
 def runs_behind(model: nn.Module) -> frozenset[Trained]:
@@ -86,12 +110,12 @@ def note(parameters: Iterable[Tensor], runs: Iterable[Trained]) -> None:
         _KNOWN[key] = _Known(gone, parameter._version, behind)
 
 
-def check(runs: Iterable[Trained], digest: str, ledger: Ledger | None, *, under_budget: bool) -> None:
-    """Refuse a second run on the same records that would state its ε alone.
+def check(runs: Iterable[Trained], on: Marked, ledger: Ledger | None, *, under_budget: bool) -> None:
+    """Refuse a second run on the same records, or some of them, that would state its ε alone.
 
     Args:
         runs: Those that have trained the model (`runs_behind`).
-        digest: Names the records of the run that begins (`digest_of`).
+        on: The records of the run that begins (`marked`).
         ledger: What it will be charged to; None for a new one.
         under_budget: Whether it is under a budget.
 
@@ -99,12 +123,12 @@ def check(runs: Iterable[Trained], digest: str, ledger: Ledger | None, *, under_
         ConfigError: An earlier run was on these records, and no ledger or budget holds both.
     """
     for run in runs:
-        if run.digest != digest or (under_budget and run.ledger.covers is not None):
+        if not run.on.shares(on) or (under_budget and run.ledger.covers is not None):
             continue
         if ledger is None or not _holds(ledger, run.ledger):
             raise ConfigError(
                 "model",
-                "one that an earlier run has trained on these records",
+                "one that an earlier run has trained on these records, or on some of them",
                 "a model that was not: its weights hold what that run released, and ε would be that of this run alone. "
                 "Make the model again, give the step the ledger of the earlier one, or put both runs under one budget",
             )

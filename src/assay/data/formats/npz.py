@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from assay.data.ids import fault, texts_of
 from assay.errors import ConfigError, DataError
 
 _SAVE = "Save it with numpy.savez(file, x=..., y=...); Python objects are refused: reading them runs code."
@@ -72,6 +73,8 @@ def read_npz(path: Path, unit: str | None = None) -> Arrays:
         raise DataError(f"{path}: records of x_test have shape {x_test.shape[1:]}, those of x {x.shape[1:]}")
     named = None if unit is None else f"{unit}_test"
     whose = _units(path, found, unit, len(x)), _units(path, found, named, len(x_test))
+    if whose[0] is not None and whose[1] is not None:
+        _check_ids(path, f"{unit} and {named}", [*texts_of(whose[0]), *texts_of(whose[1])])
     return Arrays(x, y, x_test, y_test, *whose, unused)
 
 
@@ -101,7 +104,14 @@ def _units(
         raise DataError(f"{path}: {name} is of type {ids.dtype}; ids must be whole numbers or texts")
     if ids.shape != (records,):
         raise DataError(f"{path}: {name} has shape {ids.shape}, ({records},) is required: whose each record is")
-    return np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids
+    ids = np.char.decode(ids, "utf-8") if ids.dtype.kind == "S" else ids
+    _check_ids(path, name, texts_of(ids))
+    return ids
+
+
+def _check_ids(path: Path, name: str, ids: list[str]) -> None:
+    if (wrong := fault(ids)) is not None:
+        raise DataError(f"{path}: {name} has {ids[wrong[0]]!r} in row {wrong[0]}, which is not accepted: {wrong[1]}")
 
 
 def _open(

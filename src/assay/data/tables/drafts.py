@@ -243,7 +243,8 @@ def training_rows(path: Path, draft: Draft, unit: str | None) -> Private:
         DataError: The table cannot be read, or too few rows are left.
     """
     found = read_table(path, delimiter=draft.table.get("delimiter"))
-    keys = row_keys(found) if unit is None else unit_keys(encoding.ids(found, unit))
+    marks = tuple(draft.table.get("missing", ()))
+    keys = row_keys(found) if unit is None else unit_keys(encoding.ids(found, unit, marks))
     kept = ~drawn_units(keys, "test", TEST_SHARE)
     mine = keys[kept]
     there, owner, counts = np.unique(mine, return_inverse=True, return_counts=True)

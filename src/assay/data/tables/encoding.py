@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from assay.data.ids import fault
 from assay.data.tables.columns import Category, Column, Date, Flag, Labels, Number, Text
 from assay.data.tables.reading import Table, arrow
 from assay.data.tables.schema import Schema, listed
@@ -240,38 +241,27 @@ _ENCODERS: Mapping[type[Column], Callable[[Table, str, Any, Schema], tuple[Float
 }
 
 
-def ids(table: Table, name: str) -> list[str]:
+def ids(table: Table, name: str, marks: tuple[str, ...] = ()) -> list[str]:
     """A column of identifiers as texts, one for each row.
 
+    Args:
+        table: The rows.
+        name: The column.
+        marks: What stands for a missing value, beside what programs write.
+
     Raises:
-        DataError: An id is missing, or is a fraction: one person would have two, 7 and 7.0.
+        DataError: An id is missing or a fraction, or two ids are likely one person's (`assay.data.ids`).
     """
     pyarrow = arrow()
     kind = table.column(name).type
-    if pyarrow.types.is_floating(kind):
-        raise DataError(
-            f"{table.name}, column {name!r} holds floating-point numbers ({kind}); ids must be whole numbers or texts"
-        )
+    if pyarrow.types.is_floating(kind) or pyarrow.types.is_boolean(kind):
+        raise DataError(f"{table.name}, column {name!r} is of type {kind}; ids must be whole numbers or texts")
     raw = texts(table, name)
-    for row, value in enumerate(raw):
-        if not value or value in ("NA", "NaN", "nan", "null", "NULL"):
-            raise table.wrong(name, row, value, "an id: every row must say whose it is")
-        if _is_fraction(value):
-            raise table.wrong(
-                name, row, value, "an id that is a whole number or a text, not a fraction: 7 and 7.0 would be two"
-            )
-    return [value or "" for value in raw]
-
-
-def _is_fraction(text: str) -> bool:
-    """Whether a text is a number in another form than digits alone."""
-    if not (text[0].isdigit() or text[0] in "+-.") or not set(text) <= set("0123456789.eE+-"):
-        return False
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return not text.lstrip("-").isdigit()
+    found = [value or "" for value in raw]
+    if (wrong := fault(found, marks)) is not None:
+        row, accepted = wrong
+        raise table.wrong(name, row, raw[row], accepted)
+    return found
 
 
 def columns_needed(schema: Schema, unit: str | None) -> list[str]:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import torch
 
 from assay.data.bundle import DataBundle
+from assay.data.ids import fault
 from assay.data.split import TEST_SHARE, drawn_units
+from assay.data.tables import encoding
 from assay.data.tables.preparing import Rows, prepare, task_of
 from assay.data.tables.reading import Table, header, read_table
 from assay.data.tables.schema import Schema, as_schema, listed, targets
@@ -72,6 +74,8 @@ def table(
     else:
         first, second = rows, prepare(read(test, declared.delimiter), declared, unit)
         _check_apart(first, second, unit)
+        if unit is not None:
+            _check_ids(unit, encoding.ids(found, unit), encoding.ids(read(test, declared.delimiter), unit))
     whose, test_whose = (None if rows.persons is None else numbered(rows.persons) for rows in (first, second))
     return DataBundle(
         name=Path(found.name).name,
@@ -162,6 +166,12 @@ def _check_apart(first: Rows, second: Rows, unit: str | None) -> None:
         return
     if common := len(np.intersect1d(first.persons, second.persons)):
         raise ConfigError("test", f"{common} persons of the training part", f"rows of others: {unit!r} must differ")
+
+
+def _check_ids(unit: str, ours: list[str], theirs: list[str]) -> None:
+    """Refuse persons of the test part whose id is one of the training part's in another spelling."""
+    if (wrong := fault([*ours, *theirs])) is not None:
+        raise ConfigError("test", f"a {unit} {[*ours, *theirs][wrong[0]]!r}", wrong[1])
 
 
 def _divided_words(unit: str | None) -> str:

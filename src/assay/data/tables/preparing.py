@@ -144,7 +144,7 @@ def prepare(table: Table, schema: Schema, unit: str | None) -> Rows:
         )
     if unit is not None and unit in schema.target:
         raise ConfigError("unit", unit, "another column than the target")
-    persons = None if unit is None else unit_keys(encoding.ids(table, unit))
+    persons = None if unit is None else unit_keys(encoding.ids(table, unit, schema.missing))
     if schema.lenient:
         usable = _usable(table, schema)
         table = replace(table, rows=table.rows.filter(arrow().array(usable)))

@@ -1,6 +1,7 @@
 """Schemas to begin with: an empty one from a file's column names, or one that is filled in from a public sample.
 
-Nothing here looks at a value of the file to be trained on. The names of columns are taken as public. So are the types
+What is written follows from no value of the file to be trained on. Its rows are only compared with those of a sample,
+which must be others. The names of columns are taken as public. So are the types
 that a Parquet file declares: they are a fact about how the file was written. Types inferred from the values of a CSV
 file would not be.
 """
@@ -12,12 +13,14 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from assay.data.tables import encoding
 from assay.data.tables.columns import Category, Column, Date, Flag, Number, Skip, Text
 from assay.data.tables.names import PARQUET
+from assay.data.tables.preparing import row_keys
 from assay.data.tables.reading import Table, arrow_schema, header, read_table
 from assay.data.tables.schema import MISSING_MARKS
 from assay.errors import DataError
@@ -78,7 +81,7 @@ def from_sample(path: Path, sample: Path, *, delimiter: str | None = None) -> st
     """A schema for `path` with types, ranges and levels of a public sample.
 
     Args:
-        path: The file to be trained on; only its column names are read.
+        path: The file to be trained on. Only its column names are used.
         sample: Another file, whose rows are public.
         delimiter: Between values of CSV files.
 
@@ -86,15 +89,32 @@ def from_sample(path: Path, sample: Path, *, delimiter: str | None = None) -> st
         TOML. Columns that the sample does not have are left to be filled in.
 
     Raises:
-        DataError: A file cannot be read.
+        DataError: A file cannot be read, or most rows of the sample are rows of the file to be trained on.
     """
     if path.resolve() == sample.resolve():
         raise DataError(f"{sample} is the file to be trained on: a public sample must be another one")
     names, table = header(path, delimiter=delimiter), read_table(sample, delimiter=delimiter)
+    _check_others(path, delimiter, table, sample)
     found = {name: guess(table, name) for name in names if name in table.columns}
     head = _HEAD.format(name=path.name) + f"# Types, ranges and levels are those of {sample.name}, taken as public.\n"
     said = "" if delimiter is None else f"\n[table]\ndelimiter = {json.dumps(delimiter)}\n"
     return head + said + "".join(_written(name, found.get(name)) for name in names)
+
+
+def _check_others(path: Path, delimiter: str | None, public: Table, sample: Path) -> None:
+    """Refuse a copy or an extract of the private rows: its ranges and levels would be theirs."""
+    try:
+        private = read_table(path, delimiter=delimiter)
+    except DataError:  # it has no rows yet, or training will say what is wrong with them
+        return
+    shared = [name for name in private.columns if name in public.columns]
+    ours, theirs = (set(row_keys(replace(one, rows=one.rows.select(shared))).tolist()) for one in (private, public))
+    if shared and 2 * len(ours & theirs) > len(theirs):
+        raise DataError(
+            f"{sample} has {len(ours & theirs)} different rows that the file to be trained on has, too, of "
+            f"{len(theirs)}: what is taken from private rows is covered by no ε. A public sample must have other rows; "
+            "or fill the schema in by hand, or have it estimated for a part of ε (--schema auto)"
+        )
 
 
 def guess(table: Table, name: str) -> Column:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
 import weakref
 from collections.abc import Callable
@@ -132,9 +133,10 @@ class LoopWatch:
         """End the tape that is running, if any."""
         _stop(self._tapes)
 
-    def leave(self) -> None:
+    def leave(self, interpreter_ends: Callable[[], bool] = sys.is_finalizing) -> None:
         """The loop was left. End the tape that is running, unless the losses of its batch may still come."""
-        if all(tape.ended for tape in self._tapes):
+        # Python closes a loop that an exception left at its own end, when the names of this module are gone
+        if not interpreter_ends() and all(tape.ended for tape in self._tapes):
             self.stop()
 
     def written(self) -> str | None:
