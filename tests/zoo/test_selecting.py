@@ -10,10 +10,11 @@ from scipy.stats import binom, norm
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from assay import Plan, Training, fit, methods
+from assay import Plan, Training, methods
 from assay.errors import UnsupportedModelError
 from assay.methods.selecting import Selection
 from assay.randomness.streams import Seeded
+from assay.training.loop import train_again
 
 from . import mutants
 
@@ -117,6 +118,6 @@ def test_a_model_that_mixes_where_it_is_tested(wrong):
     )
     if wrong:
         with pytest.raises(UnsupportedModelError, match="alone in its batch"):
-            fit(CentredInEval(wrong), data, plan=plan, training=Training(seed=1))
+            train_again(CentredInEval(wrong), data, plan=plan, training=Training(seed=1))
     else:
-        fit(CentredInEval(wrong), data, plan=plan, training=Training(seed=1))
+        train_again(CentredInEval(wrong), data, plan=plan, training=Training(seed=1))
