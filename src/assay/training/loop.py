@@ -33,7 +33,7 @@ from assay.training.course import StepCourse
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_precision, check_run
 from assay.training.record import facts
-from assay.training.selecting import SelectiveStep, Selector
+from assay.training.selecting import Selector, step_for
 from assay.training.settings import Training, pick_device
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
@@ -149,7 +149,7 @@ class Loop(StepCourse):
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
-            self.step = (PrivateStep if plan.selection is None else SelectiveStep)(
+            self.step = step_for(plan)(
                 self.model,
                 plan,
                 ledger=ledger,
