@@ -18,6 +18,9 @@ EXTRA: dict[str, list[dict[str, Any]]] = {
     "discrete": [{"priors": "learnt", "emit": "mean"}],
 }
 
+STEPS_OF_DPSGD = ("dpsur",)
+"""Methods that do something after a step of DP-SGD. Its micro-batches are here."""
+
 
 @dataclass(frozen=True)
 class Form:
@@ -61,7 +64,7 @@ def all_forms() -> list[Form]:
                 if variant == "sound" and options.get("noise_form") in ("real", "0.6/0.8"):
                     continue
                 chosen = methods.get(name, variant=variant, **options)
-                found += [Form(chosen), Form(chosen, micro_batch=3)]
+                found += [Form(chosen)] + ([] if name in STEPS_OF_DPSGD else [Form(chosen, micro_batch=3)])
     return [*found, Form(methods.get("lssgd", variant="published"), clip="assumed:1.0")]
 
 

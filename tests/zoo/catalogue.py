@@ -435,6 +435,22 @@ ZOO: tuple[Mutant, ...] = (
         "test_spending.py::test_an_entry_that_costs_less_than_its_plan",
         ("an entry at the first noise of a falling schedule", "refused", "FitsAsBefore"),
         ("an entry for one row of a person", "refused", "FitsAsBefore"),
+        ("an entry for steps without their tests", "refused", "FitsAsBefore"),
+    ),
+    *_each(
+        "what accepted updates show",
+        "test_selecting.py::test_accepted_updates_that_are_charged_alone",
+        ("steps that were taken back are not charged", "all steps are", "ChargesTheAccepted"),
+    ),
+    *_each(
+        "batches compared",
+        "test_selecting.py::test_a_test_on_records_of_the_step_s_own_batch",
+        ("a step tested with the coins of its own batch", "coins of its own", "SharesCoins"),
+    ),
+    *_each(
+        "refused on the first batch",
+        "test_selecting.py::test_a_model_that_mixes_where_it_is_tested",
+        ("a model that mixes records where steps are tested", "each record by itself", ""),
     ),
     *_each(
         "what the files tell",

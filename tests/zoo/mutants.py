@@ -24,8 +24,9 @@ from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
 from assay.methods.encode.mean import ClippedMean
 from assay.methods.plan import Plan
+from assay.methods.selecting import Selection
 from assay.randomness.generators import Hashed
-from assay.randomness.streams import Blocks, OsSeeded, Seeded
+from assay.randomness.streams import Blocks, OsSeeded, Randomness, Seeded
 from assay.runs.directory import RunDirectory
 from assay.training import estimating
 from assay.training.step import PrivateStep
@@ -586,3 +587,22 @@ class TellsNobody(Ledger):
     @witness.setter
     def witness(self, _):
         pass
+
+
+# --- steps that are kept or taken back ---
+
+
+class ChargesTheAccepted(Plan):
+    """Charges as many steps as are kept at most, and nothing for those that are taken back."""
+
+    def steps_event(self, steps: int, start: int = 0) -> DpEvent:
+        assert self.selection is not None
+        assert self.selection.most is not None
+        return super().steps_event(min(steps, self.selection.most), start)
+
+
+class SharesCoins(Selection):
+    """Tests a step with the coins that drew its batch."""
+
+    def draw(self, step: int, randomness: Randomness) -> Tensor:
+        return self.sampler.draw(step, randomness)

@@ -211,8 +211,9 @@ def test_counts_of_the_clients_labels(assay, tmp_path, monkeypatch, bug):
     [
         {"noise_schedule": Decay(levels=2, last=0.5)},
         {"unit": Unit(name="patient", persons=500, rows=2, sampled=Sampled.ROWS)},
+        {"method": "dpsur"},
     ],
-    ids=["falling noise", "rows of a person"],
+    ids=["falling noise", "rows of a person", "steps without their tests"],
 )
 @pytest.mark.parametrize(("kind", "bug"), [(mutants.FitsAsBefore, True), (Plan, False)], ids=["bug", "twin"])
 def test_an_entry_that_costs_less_than_its_plan(kind, bug, cheaper):

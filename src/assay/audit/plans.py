@@ -130,8 +130,12 @@ def side_by_side(
 def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     """The least ε of the plan's run, or of its first `steps`, if each step is no more private than μ-GDP.
 
-    Under a falling noise schedule, μ is that of the first step, which has the most noise.
+    Under a falling noise schedule, μ is that of the first step, which has the most noise. Where a method claims for the
+    steps that it keeps, as many steps count as it keeps at most: others may not be released.
     """
+    steps = plan.steps if steps is None else steps
+    if plan.selection is not None and plan.selection.most is not None:
+        steps = min(steps, plan.selection.most)
     if mu == 0:
         return 0.0
     if mu == math.inf:
@@ -140,7 +144,7 @@ def composed(plan: Plan, mu: float, steps: int | None = None) -> float:
     # reversed its clipped average, which is all that a replacement can do. The same holds for a clipped sum.
     reversed_ = plan.micro_batch > 1 or bool(plan.chain().before)
     doubled = reversed_ and plan.adjacency is Adjacency.REPLACE_ONE
-    event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), plan.steps if steps is None else steps)
+    event = plan.sampler.at_least(GaussianDpEvent((2 if doubled else 1) / mu), steps)
     if plan.unit is not None and not plan.unit.whole and plan.unit.rows is not None and not plan.sampler.by_epoch:
         # A person whose rows all point where the canary does: each is sampled by its own coin, and their shifts add up.
         # For shuffled epochs only a bound from above is known of that; one row shows no more than all of them.

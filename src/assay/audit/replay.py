@@ -23,6 +23,7 @@ from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.randomness.streams import Seeded, Stream
+from assay.training.selecting import step_for
 from assay.training.step import PrivateStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -140,11 +141,11 @@ class _Taken:
 
 
 def _plain_step(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep:
-    """The step of the plan; the method's stage, if any, counts as paid."""
+    """The step of the plan; the method's stage, if any, counts as paid. A test after it is another release."""
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
     for first in plan.first_events:
         ledger.pay(first)
-    return PrivateStep(model, plan, ledger=ledger, randomness=randomness, world=ALONE)
+    return step_for(plan)(model, plan, ledger=ledger, randomness=randomness, world=ALONE)
 
 
 def _one_step(

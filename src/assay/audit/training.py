@@ -80,6 +80,13 @@ def white_box(
             plan.unit.sampled.value,
             "persons, for gradient canaries; use input canaries (--black-box) or audit one step",
         )
+    if plan.selection is not None and plan.selection.most is not None:
+        raise ConfigError(
+            "variant",
+            plan.method.variant,
+            "sound, for gradient canaries: they see steps that were taken back, and the claim is about those that are"
+            " kept; use input canaries (--black-box) or audit one step",
+        )
     coins = fair_coins(canaries, seed)
     replaced = replaces_records(plan, canaries)
     inserted = _Gradients(plan.stage, coins, seed, replaced)

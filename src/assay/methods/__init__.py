@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from assay.methods.chain import Chain
     from assay.methods.plan import Plan
+    from assay.methods.selecting import Selection
     from assay.methods.stage import Stage
 
 VARIANTS = ("sound", "published")
@@ -97,6 +98,10 @@ class Method(ABC):
 
     def stage(self, plan: Plan) -> Stage | None:  # noqa: ARG002
         """What is released before the first step (`assay.methods.stage`), if anything."""
+        return None
+
+    def selection(self, plan: Plan) -> Selection | None:  # noqa: ARG002
+        """The test that decides after each step whether it is kept (`assay.methods.selecting`), if there is one."""
         return None
 
     def model_for(self, input_shape: tuple[int, ...]) -> str | None:  # noqa: ARG002

@@ -44,6 +44,7 @@ from assay.methods.columns import Columns
 from assay.methods.encode import Encoding
 from assay.methods.perturb import mean
 from assay.methods.perturb.mean import Mean
+from assay.methods.selecting import Selection
 from assay.methods.stage import Stage, event_of
 from assay.methods.targets import MOST_STEPS
 
@@ -145,6 +146,7 @@ class Plan:
         self._check_exact()
         _ = self.stage  # its own checks
         _ = self.sampler  # its own checks: batch_size against records
+        _ = self.selection  # its own checks
         self._check_unit()
 
     def _check_parts(self) -> None:
@@ -416,6 +418,11 @@ class Plan:
             return self.center.stage(self.records)
         return self.method.stage(self)
 
+    @cached_property
+    def selection(self) -> Selection | None:
+        """The test that decides after each step whether it is kept, if the method has one."""
+        return self.method.selection(self)
+
     @property
     def stage_option(self) -> tuple[str, str]:
         """The option that asked for the stage, and its value, for errors."""
@@ -435,7 +442,9 @@ class Plan:
         ]
 
     def steps_event(self, steps: int, start: int = 0) -> DpEvent:
-        """The cost of `steps` steps from step `start` on, each stretch of equal noise by itself."""
+        """The cost of `steps` steps from step `start` on, each stretch of equal noise by itself, and of their tests."""
+        if self.selection is not None:  # such methods have constant noise and protect records
+            return ComposedDpEvent([self.sampler.compose(self.step_event, steps), self.selection.event(steps)])
         if len(self.stretches) == 1:
             return self._for_unit(self.sampler.compose(self.step_event, steps))
         return self._for_unit(
@@ -497,8 +506,8 @@ class Plan:
         expected = self.steps_event(steps, origin or 0) if steps else ComposedDpEvent([])
         if charged == events.to_json(expected):
             return True
-        # The first step of a schedule has the most noise, so its cost is not that of all steps.
-        if not steps or len(self.stretches) > 1:
+        # The first step of a schedule has the most noise, so its cost is not that of all steps; nor is it with a test.
+        if not steps or len(self.stretches) > 1 or self.selection is not None:
             return False
         return charged == events.to_json(self._for_unit(self.sampler.composed_before(self.step_event, steps)))
 

@@ -33,6 +33,7 @@ from assay.training.course import StepCourse
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_precision, check_run
 from assay.training.record import facts
+from assay.training.selecting import Selector, step_for
 from assay.training.settings import Training, pick_device
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
@@ -148,7 +149,7 @@ class Loop(StepCourse):
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
-            self.step = PrivateStep(
+            self.step = step_for(plan)(
                 self.model,
                 plan,
                 ledger=ledger,
@@ -164,6 +165,7 @@ class Loop(StepCourse):
                 self._shard()
             self.optimizer = training.optimizer.build(self.model)
             self.average = self._new_average()
+            self.selector = self._new_selector()
             if saved is not None:
                 with checkpoint.fitting(where):
                     self._restore(*saved)
@@ -228,6 +230,19 @@ class Loop(StepCourse):
             return Average(tail(self.training.tail, self.plan.steps), self.model)
         return None
 
+    def _new_selector(self) -> Selector | None:
+        """What tests each step, for methods that do."""
+        if self.plan.selection is None:
+            return None
+
+        def losses(inputs: Any, targets: Any) -> Tensor:
+            found: Tensor = self.loss(self.training.outputs(self.model, inputs, self.device), targets)
+            return found
+
+        return Selector(
+            self.plan.selection, self.step, self.train, losses, self.model, self.training.max_physical_batch
+        )
+
     def advance(self, steps: int | None = None) -> Iterator[None]:
         """Take the steps of the plan, or the next `steps` of them, and pause after each."""
         step = self.step
@@ -254,7 +269,10 @@ class Loop(StepCourse):
 
     def _move(self) -> None:
         """Let the optimizer step on the private gradient."""
-        self.optimizer.step()
+        if self.selector is None:
+            self.optimizer.step()
+        else:
+            self.selector.around(self.optimizer.step)
         if self.average is not None:
             self.average.update(self.step.taken)
 
@@ -271,6 +289,8 @@ class Loop(StepCourse):
             tensors |= {f"average.{n}": t for n, t in self.average.values.items()}
         optimizer_tensors, optimizer_plain = checkpoint.optimizer_state(self.optimizer)
         state = {**self.step_state(), "optimizer": optimizer_plain}
+        if self.selector is not None:
+            state["kept"] = self.selector.kept
         return self.step.placement.whole(tensors | optimizer_tensors), state
 
     def _restore(self, tensors: dict[str, Tensor], state: dict[str, Any]) -> None:
@@ -279,6 +299,12 @@ class Loop(StepCourse):
             self.average.load({n: self.step.placement.local(p, kept[n]) for n, p in self.model.named_parameters()})
         checkpoint.restore_optimizer(self.optimizer, tensors, state["optimizer"], self.step.placement.local)
         self.restore_step(state)
+        if self.selector is not None:
+            self.selector.kept = int(state["kept"])
+
+    def note(self) -> dict[str, Any]:
+        """How many steps were kept, where each is tested."""
+        return super().note() | ({} if self.selector is None else {"kept": self.selector.kept})
 
     @contextmanager
     def released_model(self) -> Iterator[nn.Module]:

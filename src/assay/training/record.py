@@ -119,6 +119,7 @@ def _sentences(plan: Plan, augment: str | None, randomness: Randomness) -> Sente
             _bound(plan),
             f"Noise of a step: {_noise(plan)}.",
             *_schedule(plan),
+            *([] if plan.selection is None else [f"{plan.selection.describe()}."]),
             *([f"After the noise, at no cost: {denoised}."] if denoised else []),
             f"Batches: {_batches(plan)}; sums are divided by the constant {plan.batch_size:g}.",
         ],

@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from dp_accounting.dp_event import DpEvent
@@ -148,6 +148,9 @@ class PrivateStep(Unique):
     (True, torch.Size([2, 3]))
     """
 
+    selects: ClassVar[bool] = False
+    """Whether whoever owns the loop tests each step, for methods that do (`assay.training.selecting`)."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -227,6 +230,12 @@ class PrivateStep(Unique):
     ) -> None:
         """Open the ledger and attach the engine to the model."""
         plan, world = self.plan, self.world
+        if plan.selection is not None and not self.selects:
+            raise ConfigError(
+                "method",
+                plan.method.name,
+                "one without a test after each step, in a loop of your own; `assay.fit` makes the tests",
+            )
         self._own_ledger = not isinstance(ledger, Ledger)
         if not isinstance(ledger, Ledger):
             path = None if ledger is None or not world.leader else Path(ledger)
