@@ -277,7 +277,7 @@ class Proof:
         for group in _groups([one.numel for one in seen]):
 
             def gradients(of: Tensor, group: Sequence[int] = group) -> list[Tensor | None]:
-                some = [seen[i].place for i in group]
+                some: Sequence[Any] = [seen[i].place for i in group]
                 return list(torch.autograd.grad((losses * of).sum(), some, retain_graph=True, allow_unused=True))
 
             together = gradients(weights)
