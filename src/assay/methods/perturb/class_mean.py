@@ -67,6 +67,11 @@ class ByClass(Centered):
 
     how: ClassMean
 
+    @property
+    def shares(self) -> tuple[float, float]:
+        """The shares of the bound's square that the sums and the numbers get: 1 together."""
+        return 1 - _COUNTS, _COUNTS
+
     def parts(self) -> Sequence[Part]:
         """The class means and the numbers of records, one Gaussian release."""
         return [Part(name="class means of the inputs and class sizes", unit=WHOLE, claimed=None, event=self.event())]
@@ -95,11 +100,12 @@ class ByClass(Centered):
             ours = (y.cpu()[:, None] == classes).double()
             sums += torch.tensordot(ours.T, x, 1)
             counts += ours.sum(0)
-        total = {"sums": math.sqrt(1 - _COUNTS) / bound * sums, "counts": math.sqrt(_COUNTS) * counts}
+        a, c = map(math.sqrt, self.shares)
+        total = {"sums": a / bound * sums, "counts": c * counts}
         noise = Gaussian(multiplier=self.how.noise)
         private = noise.release(Bounded(total, 1.0), randomness.stream("mean", 0)).value
-        sizes = (private["counts"] / math.sqrt(_COUNTS)).clamp(min=_LEAST * self.count / len(classes))
-        means = torch.tensordot(1 / sizes, private["sums"], 1) * (bound / math.sqrt(1 - _COUNTS) / len(classes))
+        sizes = (private["counts"] / c).clamp(min=_LEAST * self.count / len(classes))
+        means = torch.tensordot(1 / sizes, private["sums"], 1) * (bound / a / len(classes))
         return {"mean": means.float()}
 
     def describe(self) -> list[str]:
