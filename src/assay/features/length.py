@@ -62,7 +62,7 @@ class Length:
         factors = norm / unit.norm(dim=1, keepdim=True).clamp(min=torch.finfo(flat.dtype).tiny)
         if self.how == "clip":
             factors = torch.minimum(factors, largest)
-        return torch.where(largest.isfinite(), unit * factors, 0.0).view(x.shape)
+        return torch.where(largest.isfinite() & (largest > 0), unit * factors, 0.0).view(x.shape)
 
     def describe(self) -> str:
         """A phrase for the statement."""
