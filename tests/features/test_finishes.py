@@ -25,7 +25,7 @@ def own_cache(tmp_path, monkeypatch):
 ENTRIES = st.one_of(st.floats(-1e3, 1e3, width=32), st.sampled_from([0.0, 1e-40, 1e-30, -1e30, math.inf, math.nan]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     row=st.lists(ENTRIES, min_size=1, max_size=4),
     norm=st.sampled_from([None, 0.5, 10.0]),
