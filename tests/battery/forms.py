@@ -16,6 +16,7 @@ EXTRA: dict[str, list[dict[str, Any]]] = {
     "gredp": [{"noise_form": "real"}, {"noise_form": "0.6/0.8"}, {"domain": "full"}, {"domain": "kernel"}],
     "spectral": [{"noise_form": "real"}, {"domain": "full"}, {"domain": "kernel"}],
     "discrete": [{"priors": "learnt", "emit": "mean"}],
+    "newton": [{"place": "after"}],
 }
 
 STEPS_OF_DPSGD = ("dpsur",)

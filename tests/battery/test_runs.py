@@ -30,7 +30,7 @@ def make_model(form: Form) -> nn.Module:
     features = [nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Flatten()]
     if form.method.name == "afrrs" and form.method.variant == "published":  # its objective needs such a head
         return nn.Sequential(*features, nn.Linear(32, 4), nn.Sigmoid(), nn.Linear(4, 3, bias=False))
-    if form.method.name == "least-squares":  # it solves for one linear layer
+    if form.method.name in ("least-squares", "newton"):  # for one linear layer
         return nn.Sequential(nn.Flatten(), nn.Linear(36, 3))
     return nn.Sequential(*features, BlockCirculantLinear(32, 3, 4))
 

@@ -371,6 +371,21 @@ ZOO: tuple[Mutant, ...] = (
         ("levels without a threshold", "levels above one", "ListsEveryLevel"),
     ),
     *_each(
+        "one record more",
+        "test_heads.py::test_second_moments_that_one_record_moves_too_far",
+        ("second moments of inputs that are not cut", "of inputs cut to norm 1", "uncut_blocks"),
+    ),
+    *_each(
+        "one record more",
+        "test_heads.py::test_class_means_that_one_record_moves_too_far",
+        ("class sums and class sizes at a full bound each", "at shares of one bound", "FullShares"),
+    ),
+    *_each(
+        "one record more",
+        "test_heads.py::test_a_preconditioner_that_sees_the_records",
+        ("a preconditioner fitted to the records for free", "to generated pictures", "FittedToRecords"),
+    ),
+    *_each(
         "two answers compared",
         "test_columns.py::test_a_seed_gives_another_request_other_noise",
         ("estimates with one seed share their noise", "noise by request", "same_noise_for_every_request"),

@@ -17,12 +17,14 @@ from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
 from assay.data.tables import cells, estimates
 from assay.data.tables.columns import Number
+from assay.features import Finished
 from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
 from assay.mechanisms.types import Bounded, Private
 from assay.methods.chain import Chain
 from assay.methods.encode.mean import ClippedMean
+from assay.methods.perturb.class_mean import ByClass
 from assay.methods.plan import Plan
 from assay.methods.selecting import Selection
 from assay.randomness.generators import Hashed
@@ -606,3 +608,30 @@ class SharesCoins(Selection):
 
     def draw(self, step: int, randomness: Randomness) -> Tensor:
         return self.sampler.draw(step, randomness)
+
+
+# --- heads on features ---
+
+
+def uncut_blocks(records, mean, norm):
+    """Inputs for second moments, divided by the norm to which they should be cut and not cut to it."""
+    x, y = records.all()[:2]
+    yield (x.double() - mean.double()).flatten(1) / norm, y
+
+
+@dataclass(frozen=True)
+class FullShares(ByClass):
+    """Class sums and class sizes with a full bound each, charged as one."""
+
+    @property
+    def shares(self) -> tuple[float, float]:
+        return 1.0, 1.0
+
+
+@dataclass(frozen=True)
+class FittedToRecords(Finished):
+    """A preconditioner fitted to the records themselves, for free."""
+
+    def extract(self, x: Tensor) -> Tensor:
+        computed = self.then.extract(x)
+        return self.last.map_for(lambda _: computed, tuple(x.shape[1:]))(computed)

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from assay._util import spec
 from assay.data.bundle import DataBundle
+from assay.errors import ConfigError
 from assay.features import cache
 from assay.features.deskew import Deskew
 from assay.features.efficientnet import EfficientNetLite, EfficientNetLite0, EfficientNetLite1, EfficientNetLite2
+from assay.features.length import Length
 from assay.features.mirror import Mirror
 from assay.features.opponent import Opponent
 from assay.features.patches import Patches
+from assay.features.precondition import Precondition
 from assay.features.progress import Tell, silent
 from assay.features.ramps import Ramps
 from assay.features.scatter import Scatter
@@ -82,6 +86,27 @@ class Preparation(Protocol):
         ...
 
 
+class Finish(Protocol):
+    """A map of the features that follow, cheap enough to be computed each time. A frozen dataclass of its settings."""
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse records of an unsuitable shape."""
+        ...
+
+    def map_for(self, extract: Callable[[Tensor], Tensor], shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        """The map of features [B, ...] to features, each record by itself.
+
+        Args:
+            extract: computes the features. It must be called on constants only, never on records.
+            shape: the shape of one record.
+        """
+        ...
+
+    def describe(self) -> str:
+        """A phrase for the statement."""
+        ...
+
+
 Kind = type[Patches] | type[Ramps] | type[Scatter] | type[EfficientNetLite] | type[Standardise] | type[Words]
 KINDS: dict[str, Kind] = {
     "scatter": Scatter,
@@ -97,6 +122,11 @@ PREPARATIONS: dict[str, type[Deskew] | type[Mirror] | type[Opponent]] = {
     "deskew": Deskew,
     "mirror": Mirror,
     "opponent": Opponent,
+}
+BEFORE: dict[str, type[Deskew] | type[Mirror] | type[Opponent] | type[Length] | type[Precondition]] = {
+    **PREPARATIONS,
+    "length": Length,
+    "precondition": Precondition,
 }
 
 
@@ -125,8 +155,59 @@ class Prepared:
         return f"{self.first.describe()}; {self.then.describe()}"
 
 
+@dataclass(frozen=True)
+class Finished:
+    """Features that are changed after they were computed. Those before the change are kept in the cache."""
+
+    last: Finish
+    then: Features
+
+    @property
+    def name(self) -> str:
+        return self.then.name
+
+    @property
+    def signed_pixels(self) -> bool:
+        return bool(getattr(self.then, "signed_pixels", False))
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        self.last.check(shape)
+        self.then.check(shape)
+
+    def made_with(self) -> str:
+        return self.then.made_with()
+
+    def extract(self, x: Tensor) -> Tensor:
+        return self._map(tuple(x.shape[1:]))(self.then.extract(x))
+
+    def kept(self, x: Tensor, what: str, tell: Tell) -> Tensor:
+        """`extract(x)`, with the features before the change from the cache."""
+        return cache.in_pieces(self._map(tuple(x.shape[1:])), _kept(self.then, x, what, tell))
+
+    def _map(self, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+        return _map_of(self, shape)
+
+    def describe(self) -> str:
+        return f"{self.then.describe()}; {self.last.describe()}"
+
+
+@lru_cache(maxsize=4)
+def _map_of(finished: Finished, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    def probed(x: Tensor) -> Tensor:
+        return _kept(finished.then, x, "features of generated pictures", silent)
+
+    return finished.last.map_for(probed, shape)
+
+
+def _kept(features: Features, x: Tensor, what: str, tell: Tell) -> Tensor:
+    """The features of records, from the cache if they are there."""
+    if isinstance(features, Finished):
+        return features.kept(x, what, tell)
+    return cache.cached(features.extract, x, describe(features), features.made_with(), what=what, tell=tell)
+
+
 def parse(text: str) -> Features:
-    """The features that `text` names, after any number of preparations.
+    """The features that `text` names, after any number of preparations, and changed by what is named before those.
 
     Raises:
         ConfigError: there are no such features or preparations, or they do not take these settings.
@@ -139,7 +220,13 @@ def parse(text: str) -> Features:
     *before, last = text.split("+")
     features: Features = spec.parse("features", last, KINDS)
     for name in reversed(before):
-        features = Prepared(spec.parse("features before +", name, PREPARATIONS), features)
+        part = spec.parse("features before +", name, BEFORE)
+        if isinstance(part, Length | Precondition):
+            features = Finished(part, features)
+        elif isinstance(features, Finished):
+            raise ConfigError("features", text, f"{name} right before what it prepares: {last} is computed last")
+        else:
+            features = Prepared(part, features)
     return features
 
 
@@ -149,6 +236,8 @@ def describe(features: Features) -> str:
     >>> describe(parse("deskew+scatter:J=2"))
     'deskew+scatter'
     """
+    if isinstance(features, Finished):
+        return f"{spec.describe(features.last, BEFORE)}+{describe(features.then)}"
     if isinstance(features, Prepared):
         return f"{spec.describe(features.first, PREPARATIONS)}+{describe(features.then)}"
     return spec.describe(features, KINDS)
@@ -182,8 +271,7 @@ def of_bundle(features: Features, bundle: DataBundle, tell: Tell = silent) -> Da
         tell(note)
 
     def of(x: Tensor, which: str) -> Tensor:
-        what = f"features {settings}, {which} records"
-        return cache.cached(features.extract, x, settings, features.made_with(), what=what, tell=tell)
+        return _kept(features, x, f"features {settings}, {which} records", tell)
 
     return replace(
         bundle,

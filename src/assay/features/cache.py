@@ -49,12 +49,18 @@ def cached(
     base = cache_directory()
     progress = Progress(what, len(x), tell)
     if base is None:
-        return torch.cat([piece for _, piece in _extracted(extract, x, 0, progress)])
+        return in_pieces(extract, x, progress)
     name = key(x, settings, made_with)
     path = base / "features" / f"{name}.npy"
     with _disk_errors(path):
         features = _stored(path, len(x))
     return _compute(path, extract, x, progress, tell) if features is None else features
+
+
+def in_pieces(extract: Callable[[Tensor], Tensor], x: Tensor, progress: Progress | None = None) -> Tensor:
+    """`extract(x)`, computed each time, RECORDS records at a time."""
+    progress = progress or Progress("features", len(x), silent)
+    return torch.cat([piece for _, piece in _extracted(extract, x, 0, progress)])
 
 
 def key(x: Tensor, settings: str, made_with: str) -> str:

@@ -112,6 +112,10 @@ class Chain:
         """The chain for a model with these parameters."""
         return replace(self, noise=self.noise.on(parameters)) if isinstance(self.noise, OnParameters) else self
 
+    def followed_by(self, denoisers: Sequence[Denoiser]) -> Chain:
+        """The chain with these after its own denoisers."""
+        return replace(self, after=(*self.after, *denoisers)) if denoisers else self
+
     def event(self) -> DpEvent:
         """The cost of one release before sampling: the code that releases is run on an empty sum."""
         return self.release(Bounded({}, self.l2), _NoStream()).event

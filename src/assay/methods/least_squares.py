@@ -36,6 +36,7 @@ from assay._util.lazy import torch
 from assay.errors import ConfigError
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
+from assay.methods import moments
 from assay.methods.dpsgd import DPSGD
 from assay.methods.perturb.mean import Centered, Mean
 from assay.methods.stage import WHOLE, Part, PrivateTraining, Released, Stage
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from assay.methods.plan import Plan
     from assay.randomness.streams import Randomness
 
-_BLOCK = 1000  # records in memory at once
-_MOST = 4096  # inputs: time grows with the third power of their number
 _MEAN = 8.0  # the noise of the mean over that of the moments
 _COUNTS = 0.02  # c: the label counts need little
 _FLOOR = 1e-6  # the smallest ridge for each record: without noise the system may be singular
@@ -126,11 +125,8 @@ class Solved(Stage):
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
         """Refuse models of more than one linear layer, and inputs or labels of which there are no moments."""
         self._centered().check(model, records, data)
-        layer, (x, y) = _only_layer(model), records.gather(torch.tensor([0]))[:2]
-        if layer.in_features != x[0].numel():
-            raise ConfigError("model", f"Linear({layer.in_features}, …)", f"a layer of {x[0].numel()} inputs")
-        if layer.in_features > _MOST:
-            raise ConfigError("method", self.how.name, f"at most {_MOST} inputs, not {layer.in_features}")
+        moments.check_head(model, records, self.how.name)
+        y = records.gather(torch.tensor([0]))[1]
         if y.is_floating_point() or y.dim() != 1:
             raise ConfigError("method", self.how.name, "records whose targets are classes")
 
@@ -147,21 +143,17 @@ class Solved(Stage):
             mean: Tensor = records.all()[0].double().mean(0).float()
         else:
             mean = self._centered().release(model, records, randomness, device, train_privately)["mean"]
-        second, cross, counts = self._moments(records, mean, _only_layer(model).out_features)
+        second, cross, counts = self._moments(records, mean, moments.only_layer(model).out_features)
         a, b, c = self._shares
-        rows, columns = torch.triu_indices(len(second), len(second))
-        weights = math.sqrt(a) * torch.where(rows == columns, 1.0, math.sqrt(2.0)).double()
         total = {
-            "second": weights * second[rows, columns],
+            "second": math.sqrt(a) * moments.packed(second),
             "cross": math.sqrt(b) * cross,
             "counts": math.sqrt(c) * counts,
         }
         private = Gaussian(multiplier=self.noise).release(Bounded(total, 1.0), randomness.stream("moments", 0)).value
-        above = torch.zeros_like(second)
-        above[rows, columns] = private["second"] / weights
         return {
             "mean": mean,
-            "second": above + above.triu(1).T,
+            "second": moments.unpacked(private["second"] / math.sqrt(a), len(second)),
             "cross": private["cross"] / math.sqrt(b),
             "counts": private["counts"] / math.sqrt(c),
         }
@@ -178,16 +170,10 @@ class Solved(Stage):
     def _moments(self, records: Records, mean: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         """The sums of x xᵀ, x tᵀ and t. An input that is not finite counts as zeros."""
         inputs = mean.numel()
-        norm = self._norm(inputs)
         second, cross = torch.zeros(inputs, inputs).double(), torch.zeros(inputs, classes).double()
         counts = torch.zeros(classes).double()
-        for start in range(0, len(records), _BLOCK):
-            x, y = records.gather(torch.arange(start, min(start + _BLOCK, len(records))))[:2]
-            shifted = (x.detach().cpu().double() - mean.double()).flatten(1)
-            norms = shifted.norm(dim=1)
-            factors = torch.where(norms.isfinite(), 1 / norms.clamp(min=norm), 0.0)
-            cut = shifted.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]
-            targets = (y.cpu()[:, None] == torch.arange(classes)).double() - 1 / classes
+        for cut, y in moments.blocks(records, mean, self._norm(inputs)):
+            targets = (y[:, None] == torch.arange(classes)).double() - 1 / classes
             second += cut.T @ cut
             cross += cut.T @ targets
             counts += targets.sum(0)
@@ -202,10 +188,10 @@ class Solved(Stage):
         if "second" not in released:
             return
         values, vectors = torch.linalg.eigh(released["second"])
-        radius = self.noise * math.sqrt(2 * len(values) / self.how.share)
+        radius = moments.radius(self.noise / math.sqrt(self.how.share), len(values))
         ridge = self.how.ridge * radius + _FLOOR * self.count
         solution = vectors @ ((vectors.T @ released["cross"]) / (values.clamp(min=0.0) + ridge)[:, None])
-        layer = _only_layer(model)
+        layer = moments.only_layer(model)
         with torch.no_grad():
             layer.weight.copy_(self.how.scale / self._norm(len(values)) * solution.T)
             if layer.bias is not None:
@@ -224,18 +210,6 @@ class Solved(Stage):
             f"with Gaussian noise of multiplier {at_least(self.noise)}; training starts at the least-squares solution "
             "of them",
         ]
-
-
-def _only_layer(model: nn.Module) -> nn.Linear:
-    """The linear layer that is all of the model.
-
-    Raises:
-        ConfigError: the model has other parameters.
-    """
-    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Linear)]
-    if len(layers) != 1 or len(list(model.parameters())) != len(list(layers[0].parameters())):
-        raise ConfigError("model", type(model).__name__, "one linear layer and nothing else to train: linear-head")
-    return layers[0]
 
 
 METHOD = LeastSquares()

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
     from assay.data.records import Records
+    from assay.mechanisms.types import Denoiser
     from assay.methods.plan import Plan
     from assay.randomness.streams import Randomness
 
@@ -116,6 +117,10 @@ class Stage(ABC):
     @abstractmethod
     def install(self, model: nn.Module, released: Released) -> None:
         """Change the model so that it works on plain records: scaled inputs, initial values."""
+
+    def denoisers(self, model: nn.Module, released: Released) -> Sequence[Denoiser]:  # noqa: ARG002
+        """What is done with every noisy gradient, after what the plan says: post-processing by what was released."""
+        return ()
 
     def records(self, data: Dataset[Any], released: Released) -> Dataset[Any]:  # noqa: ARG002
         """The records to train on."""

@@ -1,4 +1,7 @@
-"""Models that subtract a mean from their inputs or scale them. Both are saved and loaded with the parameters."""
+"""Models that subtract a mean from their inputs, scale them or shorten them along some axes.
+
+All are saved and loaded with the parameters.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,16 @@ def scale_inputs(model: nn.Module, scale: Tensor) -> None:
 def shift_inputs(model: nn.Module, shift: Tensor) -> None:
     """Let the model subtract `shift` from its inputs from now on. A new shift replaces an old one."""
     _adapt(model, "input_shift", shift)
+
+
+def damp_inputs(model: nn.Module, axes: Tensor) -> None:
+    """Let the model take x - (x A)Aᵀ for its inputs x as vectors from now on: after it has subtracted a mean.
+
+    Args:
+        model: The model.
+        axes: A, [numbers of an input, axes]. Lengths of at most 1 of orthogonal axes shorten what lies along them.
+    """
+    _adapt(model, "input_damping", axes)
 
 
 def adapt_as(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -59,7 +72,13 @@ def _shifted(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (inputs[0] - model.input_shift, *inputs[1:])
 
 
+def _damped(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    flat = inputs[0].flatten(1)
+    return ((flat - (flat @ model.input_damping) @ model.input_damping.T).view(inputs[0].shape), *inputs[1:])
+
+
 _ADAPTATIONS: Mapping[str, Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]] = {
     "input_scale": _scaled,
     "input_shift": _shifted,
+    "input_damping": _damped,  # after the shift
 }

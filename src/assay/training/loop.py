@@ -161,6 +161,9 @@ class Loop(StepCourse):
                 world=ranks,
             )
             undo.callback(self.step.close)
+            if self._stage_answer is not None:
+                stage, released = self._stage_answer
+                self.step.chain = self.step.chain.followed_by(stage.denoisers(self.model, released))
             if training.shard:
                 self._shard()
             self.optimizer = training.optimizer.build(self.model)

@@ -10,7 +10,7 @@ the budget of ε = 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -62,21 +62,39 @@ class Mean:
         return Centered(self, records)
 
 
-KINDS = {"mean": Mean}
-
-
 def parse(text: str) -> Mean:
-    """The release that a text such as `mean` or `mean:noise=40,bound=8` describes.
+    """The release that a text such as `mean`, `mean:noise=40,bound=8` or `class-mean:classes=10` describes.
 
     Raises:
         ConfigError: the text has another form.
     """
-    return spec.parse("center", text, KINDS)
+    return spec.parse("center", text, _kinds())
 
 
 def describe(center: Mean) -> str:
     """The text that `parse` turns into this release, with all its settings."""
-    return spec.written(center, KINDS)
+    return spec.written(center, _kinds())
+
+
+def _kinds() -> dict[str, type[Mean]]:
+    from assay.methods.perturb.class_mean import ClassMean
+
+    return {"mean": Mean, "class-mean": ClassMean}
+
+
+def largest_norm(how: Mean, records: Records) -> float:
+    """The norm to which inputs are cut."""
+    return math.sqrt(records.gather(torch.tensor([0]))[0][0].numel()) if how.bound is None else how.bound
+
+
+def cut(records: Records, bound: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks of inputs cut to this norm, in float64, with their targets. One that is not finite counts as zeros."""
+    for start in range(0, len(records), _BLOCK):
+        x, y = records.gather(torch.arange(start, min(start + _BLOCK, len(records))))[:2]
+        flat = x.detach().cpu().double().flatten(1)
+        norms = flat.norm(dim=1)
+        factors = torch.where(norms.isfinite(), (bound / norms).clamp(max=1.0), 0.0)
+        yield (flat.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).view(x.shape), y
 
 
 @dataclass(frozen=True)
@@ -125,15 +143,10 @@ class Centered(Stage):
     ) -> Released:
         """Release the noisy mean. An input that is not finite counts as zeros."""
         total: Tensor | None = None
-        bound = 0.0
-        for start in range(0, len(records), _BLOCK):
-            x = records.gather(torch.arange(start, min(start + _BLOCK, len(records))))[0].detach().cpu().double()
-            flat = x.flatten(1)
-            bound = math.sqrt(flat.shape[1]) if self.how.bound is None else self.how.bound
-            norms = flat.norm(dim=1)
-            factors = torch.where(norms.isfinite(), (bound / norms).clamp(max=1.0), 0.0)
-            clipped = (flat.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).sum(0).view(x.shape[1:])
-            total = clipped if total is None else total + clipped
+        bound = largest_norm(self.how, records)
+        for clipped, _ in cut(records, bound):
+            here = clipped.sum(0)
+            total = here if total is None else total + here
         assert total is not None
         noise = Gaussian(multiplier=self.how.noise)
         released = noise.release(Bounded({"mean": total}, bound), randomness.stream("mean", 0))
