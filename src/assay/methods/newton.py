@@ -61,7 +61,7 @@ class Newton(DPSGD):
         mean: the noise multiplier of the mean over that of the moments.
         ridge: the ridge over the spectral radius of the noise.
         power: half of what P is raised to; 0.5 is Newton's direction.
-        place: whether gradients are clipped `before` P is applied to them, or coordinates are changed `before` that.
+        place: `before` changes coordinates before gradients are clipped; `after` applies P to noisy gradients.
         bound: C over √d. Inputs whose squares are 1 on average have norm √d before the mean is subtracted.
     """
 
