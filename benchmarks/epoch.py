@@ -50,9 +50,9 @@ class Epochs:
     seconds: dict[str, float]
 
     @property
-    def best_rival(self) -> str:
-        """The fastest mode of Opacus."""
-        return min(OPACUS_LOADED, key=self.seconds.__getitem__)
+    def best_rival(self) -> str | None:
+        """The fastest mode of Opacus, if any was measured."""
+        return min((n for n in OPACUS_LOADED if n in self.seconds), key=self.seconds.__getitem__, default=None)
 
     def over(self, name: str, base: str) -> float:
         """How many times as long one takes as another."""
@@ -68,7 +68,7 @@ class Epochs:
             "over_plain": self.over(ASSAY, PLAIN),
             "target": TARGET,
             "best_opacus": self.best_rival,
-            "over_best_opacus": self.over(ASSAY, self.best_rival),
+            "over_best_opacus": None if self.best_rival is None else self.over(ASSAY, self.best_rival),
         }
 
 
@@ -110,10 +110,10 @@ def _assay(model: nn.Module, data: TensorDataset, batch: int) -> Epoch:
     return epoch
 
 
-def measure(task: Task, records: int, rounds: int) -> Epochs:
+def measure(task: Task, records: int, rounds: int, *, alone: bool = False) -> Epochs:
     """Every contestant, interleaved in this process; the first epoch of each does not count."""
     data = _records(task, records)
-    makers = {PLAIN: _plain, ASSAY: _assay, **OPACUS_LOADED}
+    makers = {PLAIN: _plain, ASSAY: _assay, **({} if alone else OPACUS_LOADED)}
     epochs = {name: make(task.build(), data, task.batch) for name, make in makers.items()}
     fastest: dict[str, float] = {}
     order, shuffle = list(epochs), random.Random(0).shuffle
@@ -128,11 +128,12 @@ def measure(task: Task, records: int, rounds: int) -> Epochs:
     return Epochs(task=task, records=records, seconds={name: fastest[name] for name in makers})
 
 
-def run(rounds: int, models: list[str] | None = None) -> list[Epochs]:
-    """Every model, or those named."""
+def run(rounds: int, models: list[str] | None = None, *, alone: bool = False) -> list[Epochs]:
+    """Every model, or those named; `alone` leaves Opacus out."""
     torch.set_num_threads(report.THREADS)
     warnings.filterwarnings("ignore", message="Secure RNG turned off")
-    return [measure(t, records, rounds) for t, records in TASKS.items() if not models or t.model in models]
+    chosen = {t: records for t, records in TASKS.items() if not models or t.model in models}
+    return [measure(t, records, rounds, alone=alone) for t, records in chosen.items()]
 
 
 def rendered(found: list[Epochs]) -> str:
@@ -145,7 +146,7 @@ def rendered(found: list[Epochs]) -> str:
             f"{e.seconds[PLAIN]:.2f}",
             f"{e.over(ASSAY, PLAIN):.2f}",
             f"{TARGET:.2f}",
-            *(f"{e.over(name, PLAIN):.2f}" for name in OPACUS_LOADED),
+            *(f"{e.over(name, PLAIN):.2f}" if name in e.seconds else "" for name in OPACUS_LOADED),
         ]
         for e in found
     ]
@@ -157,9 +158,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.epoch", description="time of a whole epoch")
     parser.add_argument("--model", action="append", choices=[t.model for t in TASKS], help="only this model")
     parser.add_argument("--quick", action="store_true", help="two epochs each")
+    parser.add_argument("--alone", action="store_true", help="without Opacus")
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args()
-    found = run(2 if options.quick else 8, options.model)
+    found = run(2 if options.quick else 8, options.model, alone=options.alone)
     if options.json:
         print(json.dumps({"machine": report.machine(), "epoch": [e.to_json() for e in found]}, indent=2))
     else:

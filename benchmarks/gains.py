@@ -17,6 +17,7 @@ import argparse
 from dataclasses import replace
 
 import torch
+import torch._dynamo.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -117,6 +118,7 @@ def main() -> None:
     parser.add_argument("--model", choices=sorted({task.model for task in TASKS}), help="only this one")
     options = parser.parse_args()
     torch.set_num_threads(report.THREADS)
+    torch._dynamo.config.recompile_limit = 64  # a model after another is compiled in the same lines
     rows = [measure(task, effort_of(options)) for task in TASKS if options.model in (None, task.model)]
     heads = ["", "plain, ms", *(f"{name} / plain" for name in MAKERS if name != PLAIN)]
     print(f"{report.described()}\n\n{report.table(heads, rows)}")
