@@ -72,10 +72,11 @@ def table(
     if test is None:
         first, second = _divided(found.name, rows, unit)
     else:
-        first, second = rows, prepare(read(test, declared.delimiter), declared, unit)
+        other = read(test, declared.delimiter)
+        first, second = rows, prepare(other, declared, unit)
         _check_apart(first, second, unit)
         if unit is not None:
-            _check_ids(unit, encoding.ids(found, unit), encoding.ids(read(test, declared.delimiter), unit))
+            _check_ids(unit, encoding.ids(found, unit), encoding.ids(other, unit))
     whose, test_whose = (None if rows.persons is None else numbered(rows.persons) for rows in (first, second))
     return DataBundle(
         name=Path(found.name).name,
@@ -170,8 +171,9 @@ def _check_apart(first: Rows, second: Rows, unit: str | None) -> None:
 
 def _check_ids(unit: str, ours: list[str], theirs: list[str]) -> None:
     """Refuse persons of the test part whose id is one of the training part's in another spelling."""
-    if (wrong := fault([*ours, *theirs])) is not None:
-        raise ConfigError("test", f"a {unit} {[*ours, *theirs][wrong[0]]!r}", wrong[1])
+    both = [*ours, *theirs]
+    if (wrong := fault(both)) is not None:
+        raise ConfigError("test", f"a {unit} {both[wrong[0]]!r}", wrong[1])
 
 
 def _divided_words(unit: str | None) -> str:
