@@ -61,8 +61,6 @@ from assay.models import compat
 from assay.models.compat import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
 
-_SMALL_OUTPUT = 1 << 16
-
 
 class Engine:
     """Attaches to a model and turns the losses of a batch into `RecordGrads`. `detach()` restores the model.
@@ -365,7 +363,7 @@ class Engine:
         record = functools.partial(self._record, unit, inputs, x._version, shape, on_base)
         if not root.requires_grad:
             # a leaf keeps its gradient until the step ends, which only a small output is worth
-            if not on_base and unit.path in self._left_alone and out.numel() <= _SMALL_OUTPUT:
+            if not on_base and unit.path in self._left_alone and out.numel() <= proof.SMALL_OUTPUT:
                 out.requires_grad_()
                 # `register_hook` without the handle to remove the hook, which costs more than the hook. Later hooks
                 # find their place by the number of their handle, which is never below 0.

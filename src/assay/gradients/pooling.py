@@ -14,10 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.gradients.quickest import remembered, rounded_up
+from assay.gradients.quickest import remembered, rounded_up, timed_records
 
 _LEAST = 1 << 14  # numbers: smaller inputs are pooled before they are copied
-_TIMED = 1 << 21  # numbers at most: 8 MB, more than a core's caches hold
 _pooled: Callable[..., tuple[Tensor, Tensor]] = torch.ops.aten.max_pool2d_with_indices.default
 
 
@@ -64,9 +63,8 @@ def _channels_last(x: Tensor, window: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
 
 
 def _both_ways(x: Tensor, window: tuple[Any, ...]) -> list[Callable[[], object]]:
-    records = max(1, min(len(x), _TIMED * len(x) // x.numel()))
     source = torch.Generator().manual_seed(0)
-    made = torch.randn(records, *x.shape[1:], generator=source).relu_()  # no record chooses
+    made = torch.randn(timed_records(x), *x.shape[1:], generator=source).relu_()  # no record chooses
     return [partial(_pooled, made, *window), partial(_channels_last, made, window)]
 
 

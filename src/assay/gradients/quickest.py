@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 _REPEATS = 3
+_TIMED = 1 << 21  # numbers
 _known: dict[tuple[object, ...], int] = {}
 
 
@@ -52,6 +53,13 @@ def quickest(runs: Sequence[Callable[[], object]], device: torch.device) -> int:
             if repeat:
                 best[i] = min(best[i], now() - start)
     return best.index(min(best))
+
+
+def timed_records(like: torch.Tensor) -> int:
+    """How many records of a batch a timing is given: 8 MB of them. That is more than a core's caches hold, for timings
+    within them say nothing about larger sizes, and does not add much to the memory of a step.
+    """
+    return max(1, min(len(like), _TIMED * len(like) // like.numel()))
 
 
 def _wait(device: torch.device) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from assay.gradients.arithmetic import corner, zeros_for
 from assay.gradients.products import summed
-from assay.gradients.quickest import remembered, rounded_up
+from assay.gradients.quickest import remembered, rounded_up, timed_records
 from assay.gradients.rules.correlation import Basis, Filtered
 from assay.gradients.rules.recurrent import Joined
 from assay.gradients.uses.base import Affine, Apart, Found, Outer, Rank1, keeps_product
@@ -120,7 +120,6 @@ class RecordGrads:
 
 
 _MOST_RECORDS = 32
-_TIMED = 1 << 21  # numbers at most in what a timing is given: 8 MB
 _LAYERS = 6
 
 
@@ -160,8 +159,7 @@ def quickest_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:
     def runs() -> list[functools.partial[list[Tensor]]]:
         source = torch.Generator().manual_seed(0)
 
-        # more than a core's caches hold, for timings within them say nothing about larger sizes
-        records = max(1, min(len(x), _TIMED * len(x) // max(x.numel(), g.numel())))
+        records = min(timed_records(x), timed_records(g))
 
         def made(like: Tensor) -> Tensor:
             drawn = torch.randn(records, *like.shape[1:], generator=source).to(like)

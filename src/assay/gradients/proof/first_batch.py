@@ -81,7 +81,8 @@ def _groups(sizes: Sequence[int]) -> list[list[int]]:
 
 
 _SMALL_GROUP = 1 << 21  # numbers, 8 MB
-_SMALL_OUTPUT = 1 << 16  # numbers
+SMALL_OUTPUT = 1 << 16
+"""Numbers in an output that may be kept: until the losses are there, or as a leaf until the step ends."""
 _COMPARED = 2  # halves of the records whose gradients are compared with those of all
 _ATTRIBUTED = 1e-3  # a gradient that belongs to another record is off by far more; layers may compute in float32
 
@@ -112,14 +113,9 @@ class _Seen:
     @classmethod
     def of(cls, path: str, output: Tensor) -> _Seen:
         """What is kept of an output. A view is kept whole, because what is written into its base moves its place."""
-        whole = output.numel() <= _SMALL_OUTPUT or output.grad_fn is None or output._is_view()
+        whole = output.numel() <= SMALL_OUTPUT or output.grad_fn is None or output._is_view()
         place = output if whole else get_gradient_edge(output)
         return cls(path, place, output.shape, output.dtype, output._version)
-
-    @property
-    def numel(self) -> int:
-        """How many numbers it has."""
-        return self.shape.numel()
 
     @property
     def left_alone(self) -> bool:
@@ -274,7 +270,7 @@ class Proof:
         halves = [half.to(losses.device) for mask in masks for half in ((mask, ~mask) if self.full else (mask,))]
         halves = halves or [torch.ones(records, dtype=torch.bool, device=losses.device)]
         unlike: list[set[Layout]] = [set() for _ in seen]  # layouts by which a half's gradients are not those of all
-        for group in _groups([one.numel for one in seen]):
+        for group in _groups([one.shape.numel() for one in seen]):
 
             def gradients(of: Tensor, group: Sequence[int] = group) -> list[Tensor | None]:
                 some: Sequence[Any] = [seen[i].place for i in group]
