@@ -44,6 +44,7 @@ TARGETS = {
 # Assay raises a record's norm by a bound on its rounding error (some 1e-5 of it at a few hundred terms), Opacus by the
 # constant 1e-6; the clipped gradients differ by that much.
 _TOLERANCE = 1e-4
+_OTHER_LIBRARY = 1e-3  # the same for a step that another compiler has made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,18 @@ def clipped_gradient(task: Task, maker: Maker) -> torch.Tensor:
     return contestant.gradient()
 
 
+def gap(theirs: torch.Tensor, ours: torch.Tensor) -> float:
+    """How far two gradients are apart, over the norm of the first."""
+    return float((theirs - ours).norm() / theirs.norm())
+
+
+def check_agrees(task: Task, rival: Maker) -> None:
+    """Refuse to time another library's step if its clipped gradient is not Assay's."""
+    ours, theirs = (clipped_gradient(task, maker) for maker in (private, rival))
+    apart = gap(theirs, ours)
+    assert apart < _OTHER_LIBRARY, f"{task.label}: the clipped gradients differ by {apart:.2g}"
+
+
 def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
     """The modes of Opacus that compute what Assay does on this model, and what is wrong with the others.
 
@@ -112,9 +125,9 @@ def _comparable(task: Task) -> tuple[dict[str, Maker], dict[str, str]]:
         except Exception as error:  # whatever a mode cannot do, it says in its own way
             missing[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
             continue
-        gap = float((theirs - ours).norm() / theirs.norm())
-        if gap > _TOLERANCE:
-            missing[name] = f"its clipped gradient differs from that of the others by {gap:.2g}"
+        distance = gap(theirs, ours)
+        if distance > _TOLERANCE:
+            missing[name] = f"its clipped gradient differs from that of the others by {distance:.2g}"
             apart.append(name)
             continue
         running[name] = maker
