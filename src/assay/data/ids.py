@@ -1,4 +1,4 @@
-"""Ids of persons: what is no id, and two ids that are likely one person's.
+"""Checks ids of persons: finds missing ids, and pairs of ids that are probably one person's.
 
 One person under two ids counts as two, so that ε is that of a part of their rows. Nobody can see that from the ids
 alone, but most cases have a sign: they differ in case, blanks, Unicode form, dashes or leading zeros. Such ids are

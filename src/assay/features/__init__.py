@@ -178,14 +178,11 @@ class Finished:
         return self.then.made_with()
 
     def extract(self, x: Tensor) -> Tensor:
-        return self._map(tuple(x.shape[1:]))(self.then.extract(x))
+        return _map_of(self, tuple(x.shape[1:]))(self.then.extract(x))
 
     def kept(self, x: Tensor, what: str, tell: Tell) -> Tensor:
         """`extract(x)`, with the features before the change from the cache."""
-        return cache.in_pieces(self._map(tuple(x.shape[1:])), _kept(self.then, x, what, tell))
-
-    def _map(self, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
-        return _map_of(self, shape)
+        return cache.in_pieces(_map_of(self, tuple(x.shape[1:])), _kept(self.then, x, what, tell))
 
     def describe(self) -> str:
         return f"{self.then.describe()}; {self.last.describe()}"

@@ -18,7 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, check_above_zero
 
 _KEPT = "clip", "scale"
 
@@ -41,8 +41,8 @@ class Length:
     how: str = "clip"
 
     def __post_init__(self) -> None:
-        if self.norm is not None and not (math.isfinite(self.norm) and self.norm > 0):
-            raise ConfigError("features length norm", self.norm, "a finite number above 0")
+        if self.norm is not None:
+            check_above_zero("features length norm", self.norm)
         if self.how not in _KEPT:
             raise ConfigError("features length how", self.how, "clip or scale")
 

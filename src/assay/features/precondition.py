@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, check_above_zero
 from assay.features.patches import dead_leaves
 from assay.features.pictures import check_picture
 from assay.randomness.streams import Seeded
@@ -58,8 +58,7 @@ class Precondition:
     def __post_init__(self) -> None:
         if not 0 <= self.power <= 1:
             raise ConfigError("features precondition power", self.power, "a number from 0 to 1")
-        if not (math.isfinite(self.floor) and self.floor > 0):
-            raise ConfigError("features precondition floor", self.floor, "a finite number above 0")
+        check_above_zero("features precondition floor", self.floor)
         if self.probes not in _PROBES:
             raise ConfigError("features precondition probes", self.probes, "one of " + ", ".join(_PROBES))
         if not _FEWEST <= self.count <= _MOST:

@@ -33,20 +33,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.figures import at_least
 from assay._util.lazy import torch
-from assay.errors import ConfigError
-from assay.mechanisms.gaussian import Gaussian, gaussian_event
+from assay.errors import ConfigError, check_above_zero
+from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded
 from assay.methods import moments
 from assay.methods.dpsgd import DPSGD
-from assay.methods.perturb.mean import Centered, Mean
-from assay.methods.stage import WHOLE, Part, PrivateTraining, Released, Stage
+from assay.methods.stage import Part, Released, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from assay.data.records import Records
     from assay.methods.plan import Plan
-    from assay.randomness.streams import Randomness
+    from assay.randomness.streams import Stream
 
 _MEAN = 8.0  # the noise of the mean over that of the moments
 _COUNTS = 0.02  # c: the label counts need little
@@ -78,8 +77,7 @@ class LeastSquares(DPSGD):
 
     def __post_init__(self) -> None:
         for name in ("relative", "ridge", "bound", "scale"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(name, getattr(self, name), "a finite number above 0")
+            check_above_zero(name, getattr(self, name))
         if not 0 < self.share < 1 - _COUNTS:
             raise ConfigError("share", self.share, f"a number between 0 and {1 - _COUNTS:g}, both excluded")
 
@@ -93,56 +91,43 @@ class LeastSquares(DPSGD):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Solved(Stage):
-    """The stage (`assay.methods.stage`).
+class Solved(moments.OfHead):
+    """The stage (`assay.methods.stage`). A finished run has the solution in its parameters.
 
     Attributes:
         how: the method's settings.
-        noise: z.
-        count: the number of records, a constant.
     """
 
-    kept: ClassVar[tuple[str, ...]] = ("mean",)  # a finished run has the solution in its parameters
-    takes_views: ClassVar[bool] = True
-
     how: LeastSquares
-    noise: float
-    count: int
 
     @property
-    def takes_fewer(self) -> bool:
-        """Yes: the divisor is a constant."""
-        return True
+    def method(self) -> str:
+        """The method's name."""
+        return self.how.name
+
+    @property
+    def mean_noise(self) -> float:
+        """8z."""
+        return _MEAN * self.noise
+
+    @property
+    def bound(self) -> float:
+        """C over √d."""
+        return self.how.bound
 
     def parts(self) -> Sequence[Part]:
         """The mean and the moments."""
-        moments = Part(
-            name="second moments of inputs and labels", unit=WHOLE, claimed=None, event=gaussian_event(self.noise)
-        )
-        mean = Part(name="mean of the inputs", unit=WHOLE, claimed=None, event=gaussian_event(_MEAN * self.noise))
-        return [mean, moments]
+        return self.parts_of("second moments of inputs and labels")
 
     def check(self, model: nn.Module, records: Records, data: str | None) -> None:
         """Refuse models of more than one linear layer, and inputs or labels of which there are no moments."""
-        self._centered().check(model, records, data)
-        moments.check_head(model, records, self.how.name)
+        super().check(model, records, data)
         y = records.gather(torch.tensor([0]))[1]
         if y.is_floating_point() or y.dim() != 1:
             raise ConfigError("method", self.how.name, "records whose targets are classes")
 
-    def release(
-        self,
-        model: nn.Module,
-        records: Records,
-        randomness: Randomness,
-        device: torch.device,
-        train_privately: PrivateTraining,
-    ) -> Released:
-        """Release the mean, and then the moments of the inputs without it."""
-        if self.noise == 0:  # a run without noise, which is not private
-            mean: Tensor = records.all()[0].double().mean(0).float()
-        else:
-            mean = self._centered().release(model, records, randomness, device, train_privately)["mean"]
+    def release_moments(self, model: nn.Module, records: Records, mean: Tensor, stream: Stream) -> Released:
+        """Release the sum of all v."""
         second, cross, counts = self._moments(records, mean, moments.only_layer(model).out_features)
         a, b, c = self._shares
         total = {
@@ -150,9 +135,8 @@ class Solved(Stage):
             "cross": math.sqrt(b) * cross,
             "counts": math.sqrt(c) * counts,
         }
-        private = Gaussian(multiplier=self.noise).release(Bounded(total, 1.0), randomness.stream("moments", 0)).value
+        private = Gaussian(multiplier=self.noise).release(Bounded(total, 1.0), stream).value
         return {
-            "mean": mean,
             "second": moments.unpacked(private["second"] / math.sqrt(a), len(second)),
             "cross": private["cross"] / math.sqrt(b),
             "counts": private["counts"] / math.sqrt(c),
@@ -163,16 +147,12 @@ class Solved(Stage):
         """a, b and c."""
         return self.how.share, 1 - self.how.share - _COUNTS, _COUNTS
 
-    def _centered(self) -> Centered:
-        """The release of the mean. Without noise it only subtracts, and its multiplier is not used."""
-        return Centered(Mean(noise=_MEAN * self.noise or 1.0), self.count)
-
     def _moments(self, records: Records, mean: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
         """The sums of x xᵀ, x tᵀ and t. An input that is not finite counts as zeros."""
         inputs = mean.numel()
         second, cross = torch.zeros(inputs, inputs).double(), torch.zeros(inputs, classes).double()
         counts = torch.zeros(classes).double()
-        for cut, y in moments.blocks(records, mean, self._norm(inputs)):
+        for cut, y in moments.blocks(records, mean, self.norm(inputs)):
             targets = (y[:, None] == torch.arange(classes)).double() - 1 / classes
             second += cut.T @ cut
             cross += cut.T @ targets
@@ -184,7 +164,7 @@ class Solved(Stage):
 
         S₊ is the noisy matrix with its negative eigenvalues replaced by zero.
         """
-        self._centered().install(model, released)
+        self.centered().install(model, released)
         if "second" not in released:
             return
         values, vectors = torch.linalg.eigh(released["second"])
@@ -193,18 +173,14 @@ class Solved(Stage):
         solution = vectors @ ((vectors.T @ released["cross"]) / (values.clamp(min=0.0) + ridge)[:, None])
         layer = moments.only_layer(model)
         with torch.no_grad():
-            layer.weight.copy_(self.how.scale / self._norm(len(values)) * solution.T)
+            layer.weight.copy_(self.how.scale / self.norm(len(values)) * solution.T)
             if layer.bias is not None:
                 layer.bias.copy_(self.how.scale / self.count * released["counts"])
-
-    def _norm(self, inputs: int) -> float:
-        """C."""
-        return self.how.bound * math.sqrt(inputs)
 
     def describe(self) -> list[str]:
         """For the statement."""
         return [
-            f"the mean of the inputs is released with Gaussian noise of multiplier {at_least(_MEAN * self.noise)}, and "
+            f"the mean of the inputs is released with Gaussian noise of multiplier {at_least(self.mean_noise)}, and "
             "the model subtracts it from every input",
             "second moments of the inputs, their products with the labels and the label counts are released "
             f"with Gaussian noise of multiplier {at_least(self.noise)}; training starts at the least-squares solution "

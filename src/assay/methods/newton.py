@@ -26,27 +26,25 @@ Claimed ε: Rényi composition of the whole. No paper claims another for this.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.figures import at_least
 from assay._util.lazy import torch
-from assay.errors import ConfigError
-from assay.mechanisms.gaussian import Gaussian, gaussian_event
+from assay.errors import ConfigError, check_above_zero
+from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, Denoiser, Grads
 from assay.methods import moments
 from assay.methods.dpsgd import DPSGD
-from assay.methods.perturb.mean import Centered, Mean
-from assay.methods.stage import WHOLE, Part, PrivateTraining, Released, Stage
+from assay.methods.stage import Part, Released, Stage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from assay.data.records import Records
     from assay.methods.plan import Plan
-    from assay.randomness.streams import Randomness
+    from assay.randomness.streams import Stream
 
 _PLACES = "before", "after"
 _FLOOR = 1e-6  # the smallest ridge for each record: without noise S may be singular
@@ -79,8 +77,7 @@ class Newton(DPSGD):
 
     def __post_init__(self) -> None:
         for name in ("relative", "mean", "ridge", "power", "bound"):
-            if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
-                raise ConfigError(name, getattr(self, name), "a finite number above 0")
+            check_above_zero(name, getattr(self, name))
         if self.place not in _PLACES:
             raise ConfigError("place", self.place, "one of " + ", ".join(_PLACES))
 
@@ -94,66 +91,50 @@ class Newton(DPSGD):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preconditioned(Stage):
+class Preconditioned(moments.OfHead):
     """The stage (`assay.methods.stage`).
 
     Attributes:
         how: the method's settings.
-        noise: z.
-        count: the number of records, a constant.
     """
 
     kept: ClassVar[tuple[str, ...]] = ("mean", "second")
-    takes_views: ClassVar[bool] = True
 
     how: Newton
-    noise: float
-    count: int
 
     @property
-    def takes_fewer(self) -> bool:
-        """Yes: the divisor is a constant."""
-        return True
+    def method(self) -> str:
+        """The method's name."""
+        return self.how.name
+
+    @property
+    def mean_noise(self) -> float:
+        """`mean` × z."""
+        return self.how.mean * self.noise
+
+    @property
+    def bound(self) -> float:
+        """C over √d."""
+        return self.how.bound
 
     def parts(self) -> Sequence[Part]:
         """The mean and the moments."""
-        mean = gaussian_event(self.how.mean * self.noise)
-        return [
-            Part(name="mean of the inputs", unit=WHOLE, claimed=None, event=mean),
-            Part(name="second moments of the inputs", unit=WHOLE, claimed=None, event=gaussian_event(self.noise)),
-        ]
+        return self.parts_of("second moments of the inputs")
 
-    def check(self, model: nn.Module, records: Records, data: str | None) -> None:
-        """Refuse models of more than one linear layer, and inputs of which there are no moments."""
-        self._centered().check(model, records, data)
-        moments.check_head(model, records, self.how.name)
-
-    def release(
-        self,
-        model: nn.Module,
-        records: Records,
-        randomness: Randomness,
-        device: torch.device,
-        train_privately: PrivateTraining,
-    ) -> Released:
-        """Release the mean, and then the second moments of the inputs without it."""
-        if self.noise == 0:  # a run without noise, which is not private
-            mean: Tensor = records.all()[0].double().mean(0).float()
-        else:
-            mean = self._centered().release(model, records, randomness, device, train_privately)["mean"]
+    def release_moments(self, model: nn.Module, records: Records, mean: Tensor, stream: Stream) -> Released:  # noqa: ARG002
+        """Release the sum of x xᵀ."""
         size = mean.numel()
         second = torch.zeros(size, size).double()
-        for cut, _ in moments.blocks(records, mean, self._norm(size)):
+        for cut, _ in moments.blocks(records, mean, self.norm(size)):
             second += cut.T @ cut
-        total = {"second": moments.packed(second)}
-        private = Gaussian(multiplier=self.noise).release(Bounded(total, 1.0), randomness.stream("moments", 0)).value
-        return {"mean": mean, "second": moments.unpacked(private["second"], size)}
+        private = Gaussian(multiplier=self.noise).release(Bounded({"second": moments.packed(second)}, 1.0), stream)
+        return {"second": moments.unpacked(private.value["second"], size)}
 
     def install(self, model: nn.Module, released: Released) -> None:
         """Let the model subtract the mean, and with `before` multiply its inputs by √P."""
         from assay.models.inputs import damp_inputs
 
-        self._centered().install(model, released)
+        self.centered().install(model, released)
         if self.how.place == "before":
             damp_inputs(model, self._axes(released["second"], self.how.power).float())
 
@@ -173,14 +154,6 @@ class Preconditioned(Stage):
         axes: Tensor = vectors[:, large] * (1 - (values[large] / ridge) ** -power).sqrt()
         return axes
 
-    def _centered(self) -> Centered:
-        """The release of the mean. Without noise it only subtracts, and its multiplier is not used."""
-        return Centered(Mean(noise=self.how.mean * self.noise or 1.0), self.count)
-
-    def _norm(self, inputs: int) -> float:
-        """C."""
-        return self.how.bound * math.sqrt(inputs)
-
     def describe(self) -> list[str]:
         """For the statement."""
         used = (
@@ -190,7 +163,7 @@ class Preconditioned(Stage):
         )
         return [
             "the mean of the inputs is released with Gaussian noise of multiplier "
-            f"{at_least(self.how.mean * self.noise)}, and the model subtracts it from every input",
+            f"{at_least(self.mean_noise)}, and the model subtracts it from every input",
             f"second moments of the inputs are released with Gaussian noise of multiplier {at_least(self.noise)}; "
             f"{used}",
         ]

@@ -18,7 +18,7 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util import spec
 from assay._util.lazy import torch
-from assay.errors import ConfigError
+from assay.errors import ConfigError, check_above_zero
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.types import Bounded
 from assay.methods.stage import WHOLE, Part, PrivateTraining, Released, Stage
@@ -52,10 +52,9 @@ class Mean:
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.noise) and self.noise > 0):
-            raise ConfigError("center noise", self.noise, "a finite number above 0")
-        if self.bound is not None and not (math.isfinite(self.bound) and self.bound > 0):
-            raise ConfigError("center bound", self.bound, "a finite number above 0")
+        check_above_zero("center noise", self.noise)
+        if self.bound is not None:
+            check_above_zero("center bound", self.bound)
 
     def stage(self, records: int) -> Stage:
         """The stage that releases the mean of this many records."""
@@ -89,12 +88,21 @@ def largest_norm(how: Mean, records: Records) -> float:
 
 def cut(records: Records, bound: float) -> Iterator[tuple[Tensor, Tensor]]:
     """Blocks of inputs cut to this norm, in float64, with their targets. One that is not finite counts as zeros."""
+    for x, norms, y in blocks(records):
+        factors = torch.where(norms.isfinite(), (bound / norms).clamp(max=1.0), 0.0)
+        yield (x.flatten(1) * factors[:, None]).view(x.shape), y
+
+
+def blocks(records: Records, mean: Tensor | None = None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Blocks of inputs without this mean, in float64, with their norms and their targets.
+
+    What is not finite is 0 in the inputs, and not in the norms.
+    """
     for start in range(0, len(records), _BLOCK):
         x, y = records.gather(torch.arange(start, min(start + _BLOCK, len(records))))[:2]
-        flat = x.detach().cpu().double().flatten(1)
-        norms = flat.norm(dim=1)
-        factors = torch.where(norms.isfinite(), (bound / norms).clamp(max=1.0), 0.0)
-        yield (flat.nan_to_num(0.0, 0.0, 0.0) * factors[:, None]).view(x.shape), y
+        exact = x.detach().cpu().double()
+        exact = exact if mean is None else exact - mean.double()
+        yield exact.nan_to_num(0.0, 0.0, 0.0), exact.flatten(1).norm(dim=1), y
 
 
 @dataclass(frozen=True)
