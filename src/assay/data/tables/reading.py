@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
-_INSTALL = "pip install 'assay-dp[tables]'"
 _MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -62,18 +61,12 @@ class Table:
 
 
 def arrow() -> Any:
-    """pyarrow, with its modules.
+    """pyarrow, with its modules, which take time to import."""
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.parquet
 
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.csv
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError("data", "a table", f"pyarrow, which reads CSV and Parquet: {_INSTALL}") from None
     return pyarrow
 
 
