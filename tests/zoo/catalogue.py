@@ -331,6 +331,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "what the files tell",
+        "test_around_a_run.py::test_what_was_spent_before_the_thousandth_run_of_a_directory",
+        ("the thousandth ledger of a directory is replaced", "all of them stay", "ThreeDigits"),
+    ),
+    *_each(
+        "what the files tell",
         "test_spending.py::test_times_of_a_choice",
         ("times that tell the number of trials", "one time for all files", "leaves_times"),
     ),
@@ -363,6 +368,11 @@ ZOO: tuple[Mutant, ...] = (
         "shared budget",
         "test_budgets.py::test_a_ledger_that_does_not_ask_charges_more_than_was_reserved",
         ("a ledger that charges more than was reserved", "it stops there", "ChargesBeyondItsReservation"),
+    ),
+    *_each(
+        "shared budget",
+        "test_budgets.py::test_a_loop_that_goes_on_after_its_end_is_in_no_budget",
+        ("a loop that goes on after its reservation was given back", "it ends there", "NeverEnds"),
     ),
     *_each(
         "audit of an estimate",
@@ -555,6 +565,11 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_sites.py::test_a_client_with_fewer_records_than_the_plan_says",
         ("a client with fewer records than ε counts on", "with as many", ""),
+    ),
+    *_each(
+        "refused",
+        "test_sites.py::test_a_seeded_client_that_a_server_asks_twice",
+        ("a seeded client that answers two tasks with one noise", "one task", ""),
     ),
     *_each(
         "refused",

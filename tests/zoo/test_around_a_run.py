@@ -71,6 +71,21 @@ def test_what_was_spent_before_a_run_was_replaced(tmp_path, replace, remembered)
         assert 4 < epsilon < 5
 
 
+@pytest.mark.parametrize(("kind", "kept"), [(mutants.ThreeDigits, 1), (RunDirectory, 3)], ids=["bug", "twin"])
+def test_what_was_spent_before_the_thousandth_run_of_a_directory(tmp_path, kind, kept):
+    """Somebody repeats a command with --force: no ledger may take the place of another."""
+    for run in range(4):
+        directory = kind.create(tmp_path / "run", SPEC, force=True)
+        if run == 0:
+            directory.earlier.mkdir()
+            (directory.earlier / "999.json").write_text("{}")
+        ledger = Ledger(directory.ledger, delta=1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE, ceiling=None)
+        ledger.pay(gaussian_event(1.0 + run))
+        ledger.close()
+    spent = [found.epsilon() for path in directory.earlier.glob("*.jsonl") if (found := read_ledger(path)) is not None]
+    assert len(set(spent)) == kept
+
+
 @pytest.mark.parametrize("bug", ["the same", "the same again", "in another order", "a part", None])
 def test_test_records_that_are_training_records(bug):
     """What is measured on them is exact, and in record and statement."""

@@ -105,6 +105,36 @@ def test_the_twin_charges_what_was_reserved(where):
     assert charged(Ledger, where) == 400
 
 
+def loop(budget, kind, monkeypatch):
+    """A loop under a budget whose step is used after its end too: the steps taken, and those that the budget counts."""
+    monkeypatch.setattr("assay.accounting.budget.Ledger", kind)
+    records = TensorDataset(torch.randn(100, 3), torch.arange(100) % 2)
+    plan = Plan(records=100, batch_size=10, steps=200, noise_multiplier=2.0, delta=1e-4)
+    made = Budget.create(budget, epsilon=30.0, delta=1e-4, contents=contents(records))
+    model = nn.Linear(3, 2)
+
+    def take(step, count):
+        for x, y in step.batches(records, count):
+            step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
+
+    with made.ledger(plan, contents(records)) as ledger:
+        step = PrivateStep(model, plan, ledger=ledger)
+        take(step, 3)
+    with contextlib.suppress(BudgetSpentError):
+        take(step, 150)
+    return step.taken, made.state().accounts[0].steps
+
+
+def test_a_loop_that_goes_on_after_its_end_is_in_no_budget(tmp_path, monkeypatch):
+    taken, counted = loop(tmp_path / "b", mutants.NeverEnds, monkeypatch)
+    assert taken == 153 > counted
+
+
+def test_the_twin_ends_with_its_reservation(tmp_path, monkeypatch):
+    taken, counted = loop(tmp_path / "b", Ledger, monkeypatch)
+    assert 3 <= taken <= counted
+
+
 def resumed(kind, folder):
     """The steps that a run charges beyond what its ledger holds, if it is resumed in this folder."""
     directory = RunDirectory(folder)

@@ -545,7 +545,7 @@ class Budget:
         try:
             yield mine
         finally:
-            mine.covers = lambda _: False  # who still has it may charge nothing more
+            mine.end()  # who still has it, or a step that was made with it, may charge nothing more
             self.settle(held.token, mine.event(), steps=mine.total_steps)
 
     def _known(self, state: State) -> KnownRecords:

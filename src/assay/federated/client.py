@@ -83,6 +83,9 @@ class Site:
     Guarantee: an answer depends on no other client's records. Nothing that a turn leaves in the model reaches the next
     (`Pristine`).
 
+    With a seed a turn has its noise for good. So a turn that was taken is taken again for the same task only: two tasks
+    with one noise would show the difference of two updates bare.
+
     Raises:
         ConfigError: A client has fewer records than the plan says.
     """
@@ -105,6 +108,7 @@ class Site:
         self._folder = ledgers
         self._ledgers: dict[int, Ledger] = {}
         self._answered = 0
+        self._asked: dict[tuple[int, str, int], str] = {}  # with a seed: the digest of each turn's task
         self.randomness = training.randomness()
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
@@ -123,6 +127,8 @@ class Site:
         """
         asked = decode(task, "task", self._schema)
         number, turn = asked.fields["round"], asked.fields["turn"]
+        if (reason := self._asked_otherwise(client, number, turn, task)) is not None:
+            return encode("refusal", {"round": number, "reason": reason}, {})
         start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
         model = self._pristine.fresh()
         self.layout.load(model, start)
@@ -133,6 +139,22 @@ class Site:
         instructions = {name: asked.arrays[name] for name in self.exchange.task_arrays}
         fields, arrays = self._reply(client, work, instructions, number)
         return encode("answer", {"round": number, **fields}, arrays)
+
+    def _asked_otherwise(self, client: int, number: int, turn: int, task: bytes) -> str | None:
+        """Why this task is refused, if its noise was drawn for another one; None if it was not.
+
+        What clients draw follows from the round or, where they take private steps, from their turn. Where who is asked
+        is hidden, turns are not counted.
+        """
+        if self.randomness.fingerprint is None:
+            return None
+        digest = hashlib.sha256(task).hexdigest()
+        for what, which in (("round", number), ("turn", turn)):
+            if what == "turn" and self.plan.hidden:
+                continue
+            if self._asked.setdefault((client, what, which), digest) != digest:
+                return f"client {client} has a seed, and has taken {what} {which} with another task"
+        return None
 
     def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
         """What the method sends of a client's work."""

@@ -145,6 +145,7 @@ class Lease:
             What the record says of the budget.
         """
         budget = self.budget()
+        ledger.end()  # before: what is charged after it would be in no budget
         budget.settle(self.token, ledger.event(), steps=ledger.total_steps, how=how, by=self.by)
         return facts(budget, self)
 
