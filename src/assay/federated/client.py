@@ -108,7 +108,7 @@ class Site:
         self._folder = ledgers
         self._ledgers: dict[int, Ledger] = {}
         self._answered = 0
-        self._asked: dict[tuple[int, str, int], str] = {}  # with a seed: the digest of each turn's task
+        self._tasks: dict[tuple[int, str, int], str] = {}  # with a seed: the digest of each turn's task
         self.randomness = training.randomness()
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
@@ -152,7 +152,7 @@ class Site:
         for what, which in (("round", number), ("turn", turn)):
             if what == "turn" and self.plan.hidden:
                 continue
-            if self._asked.setdefault((client, what, which), digest) != digest:
+            if self._tasks.setdefault((client, what, which), digest) != digest:
                 return f"client {client} has a seed, and has taken {what} {which} with another task"
         return None
 
