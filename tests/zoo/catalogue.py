@@ -375,6 +375,12 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that goes on after its reservation was given back", "it ends there", "NeverEnds"),
     ),
     *_each(
+        "refused",
+        "test_budgets.py::test_a_loop_whose_plan_is_not_the_one_that_was_reserved",
+        ("steps that protect rows, on the ledger of a budget of persons", "that protect persons", ""),
+        ("steps that share noise, on the ledger of a budget", "with noise of their own", ""),
+    ),
+    *_each(
         "audit of an estimate",
         "test_columns.py::test_what_one_record_shows_of_a_column",
         ("bounds from the least and the largest value", "bounds from noisy counts", "exact_bounds"),

@@ -135,6 +135,38 @@ def test_the_twin_ends_with_its_reservation(tmp_path, monkeypatch):
     assert 3 <= taken <= counted
 
 
+PERSONS = Unit(name="clinic", persons=20)
+LOOPS = {
+    "rows in the ledger of persons": Plan(records=100, batch_size=5, steps=10, noise_multiplier=3.0, delta=1e-4),
+    "noise that steps share": Plan(
+        records=20,
+        batch_size=4,
+        steps=10,
+        noise_multiplier=3.0,
+        delta=1e-4,
+        unit=PERSONS,
+        noise_schedule=parse("banded:bands=2"),
+    ),
+    "the plan that was reserved": Plan(
+        records=20, batch_size=5, steps=10, noise_multiplier=3.0, delta=1e-4, unit=PERSONS
+    ),
+}
+
+
+@pytest.mark.parametrize("what", LOOPS)
+def test_a_loop_whose_plan_is_not_the_one_that_was_reserved(where, what):
+    """Five rows of a person are charged as one row, or steps whose noise the theorem does not cover."""
+    persons = [f"clinic {i}".encode() for i in range(20)]
+    made = Budget.create(where.parent / "persons", epsilon=9.0, delta=1e-4, contents=persons, unit="clinic")
+    reserved = LOOPS["the plan that was reserved"]
+    is_bug = LOOPS[what] is not reserved
+    with (
+        made.ledger(reserved, persons, unit="clinic") as ledger,
+        pytest.raises(ConfigError, match=r"ledger|noise_schedule") if is_bug else contextlib.nullcontext(),
+    ):
+        PrivateStep(nn.Linear(3, 2), LOOPS[what], ledger=ledger)
+
+
 def resumed(kind, folder):
     """The steps that a run charges beyond what its ledger holds, if it is resumed in this folder."""
     directory = RunDirectory(folder)

@@ -540,7 +540,7 @@ class Budget:
         event = plan.event()
         held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
         mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-        mine.covers = held.covers
+        mine.covers, mine.unit = held.covers, unit
         mine.claim = functools.partial(self.claim, held.token)
         try:
             yield mine
