@@ -569,6 +569,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_around_a_run.py::test_a_model_that_is_trained_under_two_budgets",
+        ("a model trained again under another budget of the same records", "under its budget", ""),
+    ),
+    *_each(
+        "refused",
         "test_sites.py::test_a_client_with_fewer_records_than_the_plan_says",
         ("a client with fewer records than ε counts on", "with as many", ""),
     ),

@@ -116,6 +116,20 @@ def test_a_model_that_is_trained_twice_on_the_same_records(bug):
         library.fit(model, TensorDataset(x[:80].clone(), torch.arange(80) % 2), plan=plan)
 
 
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_model_that_is_trained_under_two_budgets(tmp_path, bug):
+    """Each budget counts its own run, and the second model shows what both have released."""
+    plan = Plan(records=80, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-3)
+    model, records = nn.Linear(3, 2), TensorDataset(torch.randn(80, 3), torch.arange(80) % 2)
+    folders = [tmp_path / "here", tmp_path / "there"]  # budgets know those in their own folder
+    for folder in folders:
+        folder.mkdir()
+        library.Budget.create(folder / "b", epsilon=9.0, delta=1e-3, contents=library.data.contents(records))
+    library.fit(model, records, plan=plan, budget=folders[0] / "b")
+    with pytest.raises(ConfigError, match="an earlier run has trained") if bug else contextlib.nullcontext():
+        library.fit(model, records, plan=plan, budget=folders[bug] / "b")
+
+
 @pytest.mark.parametrize("bug", ["another ledger", "another head", "fit", "in another order", "a quarter of them"])
 def test_a_loop_that_goes_on_with_a_model_which_was_trained(bug):
     """A second step begins with what the first has learnt of the records, and its own ledger does not say so."""

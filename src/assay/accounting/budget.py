@@ -540,7 +540,7 @@ class Budget:
         event = plan.event()
         held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
         mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-        mine.covers, mine.unit = held.covers, unit
+        mine.covers, mine.unit, mine.budget = held.covers, unit, self.id
         mine.claim = functools.partial(self.claim, held.token)
         try:
             yield mine

@@ -212,6 +212,8 @@ class Ledger(Unique):
         """The digest of the run that the ledger belongs to, if any."""
         self.unit: str | None = None
         """What its ε protects, once a budget or a step says so: one ledger adds up for one unit only."""
+        self.budget: str | None = None
+        """The id of the budget that the run is under; None without one."""
         self.covers: Callable[[DpEvent], bool] | None = None
         """Whether the run's budget allows this event in total; None without a budget."""
         self.witness: Witness | None = None
@@ -241,7 +243,7 @@ class Ledger(Unique):
     def reading(self, charges: list[_Entry]) -> Ledger:
         """A ledger of these charges in memory, for a process that must know ε while another one holds the file."""
         copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling, run=self.run)
-        copy._entries, copy.covers, copy.unit = charges, self.covers, self.unit
+        copy._entries, copy.covers, copy.unit, copy.budget = charges, self.covers, self.unit, self.budget
         return copy
 
     def lock(self) -> None:

@@ -135,6 +135,7 @@ class Lease:
         )
         if (mark := budget.mark(self.token)).exists:
             mark.bind(ledger, heads)
+        ledger.budget = self.id
         ledger.covers, ledger.claim = held.covers, functools.partial(budget.claim, self.token, by=self.by)
         return held
 
@@ -154,6 +155,17 @@ def _heads(ledger: Ledger, directory: RunDirectory | None) -> list[str]:
     """The digests of a ledger's lines, and of those of the estimate of columns that came before it."""
     before = None if directory is None else read_ledger(directory.estimate_ledger)
     return [*ledger.heads, *(() if before is None else before.heads)]
+
+
+def id_of(budget: Budget | Lease | str | Path | None) -> str | None:
+    """The id of a budget, however it is given; None where there is none.
+
+    Raises:
+        ConfigError: There is no budget of this name.
+    """
+    if budget is None or isinstance(budget, Budget | Lease):
+        return None if budget is None else budget.id
+    return Budget(budget).id
 
 
 def unit_of(plan: object) -> str:
