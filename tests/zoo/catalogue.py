@@ -584,6 +584,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_sites.py::test_a_seeded_client_that_is_asked_for_a_turn_before_the_first",
+        ("turns of a client that its plan does not have, which cost nothing", "refused", ""),
+    ),
+    *_each(
+        "refused",
         "test_columns.py::test_a_public_sample_of_private_rows",
         ("a schema from a public sample that is an extract of the private rows", "of other rows", ""),
     ),

@@ -34,7 +34,8 @@ from assay.federated.layout import Layout
 from assay.federated.local import Training, mean_loss, train
 from assay.federated.plan import FederatedPlan
 from assay.federated.pristine import Pristine
-from assay.federated.wire import Schema, decode, encode
+from assay.federated.tasks import Tasks
+from assay.federated.wire import Schema, WireError, decode, encode
 from assay.methods.plan import Plan
 from assay.models.circulant import replace_linear
 from assay.randomness.streams import Seeded, Stream
@@ -108,7 +109,7 @@ class Site:
         self._folder = ledgers
         self._ledgers: dict[int, Ledger] = {}
         self._answered = 0
-        self._tasks: dict[tuple[int, str, int], str] = {}  # with a seed: the digest of each turn's task
+        self._tasks = Tasks(ledgers)
         self.randomness = training.randomness()
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
@@ -123,11 +124,11 @@ class Site:
             The answer, or a refusal from a client that has spent its budget.
 
         Raises:
-            WireError: The bytes are not a task of this plan.
+            WireError: The bytes are not a task of this plan, or it has a seed and no such round or turn.
         """
         asked = decode(task, "task", self._schema)
         number, turn = asked.fields["round"], asked.fields["turn"]
-        if (reason := self._asked_otherwise(client, number, turn, task)) is not None:
+        if (reason := self._check_seeded(client, number, turn, task)) is not None:
             return encode("refusal", {"round": number, "reason": reason}, {})
         start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
         model = self._pristine.fresh()
@@ -140,21 +141,22 @@ class Site:
         fields, arrays = self._reply(client, work, instructions, number)
         return encode("answer", {"round": number, **fields}, arrays)
 
-    def _asked_otherwise(self, client: int, number: int, turn: int, task: bytes) -> str | None:
+    def _check_seeded(self, client: int, number: int, turn: int, task: bytes) -> str | None:
         """Why this task is refused, if its noise was drawn for another one; None if it was not.
 
-        What clients draw follows from the round or, where they take private steps, from their turn. Where who is asked
-        is hidden, turns are not counted.
+        With a seed, what clients draw follows from the round or, where they take private steps, from their turn. Where
+        the server adds the noise, it is trusted with what it asks.
+
+        Raises:
+            WireError: The plan has no such round or turn: one before the first has noise of its own, and costs nothing.
         """
-        if self.randomness.fingerprint is None:
+        if self.randomness.fingerprint is None or self.plan.hidden:
             return None
-        digest = hashlib.sha256(task).hexdigest()
-        for what, which in (("round", number), ("turn", turn)):
-            if what == "turn" and self.plan.hidden:
-                continue
-            if self._tasks.setdefault((client, what, which), digest) != digest:
-                return f"client {client} has a seed, and has taken {what} {which} with another task"
-        return None
+        for what, which, count in (("round", number, self.plan.rounds), ("turn", turn, self.plan.turns)):
+            if not 0 <= which < count:
+                raise WireError(f"{what} {which} of a plan of {count}, counted from 0")
+        taken = self._tasks.differ(client, (("round", number), ("turn", turn)), task)
+        return None if taken is None else f"client {client} has a seed, and has taken {taken} with another task"
 
     def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
         """What the method sends of a client's work."""
