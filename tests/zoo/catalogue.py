@@ -355,6 +355,11 @@ ZOO: tuple[Mutant, ...] = (
         ("a forged statement is shown", "compared with the ledger", "believes_its_statement"),
     ),
     *_each(
+        "refused",
+        "test_spending.py::test_a_statement_with_other_words",
+        ("a statement whose prose was changed by hand is signed", "as the record gives it", ""),
+    ),
+    *_each(
         "shared budget",
         "test_budgets.py::test_reservations_that_race_pass_the_ceiling",
         ("reservations that race", "one at a time", "LooksBeforeItsTurn"),
