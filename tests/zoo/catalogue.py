@@ -380,6 +380,16 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that goes on after its reservation was given back", "it ends there", "NeverEnds"),
     ),
     *_each(
+        "shared budget",
+        "test_budgets.py::test_a_fork_that_comes_to_the_end_of_its_parents_loop",
+        ("a forked child gives back what its parent has reserved", "the parent does", "NeverEnds"),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_lease_that_serves_two_runs",
+        ("two runs in memory on one reservation", "with one each", ""),
+    ),
+    *_each(
         "refused",
         "test_budgets.py::test_a_loop_whose_plan_is_not_the_one_that_was_reserved",
         ("steps that protect rows, on the ledger of a budget of persons", "that protect persons", ""),

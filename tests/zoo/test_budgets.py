@@ -1,6 +1,7 @@
 """Bugs by which several runs spend more than their budget: each does, and its correct twin does not."""
 
 import contextlib
+import os
 import shutil
 from dataclasses import replace
 
@@ -165,6 +166,39 @@ def test_a_loop_whose_plan_is_not_the_one_that_was_reserved(where, what):
         pytest.raises(ConfigError, match=r"ledger|noise_schedule") if is_bug else contextlib.nullcontext(),
     ):
         PrivateStep(nn.Linear(3, 2), LOOPS[what], ledger=ledger)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_lease_that_serves_two_runs(where, bug):
+    """The second would be charged to the reservation of the first, which counts once."""
+    made = Budget(where)
+    leases = [lease(made, PLAN, [b"1"], name="run", what="a run") for _ in range(2)]
+    spent = []
+    with pytest.raises(BudgetError, match="has ended") if bug else contextlib.nullcontext():
+        for one in [leases[0], leases[not bug]]:
+            ledger = Ledger(None, delta=PLAN.delta, adjacency=PLAN.adjacency, ceiling=None)
+            one.begin(PLAN, None, ledger)
+            ledger.begin(PLAN.steps_event, PLAN.steps).charge(PLAN.steps)
+            one.end(ledger)
+            spent.append(made.spent())
+    assert bug or spent[1] > 1.2 * spent[0]
+
+
+@pytest.mark.parametrize(("kind", "bug"), [(mutants.NeverEnds, True), (Ledger, False)], ids=["bug", "twin"])
+def test_a_fork_that_comes_to_the_end_of_its_parents_loop(where, monkeypatch, kind, bug):
+    """The child must not give back what its parent has still to spend."""
+    monkeypatch.setattr("assay.accounting.budget.Ledger", kind)
+    made, child = Budget(where), 0
+    try:
+        with made.ledger(PLAN, [b"1"]):
+            reserved = made.spent()
+            if child := os.fork():
+                os.waitpid(child, 0)
+                kept = made.spent()
+    finally:
+        if not child:
+            os._exit(0)
+    assert kept == (0.0 if bug else reserved) < 1.01 * reserved
 
 
 def resumed(kind, folder):

@@ -295,7 +295,12 @@ class Ledger(Unique):
             self._file = None
 
     def end(self) -> None:
-        """Allow no further charge, to nobody who still has a segment: what is left was given back to the budget."""
+        """Allow no further charge, to nobody who still has a segment: what is left is given back to the budget.
+
+        Raises:
+            AssayError: This process is a fork of the one that charges, which goes on.
+        """
+        self.check_process()
         self.covers = _no_more
 
     def claim_draws(self, draws: str | None) -> None:

@@ -112,7 +112,7 @@ class Lease:
         Raises:
             BudgetSpentError: The ceiling does not allow it.
             LedgerError: Another copy of the run has been charged.
-            BudgetError: The run was charged, and the budget does not know it.
+            BudgetError: The run was charged, and the budget does not know it; or the lease has served a run that ended.
         """
         event, budget = plan.event(), self.budget()
         heads = _heads(ledger, directory)
@@ -121,6 +121,7 @@ class Lease:
                 f"{budget.path} has no entry of {self.name}, which was charged under it: an earlier copy of the budget "
                 "was put in its place, and what others have spent since is not known"
             )
+        self._check_unused(budget)
         budget.check_mark(self.token, heads)
         held = budget.reserve(
             event,
@@ -138,6 +139,18 @@ class Lease:
         ledger.budget = self.id
         ledger.covers, ledger.claim = held.covers, functools.partial(budget.claim, self.token, by=self.by)
         return held
+
+    def _check_unused(self, budget: Budget) -> None:
+        """Refuse a second run on the reservation of one that had its ledger in memory, and has ended.
+
+        Such a ledger is gone, so that nothing can be charged after it. A run on disk goes on with its own.
+        """
+        known = next((one for one in budget.state().accounts if one.token == self.token), None)
+        if known is not None and known.path is None and not known.open and any(known.costs):
+            raise BudgetError(
+                f"{self.name} has ended: what it released is in the budget {budget.name}, and its ledger, which was in "
+                "memory, cannot be charged any more. Give each run the budget, or a lease of its own"
+            )
 
     def end(self, ledger: Ledger, how: str = "finished") -> dict[str, Any]:
         """Give back what the ledger does not hold; nobody may charge it any more.
