@@ -386,6 +386,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_budgets.py::test_other_records_whose_contents_were_read_before",
+        ("a run on other records whose contents were read before, and are empty", "read anew", ""),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_lease_that_serves_two_runs",
         ("two runs in memory on one reservation", "with one each", ""),
     ),

@@ -169,6 +169,17 @@ def test_a_loop_whose_plan_is_not_the_one_that_was_reserved(where, what):
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_other_records_whose_contents_were_read_before(where, bug):
+    """A generator that was read is empty, and none of no records is unknown to the budget."""
+    made = Budget(where)
+    read = (content for content in [b"1"])
+    with made.ledger(PLAN, read):
+        pass
+    with pytest.raises(ConfigError, match="no record") if bug else contextlib.nullcontext():
+        lease(made, PLAN, read if bug else [b"1"], name="run", what="a run")
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
 def test_a_lease_that_serves_two_runs(where, bug):
     """The second would be charged to the reservation of the first, which counts once."""
     made = Budget(where)

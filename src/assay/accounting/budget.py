@@ -241,9 +241,12 @@ class Budget:
         """Refuse records that the budget does not cover.
 
         Raises:
+            ConfigError: There is no record.
             DataError: Some or all of them are not among those that the budget was made for.
         """
         found = self.recognise(contents)
+        if not found.records:
+            raise ConfigError("contents", "no record", "those of the run; a generator that was read before is empty")
         if found.known < found.records:
             overlap = "none of these" if not found.known else f"the two overlap: {found.known} of these"
             noun = "records" if self.unit in (RECORD, CLIENT) else "persons"
