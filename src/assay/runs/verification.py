@@ -22,6 +22,7 @@ from typing import Any
 
 from assay._util import seals
 from assay._util.figures import at_most, shown
+from assay._util.process import commit
 from assay._util.signatures import PublicKey, read_public
 from assay.accounting.epsilon import epsilon_curve
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
@@ -280,13 +281,13 @@ class _Checker:
         return self._same_text(self.directory.card, text, card(_kinds().complete_record(self.directory)))
 
     def _same_text(self, path: Path, text: str, whole: str) -> str:
-        """That a text of the run is what its record gives. Another version of Assay may have chosen other words."""
+        """That a text of the run is what its record gives. Other sources of Assay may have chosen other words."""
         assert self.record is not None
         if text == whole:
             return "says what the record says, word for word"
         if _figures(text) != _figures(whole):
             raise AssayError(f"{path} says other figures than {self.directory.record}")
-        if _same_versions(self.record):
+        if _same_versions(self.record) and self.record["environment"].get("commit") == commit():
             raise AssayError(f"{path} does not say what {self.directory.record} gives: somebody has changed its words")
         return "has the figures of the record; the words differ from those that this version of Assay writes"
 
