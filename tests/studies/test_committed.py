@@ -8,7 +8,8 @@ import pytest
 
 from assay import data, models, presets
 from assay.errors import DataError
-from assay.studies import results, tables
+from assay.studies import results, summary, tables
+from assay.studies.columns import columns
 from assay.training.from_names import Settings, train
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -70,6 +71,19 @@ def test_a_cell_for_each_method_of_a_table_has_the_epsilon_that_the_code_gives_t
         plan = plan_today(table.grid.settings(run.labels), run)
         assert run.claimed == pytest.approx(plan.claimed(), rel=about), run.labels
         assert run.verified == pytest.approx(plan.epsilon(), rel=about), run.labels
+
+
+def test_a_table_with_times_has_the_median_of_each_cell_and_the_paper_s_number_with_its_name():
+    table = tables.read(EXPERIMENTS, "utility/frontier")
+    runs = results.read(table).runs
+    shown = {column.title: column for column in columns(table, runs)}
+    for cell in summary.cells(runs, [("MNIST", "3"), ("Adult", "1")]):
+        seconds = sorted(run.seconds for run in cell.runs)
+        assert shown["seconds a run"].text(cell) == f"{seconds[len(seconds) // 2]:.0f}"
+    mnist, adult = (shown["paper (%)"].value(cell) for cell in summary.cells(runs, [("MNIST", "3"), ("Adult", "1")]))
+    assert (mnist, adult) == (98.88, None)
+    plain = tables.read(EXPERIMENTS, "utility/text")
+    assert "seconds a run" not in {column.title for column in columns(plain, results.read(plain).runs)}
 
 
 @pytest.mark.parametrize(
