@@ -1,11 +1,13 @@
 """Features: record by record, computed once, and named in the record and the statement."""
 
+import hashlib
 import os
 import resource
 import threading
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -127,6 +129,35 @@ def test_patches_take_all_constants_from_generated_pictures():
         kind.check((1, 28, 28))
     with pytest.raises(ConfigError, match="from 2 to 4096"):
         features.parse("patches:count=1")
+
+
+def test_weights_from_a_file_are_those_that_are_computed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = patches.weights(4, (3, 16, 16))
+    Path("leaves.safetensors").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    text = f"patches:count=4,weights=leaves.safetensors,sha256={digest}"
+    kind = features.parse(text)
+    assert features.describe(kind) == text
+    assert digest in kind.describe(), "the statement names the file's content"
+    x = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert torch.equal(kind.extract(x), features.parse("patches:count=4").extract(x))
+    with pytest.raises(ConfigError, match="for pictures of shape"):
+        kind.check((3, 32, 32))
+    for wrong, said in [
+        (text.replace("count=4,", ""), "count=4, as in the file"),
+        (text[:-1], digest),
+        (f"patches:weights=leaves.safetensors,sha256={'0' * 64}", digest),
+        (f"patches:weights=nowhere.safetensors,sha256={digest}", "can be read"),
+        ("patches:weights=leaves.safetensors", digest),
+        (f"patches:sha256={digest}", "can be read"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            features.parse(wrong)
+    other = b"no weights"
+    Path("other.safetensors").write_bytes(other)
+    with pytest.raises(ConfigError, match="assay models patches"):
+        features.parse(f"patches:weights=other.safetensors,sha256={hashlib.sha256(other).hexdigest()}")
 
 
 def test_ramps_rise_between_their_knots_and_keep_what_a_category_weighs():
