@@ -57,7 +57,7 @@ def measured() -> dict[str, list[tuple[float, float, float]]]:
 def main() -> None:
     """Draw and print."""
     rows = measured()
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    figure = Figure(figsize=(12, 5.6), layout="constrained")
     for axes, (panel, ours) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for name in (name for name in ours if name in rows):
             points = rows[name]
@@ -68,7 +68,7 @@ def main() -> None:
         axes.set_xticks([0.5, 1, 2, 3, 4, 8], labels=["0.5", "1", "2", "3", "4", "8"], minor=False)
         axes.set_xticks([], minor=True)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
+        axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.14))  # below: it would hide points
     FigureCanvasAgg(figure).print_png(HERE / "frontier.png")
     print("| row | ε verified | accuracy (%) | seconds a run |\n|---|---|---|---|")
     for name, points in rows.items():
