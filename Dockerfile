@@ -6,7 +6,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
 RUN pip install --no-cache-dir --constraint constraints.txt --no-deps --index-url https://download.pytorch.org/whl/cpu torch \
-    && pip install --no-cache-dir --constraint constraints.txt ".[tables]" \
+    && pip install --no-cache-dir --constraint constraints.txt . \
     && useradd --create-home --uid 1000 assay \
     && mkdir -p /home/assay/runs \
     && chown -R assay /home/assay

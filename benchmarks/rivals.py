@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from assay._util import extras
 from benchmarks.contestants import CLIP, Contestant, Maker, Setting, sgd, whole_batches
 
 try:
@@ -25,7 +26,7 @@ try:
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from opacus.validators import ModuleValidator
 except ImportError as error:
-    raise SystemExit(f"the benchmarks compare with Opacus 1.6: pip install 'assay-dp[peers]' ({error})") from error
+    raise SystemExit(f"the benchmarks compare with Opacus 1.6: {extras.command('peers')} ({error})") from error
 
 warnings.filterwarnings("ignore", message="Full backward hook is firing")  # Opacus's own hooks, every step
 

@@ -55,7 +55,7 @@ def test_a_log_that_cannot_be_written_is_refused_before_training(assay, tmp_path
     )
     code, _, err = assay(*TRAIN, "--out", tmp_path / "run")
     assert code == 2
-    assert "pip install 'assay-dp[tensorboard]'" in err
+    assert "pip install 'tensorboard>=2.16'" in err
     assert not (tmp_path / "run").exists()
 
 

@@ -78,6 +78,16 @@ def test_each_task_is_trained_and_measured(assay: Any, stays: Path, target: str,
     assert float(record["epsilon"]["verified"]) <= 3
 
 
+@pytest.mark.parametrize(("more", "told"), [((), True), (("--unit", "patient"), False)])
+def test_a_table_whose_unit_is_a_row_is_remarked_upon(
+    assay: Any, stays: Path, more: tuple[str, ...], told: bool
+) -> None:
+    command = ["train", "--data", stays / "stays.csv", "--target", "ill", "--schema", stays / "stays.toml"]
+    code, _, err = assay(*command, *QUICK, "--out", stays / "run", *more)
+    assert code == 0, err
+    assert ("note: ε protects one row of the table" in " ".join(err.split())) == told
+
+
 def test_a_run_finds_its_rows_again_without_the_schema_file(assay: Any, stays: Path) -> None:
     finished = train(assay, stays, "days", "--model", "mlp")
     spec = json.loads((stays / "run" / "run.json").read_text())

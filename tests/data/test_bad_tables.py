@@ -36,8 +36,6 @@ class Bad:
     schema: Mapping[str, Any] = field(default_factory=dict)
     name: str = "patients.csv"
     target: str = "died"
-    delimiter: str | None = None
-    table: str = ""
 
 
 def changed(**columns: Any) -> dict[str, Any]:
@@ -52,7 +50,9 @@ KINDS: dict[str, Bad] = {
     "a column without a name": Bad("patient,age,,died\n" + "".join(ROWS), ("row 1", "column 3 has no name")),
     "duplicate column": Bad("patient,age,age,died\n" + "".join(ROWS), ("row 1", "'age'", "2 times", "differ")),
     "wrong delimiter": Bad(
-        (HEADER + "".join(ROWS)).replace(",", ";"), ("patients.csv", "semicolon", 'delimiter = ";"', "[table]")
+        (HEADER + "".join(ROWS)).replace(",", ";"),
+        ("patients.csv", "semicolon", 'delimiter = ";"', "[table]"),
+        schema={"table": {"delimiter": ","}, "columns": SCHEMA},
     ),
     "ragged row, too many": Bad(having("p1,30,surgery,yes,extra"), ("row 3", "5 values", "4 are required")),
     "ragged row, too few": Bad(having("p1,30"), ("row 3", "2 values", "patient, age, ward, died")),
@@ -155,6 +155,7 @@ ACCEPTED = {
     "blanks around values": (HEADER + "".join(ROWS)).replace(",", " , "),
     "quotation marks": having('"p1","21","surgery","yes"'),
     "blank lines": HEADER + "\n" + "\n".join(ROWS),
+    "semicolons": (HEADER + "".join(ROWS)).replace(",", ";"),
     "no line end after the last row": (HEADER + "".join(ROWS)).rstrip(),
 }
 

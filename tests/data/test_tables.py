@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from assay import data
 from assay.data import tables
+from assay.data.tables.cells import MISSING, count_cells
+from assay.data.tables.drafts import read_draft, training_rows
 from assay.data.tables.loading import read
 from assay.data.tables.schema import as_schema
 from assay.errors import ConfigError, DataError
@@ -132,6 +134,41 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same_records(tmp_path: Path) 
     assert one.test_y.equal(other.test_y)
     memory = data.table(typed, target="died", schema=schema)
     assert memory.train_x.equal(one.train_x)
+
+
+@pytest.mark.parametrize("between", [";", "\t", "|"])
+def test_the_row_of_names_says_what_stands_between_values(between: str, tmp_path: Path) -> None:
+    rows = [["age", "size, cm", "seen", "died"], ["25", '"1,5"', "2020-03-01", "no"], ["50", "2", "1.3.2020", "yes"]]
+    path = tmp_path / "clinic.csv"
+    path.write_text("\n".join(between.join(row) for row in [rows[0], *rows[1:] * 4]), encoding="utf-8-sig")
+    schema = {
+        "age": SCHEMA["age"],
+        "size, cm": {"type": "number", "low": 0, "high": 2},
+        "seen": SCHEMA["seen"],
+        "died": SCHEMA["died"],
+    }
+    x = tables.features(path, as_schema({"table": {"decimal": ","}, "columns": schema}, "died"))
+    assert x[:, 0].tolist() == [0.25, 0.5] * 4
+    assert x[:, 2].tolist() == [0.75, 1.0] * 4
+    assert (x[0, 4:7] == x[1, 4:7]).all(), "the first of March in two forms"
+
+
+def test_numbers_with_a_decimal_comma_are_estimated_as_numbers_and_dates_as_dates(tmp_path: Path) -> None:
+    plain, ours = tmp_path / "plain.csv", tmp_path / "semicolons.csv"
+    rows = [(f"p{row}", f"{row % 97}.5", f"{2019 + row % 4}-03-{1 + row % 28:02}", "no") for row in range(500)]
+    plain.write_text("who,crp,seen,back\n" + "".join(f"{','.join(row)}\n" for row in rows))
+    with ours.open("w") as file:
+        file.write("who;crp;seen;back\n")
+        for who, crp, seen, back in rows:
+            year, month, day = seen.split("-")
+            file.write(f"{who};{crp.replace('.', ',')};{day}.{month}.{year};{back}\n")
+    counted = []
+    for path in (plain, ours):
+        draft = read_draft(path, "auto", "back", "who")
+        there = training_rows(path, draft, "who")
+        counted.append([count_cells(there.table, name, there.weights, draft.reading) for name in ("crp", "seen")])
+    assert np.array_equal(counted[0], counted[1])
+    assert counted[0][0][MISSING:].sum() == 0, "all of the first column are numbers"
 
 
 def test_a_template_tells_names_and_declared_types_and_no_value(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from assay.federated.transport.flower import CarrierError
 from .loopback import Federation, until
 from .toy_site import SALT, serially
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
+pytest.importorskip("flwr", reason="needs Flower: the extra federated")
 
 NODES, CLIENTS = 3, 6
 TASKS = {client: b"task %d" % client for client in range(CLIENTS)}

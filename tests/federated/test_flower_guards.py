@@ -10,7 +10,7 @@ from assay.errors import ConfigError
 from assay.federated.transport import bundle
 from assay.federated.transport.superlink import guard, read_public_key
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
+pytest.importorskip("flwr", reason="needs Flower: the extra federated")
 
 
 def status(app, path, client):

@@ -23,7 +23,7 @@ from assay.runs.directory import RunDirectory
 
 from . import tiny
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
+pytest.importorskip("flwr", reason="needs Flower: the extra federated")
 
 CLIENTS = 4
 NAMES = {

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
-pytest.importorskip("ray", reason="needs Ray: pip install 'assay-dp[federated]'")
+pytest.importorskip("flwr", reason="needs Flower: the extra federated")
+pytest.importorskip("ray", reason="needs Ray: the extra federated")
 
 RUN = (
     *("federate", "--data", "digits", "--model", "logistic", "--clients", "6", "--per-round", "3", "--rounds", "3"),

@@ -13,8 +13,8 @@ from assay.federated.transport.simulation import SimulationCarrier
 from .loopback import until
 from .toy_site import SALT, serially
 
-pytest.importorskip("flwr", reason="needs Flower: pip install 'assay-dp[federated]'")
-pytest.importorskip("ray", reason="needs Ray: pip install 'assay-dp[federated]'")
+pytest.importorskip("flwr", reason="needs Flower: the extra federated")
+pytest.importorskip("ray", reason="needs Ray: the extra federated")
 
 CLIENTS, FAILING = 10, (3,)
 SITE = "tests.federated.toy_site:open_site"

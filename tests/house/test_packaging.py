@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import tomllib
 from pathlib import Path
 
 from hatchling.builders.wheel import WheelBuilder
+from packaging.requirements import Requirement
+
+from assay._util.extras import command
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +41,23 @@ def test_what_setup_files_copy_is_there():
 
 def test_extras_that_pages_name_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    named = set()
     for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "notebooks").glob("*.ipynb"), ROOT / "README.md"]:
-        for named in re.findall(r"assay-dp\[([a-z,]+)\]", page.read_text("utf-8")):
-            assert set(named.split(",")) <= extras.keys(), page.name
+        named |= set(re.findall(r"extra `([a-z]+)`", page.read_text("utf-8")))
+    assert {"transformers", "federated"} <= named <= extras.keys()
+
+
+def test_nobody_is_told_to_install_a_package_of_our_name_from_a_registry():
+    told = re.compile(r"pip install[^\n`]*assay-dp|pypi\.org/project/assay")
+    for folder in ("src", "docs", "examples"):
+        for page in (ROOT / folder).rglob("*"):
+            if page.suffix in (".py", ".md", ".ipynb", ".toml"):
+                assert not told.search(page.read_text("utf-8")), page
+    assert not told.search((ROOT / "README.md").read_text("utf-8"))
+
+
+def test_a_missing_package_is_named_as_pyproject_has_it():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for extra, packages in extras.items():
+        said = shlex.split(command(extra))[2:]
+        assert {Requirement(one) for one in said} == {Requirement(one) for one in packages}

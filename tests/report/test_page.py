@@ -4,6 +4,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -186,6 +187,26 @@ def test_seeds_are_one_setting_and_settings_that_differ_are_not(tmp_path, run):
     assert first.audited == pytest.approx(0.5), "the smallest that was shown"
     assert second.setting == "clip per-layer:2.0"
     assert "81.00 ± 1.00" in Reader(page(tmp_path)).text
+
+
+def test_a_predicted_number_has_its_error_and_its_column_is_named(tmp_path, run):
+    found = []
+    for target, result in (("days", {"test_mae": 1.5, "test_r2": 0.25}), ("back", {"test_accuracy": 0.75})):
+        run(tmp_path / target)
+        (one,) = Collector(tmp_path / target).collect().finished
+        spec = {**one.spec, "names": {**one.spec["names"], "target": target}}
+        found.append(replace(one, spec=spec, record={**one.record, "result": result}))
+    number, classes = group_runs(found)
+    assert (number.setting, classes.setting) == ("predicts days", "predicts back")
+    assert (number.measured("test_mae"), number.mean) == (1.5, None)
+    assert (classes.measured("test_mae"), classes.mean) == (None, 0.75)
+
+
+def test_runs_are_counted_in_whole_numbers():
+    series = Series(label="ε", style=0, points=[Point(x=x, y=x, tip="") for x in (0, 1, 2)], method="ε")
+    drawn = str(charts.plot("runs", [series], Axis(label="runs", least=1, from_zero=True), Axis(label="ε")))
+    numbers = re.findall(r'text-anchor="middle">([^<]+)<', drawn)
+    assert numbers == ["0", "1", "2"]
 
 
 def test_one_seed_that_shows_more_than_it_spent_is_not_hidden_by_the_others(tmp_path, run):

@@ -186,7 +186,9 @@ def write_schema(
         Path | None,
         typer.Option(help="Another table, whose rows are public: types, ranges and levels are taken from it."),
     ] = None,
-    delimiter: Annotated[str | None, typer.Option(help="Between values of a CSV file. (default: a comma)")] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="Between values of a CSV file. (default: as its row of names shows)")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write it there; without it, it is printed.")] = None,
 ) -> None:
     """Write a schema for a table: empty, for a person to fill in, or from a public sample."""

@@ -23,6 +23,7 @@ from rich.text import Text
 from assay.errors import BudgetSpentError
 
 if TYPE_CHECKING:
+    from assay.data.bundle import DataBundle
     from assay.distributed.world import World
     from assay.runs.result import Result
 
@@ -124,6 +125,12 @@ def note_delta(delta: float, units: int) -> None:
 
     if (said := large_delta(delta, units)) is not None:
         note(said)
+
+
+def note_unit(data: DataBundle) -> None:
+    """Say of a table whose unit is a row that a person may have several."""
+    if data.schema is not None and data.unit_column is None:
+        note("ε protects one row of the table. If a person can have several, --unit COLUMN protects all of them")
 
 
 def print_json(data: Mapping[str, Any]) -> None:

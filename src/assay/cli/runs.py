@@ -14,7 +14,7 @@ from rich.markdown import Markdown
 from assay._util.figures import at_most, shown
 from assay.accounting.adjacency import Adjacency
 from assay.cli import federate, options
-from assay.cli.output import console, end, note, note_delta, print_json
+from assay.cli.output import console, end, note, note_delta, note_unit, print_json
 from assay.cli.privacy import report_plan
 from assay.errors import BudgetSpentError
 from assay.runs.schema import CENTRAL, FEDERATED
@@ -214,6 +214,7 @@ def train(
         return
     if ranks.leader:
         note_delta(plan.delta, plan.protected)
+        note_unit(made.bundle)
     showing = progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(made.names), lines=not quiet)
     with showing as bar:
         result = made.fit(out=out, force=force, callbacks=[bar])

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from assay._util import extras
 from assay.data import folders, tables
 from assay.data.bundle import DataBundle
 from assay.data.split import TEST_SHARE, drawn_units, unit_keys
@@ -79,7 +80,7 @@ def _loaded(name: str) -> Any:
     try:
         import datasets
     except ImportError:
-        raise ConfigError("data", f"hf:{name}", "the package datasets: pip install 'assay-dp[datasets]'") from None
+        raise ConfigError("data", f"hf:{name}", f"the package datasets: {extras.command('datasets')}") from None
     try:
         if Path(name).expanduser().is_dir():
             return datasets.load_from_disk(str(Path(name).expanduser()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from assay._util import spec
+from assay._util import extras, spec
 from assay.errors import ConfigError
 
 
@@ -39,5 +39,5 @@ def check_installed(name: str, packages: list[str]) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise ConfigError(
-            "features", name, f"the packages of `pip install 'assay-dp[utility]'` ({', '.join(missing)} missing)"
+            "features", name, f"installed packages ({', '.join(missing)} missing): {extras.command('utility')}"
         )

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from assay import features
-from assay._util import seals
+from assay._util import extras, seals
 from assay._util.files import replace_text, replacing
 from assay.data.task import REGRESSION, Task
 from assay.errors import AssayError, ConfigError
@@ -31,7 +31,6 @@ from assay.inference.predicting import answers, free
 SCHEMA = "assay.export/1"
 _SAMPLES = (1, 3, 6)
 _TOLERANCE = 1e-4
-_INSTALL = "pip install 'assay-dp[onnx]'"
 
 
 class _Program(nn.Module):
@@ -187,7 +186,7 @@ def _as_onnx(
         import onnx
         import onnxscript  # noqa: F401  torch writes ONNX with it
     except ImportError:
-        raise ConfigError("format", "onnx", f"the packages onnx and onnxscript: {_INSTALL}") from None
+        raise ConfigError("format", "onnx", f"the packages onnx and onnxscript: {extras.command('onnx')}") from None
     traced = _traced(program, samples, described)
     name = described["output"]["name"]
     try:

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from assay._util import spec
+from assay._util import extras, spec
 from assay._util.registry import Registry
 from assay._util.seals import of_file
 from assay.errors import ConfigError
@@ -62,7 +62,7 @@ class Logger(Callback, ABC):
 
     def __post_init__(self) -> None:
         if importlib.util.find_spec(self.package) is None:
-            raise ConfigError("log", self.name, f"an installed {self.package}: pip install 'assay-dp[{self.package}]'")
+            raise ConfigError("log", self.name, f"an installed {self.package}: {extras.command(self.package)}")
 
     @property
     def run_id(self) -> str | None:

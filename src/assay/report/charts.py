@@ -55,9 +55,10 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Axis:
-    """What is drawn along one side."""
+    """What is drawn along one side. `least` is the smallest distance of its numbers: 1 where things are counted."""
 
     label: str
+    least: float = 0.0
     log: bool = False
     percent: bool = False
     from_zero: bool = False
@@ -70,6 +71,7 @@ class _Scale:
     start: float
     end: float
     log: bool
+    least: float = 0.0
 
     def at(self, value: float) -> float:
         """The position of a value; of 0, which has no logarithm, the low end of the axis."""
@@ -135,8 +137,9 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad
     low, high = (low if axis.from_zero else low - margin), high + margin
     if axis.percent:
         low, high = max(0.0, low), min(1.0, high) if high - margin <= 1.0 else high
-    step = _step(low, high, _TICKS)  # the axis ends at a number, beyond the data
-    return _Scale(step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9), start, end, False)
+    step = max(axis.least, _step(low, high, _TICKS))  # the axis ends at a number, beyond the data
+    low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
+    return _Scale(low, high, start, end, False, axis.least)
 
 
 def _round_below(value: float) -> float:
@@ -169,7 +172,7 @@ def _ticks(scale: _Scale, wanted: int) -> list[float]:
         else:
             ticks = ticks[:: math.ceil(len(ticks) / wanted)]
         return sorted({*ticks, scale.low, scale.high})
-    step = _step(scale.low, scale.high, wanted)
+    step = max(scale.least, _step(scale.low, scale.high, wanted))
     first_tick = math.ceil(scale.low / step - 1e-9)
     return [n * step for n in range(first_tick, math.floor(scale.high / step + 1e-9) + 1)]
 

@@ -60,12 +60,12 @@ def over_time(groups: Sequence[Group], styles: Mapping[str, int], what: str) -> 
     """The history of each setting, averaged over its seeds at the epochs that all of them reached.
 
     `what` is `test_accuracy`, `test_loss` or `epsilon`. `styles` has a colour and shape for each family. Where a family
-    has several settings in this chart, each setting has its own: two curves of one colour could not be told apart.
+    has several settings, each has its own in all charts: two curves of one colour could not be told apart.
     """
     all_of_them = [(at, group, _mean_history(group, what)) for at, group in enumerate(groups)]
     drawn = [one for one in all_of_them if one[2]]
     most = max(8, _MOST_MARKS // max(1, len(drawn)))
-    apart = len({group.label for _, group, _ in drawn}) < len(drawn)
+    apart = len({group.label for group in groups}) < len(groups)
     return [
         Series(
             label=_setting_label(group) if apart else group.label,

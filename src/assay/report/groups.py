@@ -93,6 +93,11 @@ class Group:
         """Mean accuracy."""
         return statistics.mean(self.accuracies) if self.accuracies else None
 
+    def measured(self, what: str) -> float | None:
+        """Another figure of the result, mean over seeds; None where no seed has it."""
+        found = [value for run in self.runs if (value := finite(run.record.get("result", {}).get(what))) is not None]
+        return statistics.mean(found) if found else None
+
     @property
     def deviation(self) -> float | None:
         """Standard deviation over seeds."""
@@ -191,6 +196,7 @@ _COMPARED = (
     *("method", "variant", "options", "encode", "denoise", "model"),
     *("data", "records", "clip", "micro_batch", "sampling"),
 )
+_NO_SETTING = ("seed", "device", "max_physical_batch", "scaled")  # the last follows from others
 _FEDERATED = ("clients", "rounds", "unit", "noise", "min_answers", "partition", "partition_seed")
 
 
@@ -199,6 +205,8 @@ def _settings(run: Finished) -> dict[str, Any]:
     record, eps = run.record, run.record["epsilon"]
     settings = {name: record.get(name) for name in _COMPARED}
     settings |= {"circulant": _circulant(run), "accuracy on": scored(record)}
+    if (predicted := (run.spec.get("names") or {}).get("target")) is not None:
+        settings["predicts"] = predicted
     target = eps.get("target")
     settings |= {
         "target": target,
@@ -209,9 +217,7 @@ def _settings(run: Finished) -> dict[str, Any]:
     if target is None:
         settings["noise multiplier"] = record.get("noise_multiplier")
     settings["steps"] = (run.spec.get("plan") or {}).get("steps", record.get("steps"))
-    training = {
-        k: v for k, v in (record.get("training") or {}).items() if k not in ("seed", "device", "max_physical_batch")
-    }
+    training = {k: v for k, v in (record.get("training") or {}).items() if k not in _NO_SETTING}
     federated = record.get("federated") or {}
     settings |= {name: federated[name] for name in _FEDERATED if name in federated}
     return settings | {"training": training}

@@ -56,7 +56,7 @@ def card(record: Mapping[str, Any], text: str | None = None) -> str:
         "",
         f"**Training this model spent ε = {shown(record['epsilon']['verified'])} at δ ="
         f" {record['epsilon']['delta']:g}** (unit of privacy: {record['unit']}), with"
-        f" [Assay](https://pypi.org/project/assay-dp/) and the method {record['method']}.",
+        f" Assay and the method {record['method']}.",
         "",
         "## Intended use",
         "",
@@ -159,11 +159,12 @@ def _results(record: Mapping[str, Any]) -> list[str]:
 
 
 def _loading(record: Mapping[str, Any]) -> list[str]:
+    version = record["environment"]["assay"]
     named = isinstance(record.get("inputs"), Mapping)
     call = "assay.load(path)" if named else "assay.load(path, model=network)  # network: your module, with any weights"
     return [
         "```python",
-        "import assay                                            # pip install assay-dp",
+        f"import assay                                            # Assay {version}",
         "from huggingface_hub import snapshot_download           # or use the directory where it is",
         "",
         'path = snapshot_download("OWNER/NAME")',

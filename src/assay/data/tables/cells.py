@@ -7,7 +7,6 @@ and one have cells of their own, so that a column of yes and no can be told from
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from assay.data.tables.columns import read_date
 from assay.data.tables.encoding import is_missing, texts
 from assay.data.tables.reading import Table
 
@@ -87,7 +87,7 @@ def _number(value: str, decimal: str) -> float | None:
 
 def _year(value: str) -> int | None:
     try:
-        year = datetime.datetime.fromisoformat(value).year
+        year = read_date(value).year
     except ValueError:
         return None
     return year if year in YEARS else None

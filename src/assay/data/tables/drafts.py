@@ -36,7 +36,7 @@ from assay.data.tables.columns import Column, Flag, Skip
 from assay.data.tables.estimates import CATEGORY, DATE, NUMBER
 from assay.data.tables.names import PARQUET
 from assay.data.tables.preparing import row_keys
-from assay.data.tables.reading import Table, arrow, arrow_schema, header, read_table
+from assay.data.tables.reading import Table, arrow, arrow_schema, delimiter_of, header, read_table
 from assay.data.tables.schema import AUTO, Schema, column_of, is_auto, listed, read, targets, toml_of
 from assay.errors import ConfigError
 
@@ -68,7 +68,9 @@ class Draft:
         wanted: The other columns, each with its type, or None where that is to be estimated too.
         order: The names of all columns.
         target: The columns to predict.
-        table: Delimiter, decimal mark and marks of missing values, as a schema's section [table] has them.
+        table: Delimiter, decimal mark and marks of missing values, as a schema's section [table] has them. Numbers of
+            a file with semicolons have a decimal comma, unless the section says otherwise: nobody would see that they
+            are not read.
         share: Of ε, for the estimate.
     """
 
@@ -144,6 +146,8 @@ def read_draft(path: Path, schema: Path | str, target: str | None, unit: str | N
         share = Share(share=table.pop("share", _SHARE)).share
         names = tuple(header(path, delimiter=table.get("delimiter")))
         chosen = targets(target) or own
+    if path.suffix.lower() not in PARQUET and delimiter_of(path, table.get("delimiter")) == ";":
+        table = {"decimal": ",", **table}
     _check_names(path, names, said, chosen, unit)
     types = _declared_types(path)
     declared: dict[str, Column] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -204,16 +203,12 @@ def _date(table: Table, name: str, column: Date, schema: Schema) -> tuple[Floats
         if missing[row] or value is None:
             continue
         try:
-            when = (
-                datetime.datetime.fromisoformat(value)
-                if column.format is None
-                else datetime.datetime.strptime(value, column.format)
-            )
+            when = column.read(value)
         except ValueError:
             if schema.lenient:
                 missing[row] = True
                 continue
-            like = "2024-05-17" if column.format is None else column.format
+            like = "2024-05-17 or 17.5.2024" if column.format is None else column.format
             raise table.wrong(name, row, value, f"a date such as {like}, or format in the schema") from None
         season = 2 * math.pi * (when.timetuple().tm_yday - 1) / 365.25
         place = (when.toordinal() - first) / days

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
-_INSTALL = "pip install 'assay-dp[tables]'"
 _MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
@@ -62,18 +61,12 @@ class Table:
 
 
 def arrow() -> Any:
-    """pyarrow, with its modules.
+    """pyarrow, with its modules, which take time to import."""
+    import pyarrow
+    import pyarrow.compute
+    import pyarrow.csv
+    import pyarrow.parquet
 
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        import pyarrow
-        import pyarrow.compute
-        import pyarrow.csv
-        import pyarrow.parquet
-    except ImportError:
-        raise ConfigError("data", "a table", f"pyarrow, which reads CSV and Parquet: {_INSTALL}") from None
     return pyarrow
 
 
@@ -82,7 +75,7 @@ def read_table(path: Path, *, delimiter: str | None = None) -> Table:
 
     Args:
         path: The file.
-        delimiter: Between values of a CSV file; None is a comma, or a tab in a .tsv file.
+        delimiter: Between values of a CSV file; None takes what its row of names shows (`delimiter_of`).
 
     Returns:
         The table; columns of a CSV file are texts.
@@ -101,7 +94,7 @@ def read_table(path: Path, *, delimiter: str | None = None) -> Table:
         table = Table(name=str(path), rows=found, first_row=1)
     else:
         _check_utf8(path)
-        table = Table(name=str(path), rows=_csv(path, names, _between(path, delimiter)), first_row=2)
+        table = Table(name=str(path), rows=_csv(path, names, delimiter_of(path, delimiter)), first_row=2)
     if len(table) == 0:
         raise DataError(f"{path} has column names and no rows; at least 5 rows are required")
     return table
@@ -121,7 +114,7 @@ def header(path: Path, *, delimiter: str | None = None) -> list[str]:
     if path.suffix.lower() in PARQUET:
         names = list(arrow_schema(path).names)
     else:
-        names = _csv_header(path, _between(path, delimiter), chosen=delimiter is not None)
+        names = _csv_header(path, delimiter_of(path, delimiter))
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(
             f"{path}, row 1: column {twice[0]!r} is there {Counter(names)[twice[0]]} times; names must differ from "
@@ -143,11 +136,33 @@ def arrow_schema(path: Path) -> pa.Schema:
         raise DataError(f"{path} is no Parquet file, or was cut off: {_line(error)}") from error
 
 
-def _between(path: Path, delimiter: str | None) -> str:
-    return delimiter or ("\t" if path.suffix.lower() == ".tsv" else ",")
+def delimiter_of(path: Path, chosen: str | None = None) -> str:
+    """What stands between the values of a CSV file, by its row of names; no value of a row is looked at.
+
+    Args:
+        path: The file.
+        chosen: What a schema says, which is taken as it is.
+
+    Returns:
+        A tab for a .tsv file; otherwise the comma, semicolon, tab or vertical bar that makes the most names of the
+        first row. Where two make as many, the comma comes first.
+    """
+    if chosen is not None:
+        return chosen
+    if path.suffix.lower() == ".tsv":
+        return "\t"
+    return max(_DELIMITERS, key=lambda one: len(_first_row(path, one)))
 
 
-def _csv_header(path: Path, delimiter: str, *, chosen: bool) -> list[str]:
+def _first_row(path: Path, delimiter: str) -> list[str]:
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as text:
+        try:
+            return next((row for row in csv.reader(text, delimiter=delimiter) if row), [])
+        except csv.Error:  # whoever reads the names next says what is wrong with them
+            return []
+
+
+def _csv_header(path: Path, delimiter: str) -> list[str]:
     with path.open("rb") as file:
         start = file.read(4)
     if (kind := next((kind for mark, kind in _MARKS.items() if start.startswith(mark)), None)) is not None:
@@ -161,13 +176,13 @@ def _csv_header(path: Path, delimiter: str, *, chosen: bool) -> list[str]:
         raise DataError(f"{path}, row 1 is no row of column names: {error}") from error
     if not any(names):
         raise DataError(f"{path}, row 1 has no column names; the first row must name the columns")
-    if len(names) == 1 and not chosen:
+    if len(names) == 1:
         for other, words in _DELIMITERS.items():
             if other in names[0] and other != delimiter:
-                written = other.replace("\t", "\\t")
+                said, written = _DELIMITERS.get(delimiter, repr(delimiter)), other.replace("\t", "\\t")
                 raise DataError(
                     f"{path}, row 1 is one single column {names[0][:60]!r}: values seem to be separated by {words}, "
-                    f'not by {_DELIMITERS[delimiter]}. Say delimiter = "{written}" in section [table] of the schema'
+                    f'not by {said}. Say delimiter = "{written}" in section [table] of the schema'
                 )
     for at, name in enumerate(names, 1):
         if not name:

@@ -42,7 +42,7 @@ class Schema:
     Args:
         columns: Every column that a table may have, in the order of the features.
         target: The columns to predict; `--target` names them.
-        delimiter: Between values of a CSV file; None is a comma, or a tab in a .tsv file.
+        delimiter: Between values of a CSV file; None takes what its row of names shows.
         decimal: The decimal mark of numbers in a CSV file, "." or ",".
         missing: What stands for a missing value.
         lenient: A value that is not what its column declares counts as missing, and a row whose target is unusable is
@@ -149,7 +149,8 @@ def toml_of(path: Path | str) -> tuple[dict[str, Any], dict[str, Any], tuple[str
 
 def _sections(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
     if (extra := data.keys() - {"table", "columns"}) or not isinstance(data.get("columns"), dict):
-        said = f"the sections [table] and [columns.NAME]{f'; not {min(extra)}' if extra else ''}"
+        wrong = f"not {min(extra)}" if extra else "there is no [columns.NAME]"
+        said = f"the sections [table] and [columns.NAME]; {wrong}"
         raise ConfigError("schema", where, said)
     table = dict(data.get("table", {}))
     target = table.pop("target", [])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.data.tables import encoding
-from assay.data.tables.columns import Category, Column, Date, Flag, Number, Skip, Text
+from assay.data.tables.columns import Category, Column, Date, Flag, Number, Skip, Text, read_date
 from assay.data.tables.names import PARQUET
 from assay.data.tables.preparing import row_keys
 from assay.data.tables.reading import Table, arrow_schema, header, read_table
@@ -129,7 +129,7 @@ def guess(table: Table, name: str) -> Column:
         return Flag()
     if (numbers := _all(values, float)) is not None and all(map(math.isfinite, numbers)):
         return Number(low=_outward(min(numbers), -1), high=_outward(max(numbers), 1, above=min(numbers)))
-    if (dates := _all(values, datetime.datetime.fromisoformat)) is not None:
+    if (dates := _all(values, read_date)) is not None:
         return Date(first=datetime.date(min(dates).year, 1, 1), last=datetime.date(max(dates).year, 12, 31))
     if len(distinct) <= _MOST_LEVELS:
         return Category(levels=tuple(distinct))

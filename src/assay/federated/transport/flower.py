@@ -19,6 +19,7 @@ from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import IO, Any, Final
 
+from assay._util import extras
 from assay.errors import AssayError, ConfigError, check_above_zero
 from assay.federated.transport.frames import FrameError, pack, pack_tasks, unpack
 
@@ -36,7 +37,7 @@ class CarrierError(AssayError):
 def require(extra_module: str) -> None:
     """Refuse before anything starts if Flower is not installed."""
     if find_spec("flwr") is None or find_spec(extra_module) is None:
-        raise AssayError("this engine needs Flower, which is not installed: pip install 'assay-dp[federated]'")
+        raise AssayError(f"this engine needs Flower, which is not installed: {extras.command('federated')}")
 
 
 def quiet_environment(home: Path) -> dict[str, str]:

@@ -95,7 +95,8 @@ def _drawn(name: str, runs: Sequence[Finished], ceiling: float) -> Html | None:
         Series(label="all runs so far", style=0, points=points, method="all runs so far"),
         Series(label="ceiling", style=1, points=most, method="ceiling", marks=None),
     ]
-    return plot(f"Budget {name}", series, Axis(label="runs"), Axis(label="ε of all so far", from_zero=True))
+    counted = Axis(label="runs", least=1, from_zero=True)
+    return plot(f"Budget {name}", series, counted, Axis(label="ε of all so far", from_zero=True))
 
 
 def _together(found: Collected) -> list[Html]:

@@ -9,12 +9,20 @@ from assay.report.groups import Group, verdict
 from assay.report.html import Html, tag
 from assay.report.sections import Section
 
+_ERRORS = (("mean absolute error", "test_mae"), ("R²", "test_r2"))
+"""What is shown beside accuracy where a number was predicted."""
+
+
+def _error(value: float | None) -> Html:
+    return num(value, None if value is None else f"{value:.4g}")
+
 
 def _headline(groups: Sequence[Group]) -> Html | None:
     if not groups:
         return None
     more = _differing(groups)
     sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
+    errors = [(head, what) for head, what in _ERRORS if any(group.measured(what) is not None for group in groups)]
     tuned = any(run.record.get("tuning") for group in groups for run in group.runs)
     validated = all(group.scored == "validation" for group in groups)
     accuracy_head = "validation accuracy (%)" if validated else "accuracy (%)"
@@ -25,6 +33,7 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         ("ε verified", True),
         ("ε audited", True),
         (accuracy_head, True),
+        *((head, True) for head, _ in errors),
         ("verdict", False),
         ("data", False),
         ("model", False),
@@ -33,7 +42,7 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         *([("settings tried", False)] if tuned else []),
         ("seeds", True),
     ]
-    rows = [_headline_row(group, more, sent, tuned=tuned) for group in groups]
+    rows = [_headline_row(group, more, errors, sent, tuned=tuned) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
     caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
     words = tag(
@@ -64,7 +73,12 @@ def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
 
 
 def _headline_row(
-    group: Group, more: Mapping[str, Callable[[Group], str]], sent: Sequence[str], *, tuned: bool
+    group: Group,
+    more: Mapping[str, Callable[[Group], str]],
+    errors: Sequence[tuple[str, str]],
+    sent: Sequence[str],
+    *,
+    tuned: bool,
 ) -> Html:
     said = verdict(group)
     mean, spread = group.mean, group.deviation
@@ -86,6 +100,7 @@ def _headline_row(
         epsilon(group.verified),
         epsilon(group.audited, lower_bound=True),
         num(mean, text),
+        [_error(group.measured(what)) for _, what in errors],
         spoken,
         tag("td", group.data, class_="text"),
         tag("td", group.model, class_="text"),
