@@ -12,10 +12,8 @@ from pathlib import Path
 MEASURED = Path(__file__).with_name("choose-cifar10-heads.json")
 PLAIN, LITE0 = "DP-SGD, C 1, lr 0.5, 40 epochs", "Lite0 on 128, lr 0.5"
 GAINS = {
-    "the mirror image too": ("Lite0 on 128, mirror image too, lr 0.5", LITE0),
     "features of three layers": ("Lite0 on 128, three layers, lr 0.5", LITE0),
-    "larger pictures: 224 in place of 128": ("Lite0 on 224, lr 0.5", LITE0),
-    "a larger network: Lite2 in place of Lite0": (PLAIN, "Lite0 on 224, lr 0.5"),
+    "a larger network on larger pictures: Lite2 on 224 in place of Lite0 on 128": (PLAIN, LITE0),
     "whitened by generated pictures": ("preconditioned by noise, lr 0.5", PLAIN),
     "all records of one length after that": (
         "preconditioned by noise, then one length, lr 0.5",
