@@ -331,6 +331,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "what the files tell",
+        "test_around_a_run.py::test_what_was_spent_before_the_thousandth_run_of_a_directory",
+        ("the thousandth ledger of a directory is replaced", "all of them stay", "ThreeDigits"),
+    ),
+    *_each(
+        "what the files tell",
         "test_spending.py::test_times_of_a_choice",
         ("times that tell the number of trials", "one time for all files", "leaves_times"),
     ),
@@ -350,6 +355,11 @@ ZOO: tuple[Mutant, ...] = (
         ("a forged statement is shown", "compared with the ledger", "believes_its_statement"),
     ),
     *_each(
+        "refused",
+        "test_spending.py::test_a_statement_with_other_words",
+        ("a statement whose prose was changed by hand is signed", "as the record gives it", ""),
+    ),
+    *_each(
         "shared budget",
         "test_budgets.py::test_reservations_that_race_pass_the_ceiling",
         ("reservations that race", "one at a time", "LooksBeforeItsTurn"),
@@ -363,6 +373,32 @@ ZOO: tuple[Mutant, ...] = (
         "shared budget",
         "test_budgets.py::test_a_ledger_that_does_not_ask_charges_more_than_was_reserved",
         ("a ledger that charges more than was reserved", "it stops there", "ChargesBeyondItsReservation"),
+    ),
+    *_each(
+        "shared budget",
+        "test_budgets.py::test_a_loop_that_goes_on_after_its_end_is_in_no_budget",
+        ("a loop that goes on after its reservation was given back", "it ends there", "NeverEnds"),
+    ),
+    *_each(
+        "shared budget",
+        "test_budgets.py::test_a_fork_that_comes_to_the_end_of_its_parents_loop",
+        ("a forked child gives back what its parent has reserved", "the parent does", "NeverEnds"),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_other_records_whose_contents_were_read_before",
+        ("a run on other records whose contents were read before, and are empty", "read anew", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_lease_that_serves_two_runs",
+        ("two runs in memory on one reservation", "with one each", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_loop_whose_plan_is_not_the_one_that_was_reserved",
+        ("steps that protect rows, on the ledger of a budget of persons", "that protect persons", ""),
+        ("steps that share noise, on the ledger of a budget", "with noise of their own", ""),
     ),
     *_each(
         "audit of an estimate",
@@ -553,8 +589,23 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_around_a_run.py::test_a_model_that_is_trained_under_two_budgets",
+        ("a model trained again under another budget of the same records", "under its budget", ""),
+    ),
+    *_each(
+        "refused",
         "test_sites.py::test_a_client_with_fewer_records_than_the_plan_says",
         ("a client with fewer records than ε counts on", "with as many", ""),
+    ),
+    *_each(
+        "refused",
+        "test_sites.py::test_a_seeded_client_that_a_server_asks_twice",
+        ("a seeded client that answers two tasks with one noise", "one task", ""),
+    ),
+    *_each(
+        "refused",
+        "test_sites.py::test_a_seeded_client_that_is_asked_for_a_turn_before_the_first",
+        ("turns of a client that its plan does not have, which cost nothing", "refused", ""),
     ),
     *_each(
         "refused",

@@ -132,7 +132,8 @@ class LiftsFirst(Segment):
     """Allows all steps that are wanted while it computes how many the ceiling allows."""
 
     def _clear(self) -> None:
-        self.allowed, self._beside = self._wanted, self._others()
+        self.allowed, ledger = self._wanted, self._ledger
+        self._under = ledger.ceiling, ledger.covers, self._others()
         super()._clear()
 
 

@@ -225,6 +225,15 @@ def force_that_forgets(directory: RunDirectory, spec) -> RunDirectory:
     return RunDirectory.create(directory.path, spec)
 
 
+class ThreeDigits(RunDirectory):
+    """Numbers the ledgers of replaced runs by the first three digits of their names."""
+
+    def _next_earlier(self, suffix):
+        self.earlier.mkdir(exist_ok=True)
+        taken = [int(path.name[:3]) for path in self.earlier.iterdir() if path.name[:3].isdecimal()]
+        return self.earlier / f"{max(taken, default=0) + 1:03d}{suffix}"
+
+
 def charged_so_far(_plan: Plan, ledger: Ledger) -> float:
     """The ε of a run that was stopped by hand: that of the steps it had taken."""
     return ledger.epsilon()
@@ -496,6 +505,13 @@ class ForgetsSeeds(Budget):
     """Nobody asks whether another run of the budget has drawn the same noise."""
 
     def claim(self, token, draws, **kwargs) -> None:
+        pass
+
+
+class NeverEnds(Ledger):
+    """Lets steps that were begun go on after the reservation was given back."""
+
+    def end(self) -> None:
         pass
 
 

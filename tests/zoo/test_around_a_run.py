@@ -71,6 +71,21 @@ def test_what_was_spent_before_a_run_was_replaced(tmp_path, replace, remembered)
         assert 4 < epsilon < 5
 
 
+@pytest.mark.parametrize(("kind", "kept"), [(mutants.ThreeDigits, 1), (RunDirectory, 3)], ids=["bug", "twin"])
+def test_what_was_spent_before_the_thousandth_run_of_a_directory(tmp_path, kind, kept):
+    """Somebody repeats a command with --force: no ledger may take the place of another."""
+    for run in range(4):
+        directory = kind.create(tmp_path / "run", SPEC, force=True)
+        if run == 0:
+            directory.earlier.mkdir()
+            (directory.earlier / "999.json").write_text("{}")
+        ledger = Ledger(directory.ledger, delta=1e-5, adjacency=Adjacency.ADD_OR_REMOVE_ONE, ceiling=None)
+        ledger.pay(gaussian_event(1.0 + run))
+        ledger.close()
+    spent = [found.epsilon() for path in directory.earlier.glob("*.jsonl") if (found := read_ledger(path)) is not None]
+    assert len(set(spent)) == kept
+
+
 @pytest.mark.parametrize("bug", ["the same", "the same again", "in another order", "a part", None])
 def test_test_records_that_are_training_records(bug):
     """What is measured on them is exact, and in record and statement."""
@@ -99,6 +114,20 @@ def test_a_model_that_is_trained_twice_on_the_same_records(bug):
         model.reset_parameters()
     with pytest.raises(ConfigError, match="an earlier run has trained") if bug else contextlib.nullcontext():
         library.fit(model, TensorDataset(x[:80].clone(), torch.arange(80) % 2), plan=plan)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_model_that_is_trained_under_two_budgets(tmp_path, bug):
+    """Each budget counts its own run, and the second model shows what both have released."""
+    plan = Plan(records=80, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-3)
+    model, records = nn.Linear(3, 2), TensorDataset(torch.randn(80, 3), torch.arange(80) % 2)
+    folders = [tmp_path / "here", tmp_path / "there"]  # budgets know those in their own folder
+    for folder in folders:
+        folder.mkdir()
+        library.Budget.create(folder / "b", epsilon=9.0, delta=1e-3, contents=library.data.contents(records))
+    library.fit(model, records, plan=plan, budget=folders[0] / "b")
+    with pytest.raises(ConfigError, match="an earlier run has trained") if bug else contextlib.nullcontext():
+        library.fit(model, records, plan=plan, budget=folders[bug] / "b")
 
 
 @pytest.mark.parametrize("bug", ["another ledger", "another head", "fit", "in another order", "a quarter of them"])

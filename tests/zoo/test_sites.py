@@ -1,9 +1,12 @@
 """Bugs at the clients of a federated run: each answers what it should not, its twin does not."""
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
 
+from assay.accounting.ledger import read_ledger
 from assay.errors import AssayError, ConfigError
 from assay.federated import client as clients
 from assay.federated.local import Training
@@ -11,7 +14,7 @@ from assay.federated.plan import FederatedPlan, Silo
 from assay.federated.pristine import Pristine
 from assay.federated.transport.names import LEDGERS_VARIABLE, SETTINGS_VARIABLE
 from assay.federated.transport.pinned import pin
-from assay.federated.wire import encode
+from assay.federated.wire import Schema, WireError, decode, encode
 
 from . import mutant_runs as mutants
 
@@ -97,3 +100,82 @@ def test_a_client_with_fewer_records_than_the_plan_says(fewest):
     else:
         assert plan.epsilon() >= max(plan.client_plan(len(x)).epsilon() for x, _ in records)
         clients.Site(plan, Training(), nn.Linear(4, 3), records)
+
+
+class AnswersEveryTask(clients.Site):
+    """With a seed, answers another task about a turn that was taken, and turns that its plan does not have."""
+
+    def _check_seeded(self, client, number, turn, task):
+        return None
+
+
+SEEDED = {
+    "client": FederatedPlan(
+        clients=2, per_round=2, rounds=2, size=15, noise="local", noise_multiplier=200.0, delta=1e-2, epsilon_limit=50.0
+    ),
+    "record": FederatedPlan(
+        clients=2,
+        per_round=2,
+        rounds=3,
+        size=15,
+        unit="record",
+        noise_multiplier=200.0,
+        delta=1e-2,
+        silo=Silo(records=10, batch_size=10, steps=1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("kind", "bug"), [(AnswersEveryTask, True), (clients.Site, False)], ids=["bug", "twin"])
+@pytest.mark.parametrize("unit", SEEDED)
+def test_a_seeded_client_that_a_server_asks_twice(tmp_path, unit, kind, bug):
+    """One noise hides two updates: their difference is bare, and one turn is charged; also by another process."""
+    generator = torch.Generator().manual_seed(0)
+    records = [(torch.randn(10, 4, generator=generator), torch.arange(10) % 3) for _ in range(2)]
+    sites = [kind(SEEDED[unit], Training(seed=7), nn.Linear(4, 3), records, ledgers=tmp_path) for _ in range(2)]
+    site = sites[0]
+
+    def ask(turn, scale):
+        """The client's turn; whatever the round is called."""
+        model = torch.full((site.layout.size,), scale).numpy()
+        rounds = len(said) if unit == "record" else turn
+        said.append(site.answer(0, encode("task", {"round": rounds, "turn": turn}, {"model": model})))
+
+    def update(i):
+        schema = Schema(site.exchange.expects({}).arrays, {"round": int})
+        return decode(said[i], "answer", schema).arrays["update"]
+
+    said: list[bytes] = []
+    ask(0, 0.0)
+    ask(1, 0.0)
+    site = sites[1]
+    ask(1, 3.0)
+    if bug:
+        assert abs(update(1)).max() > 20 * abs(update(1) - update(2)).max(), "noise in each, and none in the difference"
+    else:
+        assert abs(update(0) - update(1)).max() > 0.2 * abs(update(1)).max()
+        refused = decode(said[2], "refusal", Schema({}, {"round": int, "reason": str}))
+        assert "another task" in refused.fields["reason"]
+
+
+@pytest.mark.parametrize(("kind", "bug"), [(AnswersEveryTask, True), (clients.Site, False)], ids=["bug", "twin"])
+def test_a_seeded_client_that_is_asked_for_a_turn_before_the_first(tmp_path, kind, bug):
+    """Such a turn has noise of its own, and costs nothing."""
+    records = [(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(2)]
+    site = kind(SEEDED["client"], Training(seed=7), nn.Linear(4, 3), records, ledgers=tmp_path)
+    vector = {"model": torch.zeros(site.layout.size).numpy()}
+    answers = []
+    with contextlib.nullcontext() if bug else pytest.raises(WireError, match="turn -1 of a plan of 2"):
+        answers += [site.answer(0, encode("task", {"round": i % 2, "turn": -1 - i}, vector)) for i in range(4)]
+    assert len([data for data in answers if b'"answer"' in data]) == 4 * bug
+    ledger = read_ledger(tmp_path / "client-0.jsonl")
+    assert ledger is None or ledger.total_steps == 0
+
+
+def test_a_seeded_client_repeats_a_turn():
+    """A federation that is resumed sends the tasks of lost rounds again."""
+    records = [(torch.randn(10, 4), torch.arange(10) % 3) for _ in range(2)]
+    site = clients.Site(SEEDED["client"], Training(seed=7), nn.Linear(4, 3), records)
+    task = encode("task", {"round": 0, "turn": 0}, {"model": torch.zeros(site.layout.size).numpy()})
+    assert site.answer(0, task) == site.answer(0, task)
+    assert site.answer(1, task) != site.answer(0, task)

@@ -12,9 +12,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import assay as library
-from assay import AssayError, Plan, PrivateStep
+from assay import AssayError, Plan, PrivateStep, runs
 from assay._util import seals
 from assay._util.files import lock, set_times
+from assay._util.signatures import PrivateKey
 from assay.accounting import ledger as ledgers
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger
@@ -175,6 +176,24 @@ def test_a_statement_with_another_epsilon(trained, tmp_path, read, bug):
     else:
         with pytest.raises(AssayError, match="do not rely"):
             read(path)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+@pytest.mark.parametrize("name", ["statement.md", "README.md"])
+def test_a_statement_with_other_words(trained, tmp_path, name, bug):
+    """Somebody has changed what ε protects in the prose alone, with digests that agree, and asks for a signature."""
+    path = shutil.copytree(trained, tmp_path / "run")
+    if bug:
+        record = json.loads((path / "record.json").read_text())
+        text = (path / name).read_text()
+        (path / name).write_text(text.replace("Not protected: the test records", "Protected: the test records, too"))
+        record["files"][name] = seals.of_file(path / name)
+        (path / "record.json").write_text(json.dumps(seals.sealed(record)))
+        with pytest.raises(AssayError, match="changed its words"):
+            runs.sign(path, PrivateKey.generate())
+    else:
+        runs.sign(path, PrivateKey.generate())
+        assert runs.verify(path).holds
 
 
 TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 1, "--try", "lr=0.5")

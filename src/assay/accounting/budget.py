@@ -241,9 +241,12 @@ class Budget:
         """Refuse records that the budget does not cover.
 
         Raises:
+            ConfigError: There is no record.
             DataError: Some or all of them are not among those that the budget was made for.
         """
         found = self.recognise(contents)
+        if not found.records:
+            raise ConfigError("contents", "no record", "those of the run; a generator that was read before is empty")
         if found.known < found.records:
             overlap = "none of these" if not found.known else f"the two overlap: {found.known} of these"
             noun = "records" if self.unit in (RECORD, CLIENT) else "persons"
@@ -540,12 +543,12 @@ class Budget:
         event = plan.event()
         held = self.reserve(event, name=name, epsilon=epsilon(event, plan.delta, plan.adjacency), delta=plan.delta)
         mine = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=plan.epsilon_limit)
-        mine.covers = held.covers
+        mine.covers, mine.unit, mine.budget = held.covers, unit, self.id
         mine.claim = functools.partial(self.claim, held.token)
         try:
             yield mine
         finally:
-            mine.covers = lambda _: False  # who still has it may charge nothing more
+            mine.end()  # who still has it, or a step that was made with it, may charge nothing more
             self.settle(held.token, mine.event(), steps=mine.total_steps)
 
     def _known(self, state: State) -> KnownRecords:

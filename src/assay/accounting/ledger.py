@@ -78,6 +78,10 @@ Fits = Callable[[int, int | None, DpEvent, bool], bool]
 _NOTHING = ComposedDpEvent([])
 
 
+def _no_more(_event: DpEvent) -> bool:
+    return False
+
+
 class Witness(Protocol):
     """Is told the digest of every line that a ledger is given."""
 
@@ -110,7 +114,7 @@ class Segment(Unique):
 
     def _clear(self) -> None:
         """Compute how many of the wanted steps the ceiling allows beside all other segments."""
-        ceiling, others = self._ledger.ceiling, self._others()
+        ceiling, covers, others = self._ledger.ceiling, self._ledger.covers, self._others()
         allowed = self._wanted
         if allowed and ceiling is not None and self._with(self._cost(allowed)) > ceiling:
             allowed = most_steps(lambda n: self._with(self._cost(n)), ceiling, limit=self._wanted)
@@ -118,7 +122,7 @@ class Segment(Unique):
             allowed = most_steps(lambda n: 0.5 if self._covered(n) else 2.0, 1.0, limit=allowed)
         # Last, because an exception must not leave more steps allowed than the ceiling permits.
         self.allowed = allowed
-        self._beside = others
+        self._under = ceiling, covers, others
 
     def charge(self, steps: int) -> None:
         """Pay for all steps up to `steps`. The charge is on disk when this returns.
@@ -127,8 +131,8 @@ class Segment(Unique):
             BudgetSpentError: this would exceed the ceiling.
             LedgerError: the file was changed, replaced or closed.
         """
-        if self._others() != self._beside:
-            self._clear()
+        if self._under != (self._ledger.ceiling, self._ledger.covers, self._others()):
+            self._clear()  # other segments were charged, or less is allowed: the run gave its reservation back
         if steps > self.allowed:
             raise BudgetSpentError(
                 f"the budget is spent: {self._ledger.bounds()} allows {self.allowed} steps here, not {steps}"
@@ -206,6 +210,10 @@ class Ledger(Unique):
         self.path, self.delta, self.adjacency, self.ceiling = path, delta, adjacency, ceiling
         self.run = run
         """The digest of the run that the ledger belongs to, if any."""
+        self.unit: str | None = None
+        """What its ε protects, once a budget or a step says so: one ledger adds up for one unit only."""
+        self.budget: str | None = None
+        """The id of the budget that the run is under; None without one."""
         self.covers: Callable[[DpEvent], bool] | None = None
         """Whether the run's budget allows this event in total; None without a budget."""
         self.witness: Witness | None = None
@@ -235,7 +243,7 @@ class Ledger(Unique):
     def reading(self, charges: list[_Entry]) -> Ledger:
         """A ledger of these charges in memory, for a process that must know ε while another one holds the file."""
         copy = Ledger(None, delta=self.delta, adjacency=self.adjacency, ceiling=self.ceiling, run=self.run)
-        copy._entries, copy.covers = charges, self.covers
+        copy._entries, copy.covers, copy.unit, copy.budget = charges, self.covers, self.unit, self.budget
         return copy
 
     def lock(self) -> None:
@@ -285,6 +293,15 @@ class Ledger(Unique):
                 unlock(self._file)
             self._file.close()
             self._file = None
+
+    def end(self) -> None:
+        """Allow no further charge, to nobody who still has a segment: what is left is given back to the budget.
+
+        Raises:
+            AssayError: This process is a fork of the one that charges, which goes on.
+        """
+        self.check_process()
+        self.covers = _no_more
 
     def claim_draws(self, draws: str | None) -> None:
         """Take random numbers that can be drawn again, if the run is under a budget; charging does so by itself.
@@ -372,8 +389,9 @@ class Ledger(Unique):
 
     def bounds(self) -> str:
         """What limits the steps, in words."""
-        ceiling = f"the ceiling of ε = {self.ceiling} (δ = {self.delta:g})"
-        return ceiling if self.covers is None else f"{ceiling}, or the reservation in the budget of these records,"
+        limits = [] if self.ceiling is None else [f"the ceiling of ε = {self.ceiling} (δ = {self.delta:g})"]
+        limits += [] if self.covers is None else ["what is reserved in the budget of these records"]
+        return ", or ".join(limits)
 
     def paid(self, event: DpEvent) -> bool:
         """Whether a release of this cost was charged."""

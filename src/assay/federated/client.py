@@ -34,7 +34,8 @@ from assay.federated.layout import Layout
 from assay.federated.local import Training, mean_loss, train
 from assay.federated.plan import FederatedPlan
 from assay.federated.pristine import Pristine
-from assay.federated.wire import Schema, decode, encode
+from assay.federated.tasks import Tasks
+from assay.federated.wire import Schema, WireError, decode, encode
 from assay.methods.plan import Plan
 from assay.models.circulant import replace_linear
 from assay.randomness.streams import Seeded, Stream
@@ -83,6 +84,9 @@ class Site:
     Guarantee: an answer depends on no other client's records. Nothing that a turn leaves in the model reaches the next
     (`Pristine`).
 
+    With a seed a turn has its noise for good. So a turn that was taken is taken again for the same task only: two tasks
+    with one noise would show the difference of two updates bare.
+
     Raises:
         ConfigError: A client has fewer records than the plan says.
     """
@@ -105,6 +109,7 @@ class Site:
         self._folder = ledgers
         self._ledgers: dict[int, Ledger] = {}
         self._answered = 0
+        self._tasks = Tasks(ledgers)
         self.randomness = training.randomness()
         self._schema = Schema({"model": ("float32", self.layout.size), **self.exchange.task_arrays}, TASK_FIELDS)
 
@@ -119,10 +124,12 @@ class Site:
             The answer, or a refusal from a client that has spent its budget.
 
         Raises:
-            WireError: The bytes are not a task of this plan.
+            WireError: The bytes are not a task of this plan, or it has a seed and no such round or turn.
         """
         asked = decode(task, "task", self._schema)
         number, turn = asked.fields["round"], asked.fields["turn"]
+        if (reason := self._check_seeded(client, number, turn, task)) is not None:
+            return encode("refusal", {"round": number, "reason": reason}, {})
         start = torch.from_numpy(asked.arrays["model"].astype(np.float32))
         model = self._pristine.fresh()
         self.layout.load(model, start)
@@ -133,6 +140,23 @@ class Site:
         instructions = {name: asked.arrays[name] for name in self.exchange.task_arrays}
         fields, arrays = self._reply(client, work, instructions, number)
         return encode("answer", {"round": number, **fields}, arrays)
+
+    def _check_seeded(self, client: int, number: int, turn: int, task: bytes) -> str | None:
+        """Why this task is refused, if its noise was drawn for another one; None if it was not.
+
+        With a seed, what clients draw follows from the round or, where they take private steps, from their turn. Where
+        the server adds the noise, it is trusted with what it asks.
+
+        Raises:
+            WireError: The plan has no such round or turn: one before the first has noise of its own, and costs nothing.
+        """
+        if self.randomness.fingerprint is None or self.plan.hidden:
+            return None
+        for what, which, count in (("round", number, self.plan.rounds), ("turn", turn, self.plan.turns)):
+            if not 0 <= which < count:
+                raise WireError(f"{what} {which} of a plan of {count}, counted from 0")
+        taken = self._tasks.differ(client, (("round", number), ("turn", turn)), task)
+        return None if taken is None else f"client {client} has a seed, and has taken {taken} with another task"
 
     def _reply(self, client: int, work: Work, instructions: Arrays, number: int) -> tuple[Fields, Arrays]:
         """What the method sends of a client's work."""

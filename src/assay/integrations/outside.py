@@ -27,7 +27,7 @@ from assay.integrations.privacy import Privacy
 from assay.methods.plan import Plan
 from assay.randomness.streams import Randomness, seed_torch, source
 from assay.runs import checkpoint
-from assay.runs.budgeted import FIELD, Lease
+from assay.runs.budgeted import FIELD, Lease, id_of
 from assay.runs.course import Saved
 from assay.runs.directory import RunDirectory
 from assay.runs.metrics import cross_entropy
@@ -181,7 +181,7 @@ class OutsideRun:
                 "with assay.fit",
             )
         if kept is None:
-            check_untrained(model, records, under_budget=privacy.budget is not None)
+            check_untrained(model, records, budget=ranks.once(id_of, privacy.budget))
         self._trained_on = TrainedOn(model, records)
         whole.train()
         rehearse(whole, records, plan, lambda trial, batch, _: trial(batch), randomness, type(model).__name__)

@@ -112,7 +112,7 @@ class Lease:
         Raises:
             BudgetSpentError: The ceiling does not allow it.
             LedgerError: Another copy of the run has been charged.
-            BudgetError: The run was charged, and the budget does not know it.
+            BudgetError: The run was charged, and the budget does not know it; or the lease has served a run that ended.
         """
         event, budget = plan.event(), self.budget()
         heads = _heads(ledger, directory)
@@ -121,6 +121,7 @@ class Lease:
                 f"{budget.path} has no entry of {self.name}, which was charged under it: an earlier copy of the budget "
                 "was put in its place, and what others have spent since is not known"
             )
+        self._check_unused(budget)
         budget.check_mark(self.token, heads)
         held = budget.reserve(
             event,
@@ -135,8 +136,21 @@ class Lease:
         )
         if (mark := budget.mark(self.token)).exists:
             mark.bind(ledger, heads)
+        ledger.budget = self.id
         ledger.covers, ledger.claim = held.covers, functools.partial(budget.claim, self.token, by=self.by)
         return held
+
+    def _check_unused(self, budget: Budget) -> None:
+        """Refuse a second run on the reservation of one that had its ledger in memory, and has ended.
+
+        Such a ledger is gone, so that nothing can be charged after it. A run on disk goes on with its own.
+        """
+        known = next((one for one in budget.state().accounts if one.token == self.token), None)
+        if known is not None and known.path is None and not known.open and any(known.costs):
+            raise BudgetError(
+                f"{self.name} has ended: what it released is in the budget {budget.name}, and its ledger, which was in "
+                "memory, cannot be charged any more. Give each run the budget, or a lease of its own"
+            )
 
     def end(self, ledger: Ledger, how: str = "finished") -> dict[str, Any]:
         """Give back what the ledger does not hold; nobody may charge it any more.
@@ -145,6 +159,7 @@ class Lease:
             What the record says of the budget.
         """
         budget = self.budget()
+        ledger.end()  # before: what is charged after it would be in no budget
         budget.settle(self.token, ledger.event(), steps=ledger.total_steps, how=how, by=self.by)
         return facts(budget, self)
 
@@ -153,6 +168,17 @@ def _heads(ledger: Ledger, directory: RunDirectory | None) -> list[str]:
     """The digests of a ledger's lines, and of those of the estimate of columns that came before it."""
     before = None if directory is None else read_ledger(directory.estimate_ledger)
     return [*ledger.heads, *(() if before is None else before.heads)]
+
+
+def id_of(budget: Budget | Lease | str | Path | None) -> str | None:
+    """The id of a budget, however it is given; None where there is none.
+
+    Raises:
+        ConfigError: There is no budget of this name.
+    """
+    if budget is None or isinstance(budget, Budget | Lease):
+        return None if budget is None else budget.id
+    return Budget(budget).id
 
 
 def unit_of(plan: object) -> str:

@@ -272,7 +272,8 @@ class RunDirectory:
     def _next_earlier(self, suffix: str) -> Path:
         """A name for one more ledger of an earlier run."""
         self.earlier.mkdir(exist_ok=True)
-        taken = [int(path.name[:3]) for path in self.earlier.iterdir() if path.name[:3].isdecimal()]
+        numbers = [path.name.partition(".")[0] for path in self.earlier.iterdir()]
+        taken = [int(number) for number in numbers if number.isdecimal()]
         return self.earlier / f"{max(taken, default=0) + 1:03d}{suffix}"
 
     def _clear(self) -> None:

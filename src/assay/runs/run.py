@@ -94,6 +94,7 @@ class Run:
             saved = kept if saved is None else saved
             if lease is not None:
                 self._ledger.covers = ranks.once(lambda: lease.begin(plan, directory, self._ledger)).covers
+                self._ledger.budget = lease.id
             if (columns := getattr(plan, "columns", None)) is not None:
                 # before anything can fail and give the reservation back: this was released already
                 ranks.once(lambda: self._ledger.pay_once(columns.event()))

@@ -270,23 +270,24 @@ class _Checker:
             return None
         text = self.directory.read_statement(self.record)
         check_statement(self.directory, self.record, text)
-        whole = statement(_kinds().complete_record(self.directory))
-        if text == whole:
-            return "says what the record says, word for word"
-        if _figures(text) != _figures(whole):
-            raise AssayError(f"{self.directory.statement} says other figures than {self.directory.record}")
-        return "has the figures of the record; the words differ from those that this version of Assay writes"
+        return self._same_text(self.directory.statement, text, statement(_kinds().complete_record(self.directory)))
 
     def _card(self) -> str | None:
         """That the model card says what record and statement say."""
         if self.record is None or self.directory.card.name not in self.record.get("files", {}):
             return None
         text = self.directory.read_card(self.record)
-        whole = card(_kinds().complete_record(self.directory))
+        return self._same_text(self.directory.card, text, card(_kinds().complete_record(self.directory)))
+
+    def _same_text(self, path: Path, text: str, whole: str) -> str:
+        """That a text of the run is what its record gives. Another version of Assay may have chosen other words."""
+        assert self.record is not None
         if text == whole:
             return "says what the record says, word for word"
         if _figures(text) != _figures(whole):
-            raise AssayError(f"{self.directory.card} says other figures than {self.directory.record}")
+            raise AssayError(f"{path} says other figures than {self.directory.record}")
+        if _same_versions(self.record):
+            raise AssayError(f"{path} does not say what {self.directory.record} gives: somebody has changed its words")
         return "has the figures of the record; the words differ from those that this version of Assay writes"
 
     def _clients(self) -> str | None:

@@ -158,7 +158,7 @@ def fit(
         if not is_by_name({"names": names or {}}):  # those are separate by how they were split
             check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
-    check_untrained(model, Records(train, loading=loading), under_budget=budget is not None)
+    check_untrained(model, Records(train, loading=loading), budget=ranks.once(budgeted.id_of, budget))
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
     lease = budget if isinstance(budget, budgeted.Lease) else None
     if budget is not None and not isinstance(budget, budgeted.Lease):

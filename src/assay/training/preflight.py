@@ -23,6 +23,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from assay.accounting.budget import check_independent
 from assay.accounting.ledger import Ledger
 from assay.data.apart import check_apart, check_once_each
 from assay.data.records import PLAIN, Loading, Records, pair
@@ -37,6 +38,7 @@ from assay.methods.plan import Plan
 from assay.methods.stage import Loss
 from assay.models import compat, copies
 from assay.randomness.streams import Randomness
+from assay.runs.budgeted import unit_of
 from assay.training import augment
 from assay.training.settings import Training, pick_device
 
@@ -369,7 +371,10 @@ def lock_charges(ledger: Ledger, draws: str | None) -> Any:
 
 
 def check_ledger(ledger: Ledger, plan: Plan) -> None:
-    """Refuse a ledger with another δ, adjacency or a higher ceiling than the plan's."""
+    """Refuse a ledger with another δ, adjacency or unit, or a higher ceiling, than the plan's.
+
+    Under a budget the plan must be one that the budget's theorem covers, whatever plan made the reservation.
+    """
     if (ledger.delta, ledger.adjacency) != (plan.delta, plan.adjacency):
         raise ConfigError(
             "ledger",
@@ -381,6 +386,16 @@ def check_ledger(ledger: Ledger, plan: Plan) -> None:
         raise ConfigError(
             "ledger", f"ceiling {ledger.ceiling}", f"a ledger whose ceiling is at most the plan's, ε = {limit:g}"
         )
+    unit = unit_of(plan)
+    if ledger.unit not in (None, unit):
+        raise ConfigError(
+            "ledger",
+            f"a ledger that protects each {ledger.unit}",
+            f"one of this plan's unit, {unit}: what steps cost a {unit} is not what they cost a {ledger.unit}",
+        )
+    ledger.unit = unit
+    if ledger.covers is not None:
+        check_independent(plan)
 
 
 def check_paid(released: DpEvent, charged: DpEvent) -> None:

@@ -489,7 +489,7 @@ class PrivateStep(Unique):
     def _check_trained(self, records: Records) -> None:
         """Refuse a model that an earlier run has trained on these records, unless its charge counts here, too."""
         on = trained.marked(Records(records.dataset, loading=records.loading))
-        trained.check(self._behind, on, self.ledger, under_budget=self.ledger.covers is not None)
+        trained.check(self._behind, on, self.ledger, budget=self.ledger.budget)
         self._mine.add(trained.Trained(on, self.ledger))
 
     def backward(self, losses: Tensor) -> bool:

@@ -73,14 +73,19 @@ class TrainedOn:
         note(parameters, self._behind | {Trained(self._on, ledger)})
 
 
-def check_untrained(model: nn.Module, records: Records, *, under_budget: bool = False) -> None:
+def check_untrained(model: nn.Module, records: Records, *, budget: str | None = None) -> None:
     """Refuse a model that an earlier run has trained on these records, before a run with a ledger of its own.
+
+    Args:
+        model: The model.
+        records: The records of the run.
+        budget: The id of the budget that it is under; None without one.
 
     Raises:
         ConfigError: As `check`.
     """
     if behind := runs_behind(model):
-        check(behind, marked(records), None, under_budget=under_budget)
+        check(behind, marked(records), None, budget=budget)
 
 
 def marked(records: Records) -> Marked:
@@ -110,20 +115,20 @@ def note(parameters: Iterable[Tensor], runs: Iterable[Trained]) -> None:
         _KNOWN[key] = _Known(gone, parameter._version, behind)
 
 
-def check(runs: Iterable[Trained], on: Marked, ledger: Ledger | None, *, under_budget: bool) -> None:
+def check(runs: Iterable[Trained], on: Marked, ledger: Ledger | None, *, budget: str | None) -> None:
     """Refuse a second run on the same records, or some of them, that would state its ε alone.
 
     Args:
         runs: Those that have trained the model (`runs_behind`).
         on: The records of the run that begins (`marked`).
         ledger: What it will be charged to; None for a new one.
-        under_budget: Whether it is under a budget.
+        budget: The id of the budget that it is under; None without one.
 
     Raises:
         ConfigError: An earlier run was on these records, and no ledger or budget holds both.
     """
     for run in runs:
-        if not run.on.shares(on) or (under_budget and run.ledger.covers is not None):
+        if not run.on.shares(on) or (budget is not None and run.ledger.budget == budget):
             continue
         if ledger is None or not _holds(ledger, run.ledger):
             raise ConfigError(
