@@ -38,12 +38,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from dp_accounting.pld import privacy_loss_distribution as losses
 from scipy.special import binom, logsumexp
 from scipy.stats import binom as binomial
 from scipy.stats import norm
 
 from assay.accounting.epsilon import Adjacency, epsilon
+from assay.audit.accepted import accepted, at_least
 
 DELTA = 1e-5
 ORDERS = range(2, 65)
@@ -124,15 +124,8 @@ class Setting:
             without: the threshold of u, in σ_t, where validation batches without x are in favour.
             including: that of validation batches with x.
         """
-        edges = np.linspace(-6 * self.sigma, 6 * self.sigma + 1, 1001)
-        plain, moved = (_binned(edges, mean, self.sigma) for mean in (0.0, 1.0))
-        low, high = self.acceptance
-        # A threshold is rounded to an edge: bins are on one side of it. Bin i ends at edges[i], the last is open.
-        first, second = (np.where(edges > limit * self.sigma, high, low) for limit in (without, including))
-        q, q_v = self.rates
-        present = ((1 - q) * plain + q * moved) * ((1 - q_v) * first + q_v * second)
-        absent = plain * first
-        return present / present.sum(), absent / absent.sum()
+        sides = accepted(self.sigma, self.rates, self.acceptance, (without, including))
+        return sides[0][1], sides[1][1]
 
 
 @functools.lru_cache(maxsize=1024)
@@ -141,14 +134,6 @@ def _sampled_gaussian(order: int, rate: float, sigma: float) -> float:
     k = np.arange(order + 1)
     terms = np.log(binom(order, k)) + (order - k) * math.log(1 - rate) + k * math.log(rate) + (k * k - k) / 2 / sigma**2
     return float(logsumexp(terms)) / (order - 1)
-
-
-def _binned(edges: Density, mean: float, sigma: float) -> Density:
-    """The probability of each bin: below the first edge, between edges; the last bin takes what is above."""
-    below = norm.cdf((edges - mean) / sigma)
-    bins: Density = np.diff(below, prepend=0.0)
-    bins[-1] += 1 - below[-1]
-    return bins
 
 
 def excess(setting: Setting, present: Density, absent: Density) -> tuple[float, int]:
@@ -163,14 +148,7 @@ def excess(setting: Setting, present: Density, absent: Density) -> tuple[float, 
 
 def epsilon_at_least(present: Density, absent: Density, updates: int) -> float:
     """A lower bound on ε for adding or removing x, after this many accepted updates."""
-    found = []
-    for upper, lower in ((present, absent), (absent, present)):
-        masses = [dict(enumerate(np.log(bins))) for bins in (lower, upper)]
-        loss = losses.from_two_probability_mass_functions(
-            *masses, pessimistic_estimate=False, value_discretization_interval=2e-5
-        )
-        found.append(float(loss.self_compose(updates).get_epsilon_for_delta(DELTA)))
-    return max(found)
+    return at_least(present, absent, updates, DELTA)
 
 
 SETTINGS: Sequence[Setting] = (

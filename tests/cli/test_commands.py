@@ -2,10 +2,13 @@
 
 import json
 import math
+import re
 import sys
 
 import pytest
 import torch
+
+from assay import features
 
 TRAIN = ("train", "--data", "digits", "--model", "logistic", "--epochs", 2, "--batch-size", 128, "--lr", 0.5)
 
@@ -175,6 +178,19 @@ def test_exact_noise_costs_the_same_and_the_statement_covers_the_arithmetic(assa
         assert code == 2
         assert "exact" in err
         assert not (tmp_path / "no").exists()
+
+
+def test_patches_become_a_file_that_features_take(assay, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = ("--count", "4", "--shape", "3,16,16")
+    code, text, _ = assay("models", "patches", "--out", "leaves.safetensors", *small)
+    assert code == 0
+    kind = features.parse(re.search(r"--features (\S+)", text)[1])
+    assert (kind.count, kind.weights) == (4, "leaves.safetensors")
+    for out, said in (("leaves.safetensors", "not there yet"), ("a,b.safetensors", "without commas")):
+        code, _, err = assay("models", "patches", "--out", out, *small)
+        assert code == 2
+        assert said in err
 
 
 def test_check_of_a_model(assay):

@@ -79,10 +79,10 @@ def test_the_parts_of_epsilon_that_accuracy_with_noisy_inputs_costs_are_those_th
         assert float(whole) == pytest.approx(sum(parts), rel=6e-3)
 
 
-def overview():
-    """`experiments/prices.py`, which is a script and in no package."""
-    where = EXPERIMENTS / "prices.py"
-    spec = importlib.util.spec_from_file_location("prices", where)
+def script(name):
+    """A script of the experiments, which is in no package."""
+    where = EXPERIMENTS / name
+    spec = importlib.util.spec_from_file_location(where.stem, where)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look themselves up
     spec.loader.exec_module(module)
@@ -90,7 +90,7 @@ def overview():
 
 
 def test_every_table_and_figure_of_the_papers_is_measured_or_priced():
-    prices = overview()
+    prices = script("prices.py")
     kept = json.loads((EXPERIMENTS / "prices.json").read_text(encoding="utf-8"))
     page = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
     assert prices.overview(kept["seconds"]) in page, "run: python experiments/prices.py"
@@ -121,3 +121,8 @@ def test_what_a_charged_choice_costs_is_what_was_measured():
     shown = f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f} %"
     for page in (DOCS / "utility.md", EXPERIMENTS / "utility/README.md"):
         assert shown in page.read_text(encoding="utf-8")
+
+
+def test_what_each_ingredient_adds_is_what_was_measured():
+    shown = script("utility/gains.py").table()
+    assert shown in (EXPERIMENTS / "utility/README.md").read_text(encoding="utf-8"), "run: utility/gains.py"

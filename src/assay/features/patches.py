@@ -7,16 +7,24 @@ from leaves of random size, shape and colour that fall on each other, so no phot
 edges, corners and sizes of things roughly as in photographs: Lee, Mumford and Huang: "Occlusion Models for Natural
 Images", IJCV 41, 2001, doi:10.1023/A:1011109015675; as public data for learning: Baradad, Wulff, Wang, Isola and
 Torralba: "Learning to See by Looking at Noise", NeurIPS 2021, arXiv:2106.05963.
+
+What is learned from the generated pictures is computed where it is needed, or once by `assay models patches`, which
+writes it as a file with its recipe. Both are the same to the bit on one machine; on another, sums may round otherwise.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from assay.errors import ConfigError
@@ -36,6 +44,8 @@ _DRAWN = 40_000  # patches from which the covariance is computed
 _PICTURES, _SCALED = 1500, 250  # generated for patches; those of them that decide the scales
 _AT_ONCE = 2  # pictures whose maps fit into a core's cache
 
+_PARTS = "scattering", "resemblance"
+
 _LEAVES = 120  # on a picture
 _WIDEST, _NARROWEST = 1 / 2, 1 / 32  # half a leaf's width, in sides of the picture
 _LONGEST = 1.0  # the logarithm of a leaf's length over its width
@@ -53,28 +63,35 @@ class Patches:
 
     Attributes:
         count: how many patches.
+        weights: a file by `assay models patches`, in place of computing them.
+        sha256: the SHA-256 of that file, which must be given with it.
 
     Raises:
-        ConfigError: `count` is out of range.
+        ConfigError: `count` is out of range, or the file is not there, not such a file, or another one.
     """
 
     name: ClassVar[str] = "patches"
     signed_pixels: ClassVar[bool] = True
 
     count: int = 256
+    weights: str = ""
+    sha256: str = ""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.count <= _MOST:
-            raise ConfigError("features patches count", self.count, f"a whole number from 2 to {_MOST}")
+        _check_count(self.count)
+        if self.weights or self.sha256:
+            _check_kept(_kept(self.weights, self.sha256), self.count, None)
 
     def check(self, shape: tuple[int, ...]) -> None:
         check_picture(self, shape, least=_SMALLEST, channels=3)
+        if self.weights:
+            _check_kept(_kept(self.weights, self.sha256), self.count, shape)
 
     def made_with(self) -> str:
-        return Scatter().made_with()
+        return Scatter().made_with() + (f"; weights {self.sha256}" if self.weights else "")
 
     def extract(self, x: Tensor) -> Tensor:
-        bank = _bank(self.count, x.shape[2], x.shape[3])
+        bank = _kept(self.weights, self.sha256)[0] if self.weights else _bank(self.count, x.shape[2], x.shape[3])
         parts = zip(_descriptions(bank.patches, x), bank.means, bank.spreads, strict=True)
         return torch.cat([(part - mean) / spread for part, mean, spread in parts], 1)
 
@@ -83,6 +100,57 @@ class Patches:
             f"scattering coefficients and resemblance to {self.count} patches of generated pictures (dead leaves), "
             f"averaged over {_PLACES}×{_PLACES} places ({self.made_with()})"
         )
+
+
+def weights(count: int, shape: tuple[int, ...]) -> bytes:
+    """A safetensors file of everything that is learned from generated pictures, with its recipe.
+
+    Args:
+        count: How many patches.
+        shape: The shape of the pictures whose features will be computed.
+
+    Returns:
+        The file. The same again at every call on one machine.
+
+    Raises:
+        ConfigError: There are no such patches.
+
+    >>> len(weights(4, (3, 16, 16))) == len(weights(4, (3, 16, 16)))
+    True
+    """
+    _check_count(count)
+    check_picture(Patches(count=count), shape, least=_SMALLEST, channels=3)
+    bank = _bank(count, *shape[1:])
+    tensors = {"matrix": bank.patches.matrix, "shift": bank.patches.shift}
+    for name, mean, spread in zip(_PARTS, bank.means, bank.spreads, strict=True):
+        tensors |= {f"{name}.mean": mean, f"{name}.spread": spread}
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    return save(whole, {"recipe": json.dumps(_recipe(count, shape))})
+
+
+def _recipe(count: int, shape: tuple[int, ...]) -> dict[str, object]:
+    """What the weights follow from, with the pictures' own settings."""
+    return {
+        "what": "whitened patches of generated pictures, and means and spreads of what is said of such pictures",
+        "made by": f"assay models patches --count {count} --shape {','.join(map(str, shape))}",
+        "pictures": {
+            "kind": "dead leaves",
+            "seed": 0,
+            "count": _PICTURES,
+            "side": max(shape[1:]),
+            "leaves": _LEAVES,
+            "half width": [_NARROWEST, _WIDEST],
+            "spreads of brightness, colour and shade": [_GREY, _COLOUR, _SHADE],
+        },
+        "patches": {"count": count, "side": _SIDE, "drawn": _DRAWN, "floor": _FLOOR, "left out as flat": _FLAT},
+        "scales": {"pictures": _SCALED, "places": _PLACES, "least cosine": _LEAST},
+        "shape": list(shape),
+    }
+
+
+def _check_count(count: int) -> None:
+    if not 2 <= count <= _MOST:
+        raise ConfigError("features patches count", count, f"a whole number from 2 to {_MOST}")
 
 
 @dataclass(frozen=True)
@@ -110,6 +178,38 @@ class _Bank:
     patches: _Whitened
     means: list[Tensor]
     spreads: list[Tensor]
+
+
+@lru_cache(maxsize=2)
+def _kept(path: str, sha256: str) -> tuple[_Bank, dict[str, object]]:
+    """What a file holds, and its recipe. The file is read once."""
+    field = "features patches weights"
+    try:
+        content = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(field, path, f"a file that can be read: {error.strerror}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != sha256:
+        raise ConfigError(field, path, f"its SHA-256 beside it, as sha256={digest} is that of this file")
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        recipe = json.loads(header["__metadata__"]["recipe"])
+        whitened = _Whitened(tensors["matrix"], tensors["shift"], recipe["patches"]["count"])
+        means, spreads = ([tensors[f"{name}.{what}"] for name in _PARTS] for what in ("mean", "spread"))
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ConfigError(field, path, "a file by `assay models patches`") from error
+    bank = _Bank(whitened, means, spreads)
+    return bank, recipe
+
+
+def _check_kept(kept: tuple[_Bank, dict[str, object]], count: int, shape: tuple[int, ...] | None) -> None:
+    """Refuse weights for other patches or for pictures of another shape."""
+    bank, recipe = kept
+    if bank.patches.count != count:
+        raise ConfigError("features patches count", count, f"count={bank.patches.count}, as in the file of weights")
+    if shape is not None and recipe["shape"] != list(shape):
+        raise ConfigError("features patches weights", f"for pictures of shape {recipe['shape']}", f"for {list(shape)}")
 
 
 @lru_cache(maxsize=1)

@@ -39,6 +39,7 @@ def columns(table: Table, runs: Sequence[Measured]) -> list[Column]:
         *([_sent("up"), _sent("down")] if federated else []),
         *tried(runs),
         Column("seeds", lambda cell: len(cell.runs), lambda cell: str(len(cell.runs))),
+        *([_seconds()] if table.times else []),
     ]
 
 
@@ -80,6 +81,15 @@ def _lowest_recalls() -> Column:
     return Column("lowest recalls (class: %)", lambda cell: min(cell.recalls, default=None), text)
 
 
+def _seconds() -> Column:
+    """Of one process with one thread. The median: the first run of all may have computed features for the others."""
+
+    def median(cell: Cell) -> float | None:
+        return statistics.median(run.seconds for run in cell.runs) if cell.runs else None
+
+    return Column("seconds a run", median, lambda cell: "–" if (found := median(cell)) is None else f"{found:.0f}")
+
+
 def _epsilon(title: str, value: Callable[[Cell], float | None], *, lower_bound: bool = False) -> Column:
     return Column(title, value, lambda cell: summary.epsilon(value(cell), lower_bound=lower_bound))
 
@@ -114,9 +124,9 @@ def tried(runs: Sequence[Measured]) -> list[Column]:
 
 
 def number_in(text: str) -> float | None:
-    """The number that a paper reports, if the text is a finite number."""
+    """The number that a paper reports, if the text is a finite number or begins with one and a comma."""
     try:
-        value = float(text)
+        value = float(text.partition(",")[0])
     except ValueError:
         return None
     return value if math.isfinite(value) else None

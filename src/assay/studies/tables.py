@@ -14,6 +14,7 @@
 - `[attack]`: options of `assay attack`, `attack` (a list of names) among them. Finished runs are attacked, and the
   table shows how often the attacks are right. In `[theirs]` the attack is the last label, or `average`.
 - `recall = true`: the table shows the classes with the lowest recall.
+- `times = true`: the table shows how long a run takes.
 - `runs = "paper/table"`: a figure or a table of attacks about the runs of another table, which are measured once.
 
 For federated runs, `federate` replaces `train` everywhere, with the options of `assay federate`, and `rounds` replaces
@@ -32,7 +33,8 @@ from assay.errors import AssayError, ConfigError
 from assay.studies.grid import COMMANDS, Grid
 
 SCALES = ("full", "small")
-_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", "figure", "pictures", "attack", "recall"}
+_SHOWN = {"figure", "pictures", "attack", "recall", "times"}
+_KEYS = {"title", "seeds", "axis", "theirs", "small", "note", "where", *_SHOWN}
 _FIGURE_KEYS = {"x", "series", "log", "y"}
 _DRAWN = ("accuracy", "training loss", "test loss")
 _BORROWING_KEYS = {"title", "note", "runs", "figure", "attack", "theirs"}
@@ -81,6 +83,8 @@ class Table:
     """Options of `assay attack`, if it is a table of attacks."""
     recall: bool = False
     """Whether it shows the classes with the lowest recall."""
+    times: bool = False
+    """Whether it shows how long a run takes."""
 
     @property
     def stem(self) -> Path:
@@ -198,6 +202,7 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
         pictures=data.get("pictures", {}),
         attack=_attack(path, data["attack"]) if "attack" in data else {},
         recall=bool(data.get("recall", False)),
+        times=bool(data.get("times", False)),
     )
 
 
