@@ -61,6 +61,8 @@ class Task:
             return Transformer(self.shape[1], self.classes, layers=self.layers)
         if self.model == "lstm":
             return Recurrent(self.shape[1], 256, self.classes)
+        if self.model in LANGUAGE:
+            return Language(self.model, self.classes)
         if self.model == "lora":
             return with_lora(Transformer(self.shape[1], self.classes, layers=6, heads=8))
         model = models.build(self.model, input_shape=self.shape, classes=self.classes)
@@ -70,7 +72,9 @@ class Task:
     def data(self) -> TensorDataset:
         """One batch of random records, the same every time."""
         source = torch.Generator().manual_seed(1)
-        x = torch.randn(self.batch, *self.shape, generator=source)
+        shape = (self.batch, *self.shape)
+        words = self.model in LANGUAGE
+        x = torch.randint(1, _WORDS, shape, generator=source) if words else torch.randn(shape, generator=source)
         return TensorDataset(x, torch.randint(self.classes, (self.batch,), generator=source))
 
 
@@ -98,6 +102,32 @@ class Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.lstm(x)[0][:, -1])
+        return out
+
+
+_WORDS = 2000
+LANGUAGE = {"bert": "Bert", "gpt2": "GPT2", "llama": "Llama"}
+"""Hugging Face's names of language models."""
+
+
+class Language(nn.Module):
+    """A small language model of Hugging Face that classifies texts: four layers, 256 wide, random weights."""
+
+    def __init__(self, kind: str, classes: int) -> None:
+        super().__init__()
+        import transformers  # takes seconds, and the other models do without
+
+        library = LANGUAGE[kind]
+        config = getattr(transformers, f"{library}Config")(
+            vocab_size=_WORDS, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, num_labels=classes,
+            bos_token_id=0, eos_token_id=0,
+        )  # fmt: skip
+        config.update({"pad_token_id": 0, "intermediate_size": 1024})
+        config.update({name: 0.0 for name in vars(config) if name.endswith(("dropout", "dropout_prob", "pdrop"))})
+        self.inner = getattr(transformers, f"{library}ForSequenceClassification")(config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(input_ids=x).logits
         return out
 
 

@@ -19,6 +19,7 @@ MOST = {
     Task(model="mnist-cnn", shape=(1, 28, 28), batch=256): 1.5,
     Task(model="model3", shape=(3, 32, 32), batch=16): 1.9,
     Task(model="transformer", shape=(64, 128), batch=8): 1.8,
+    Task(model="lstm", shape=(64, 64), batch=32): 2.3,
 }
 EFFORT = Effort(seconds=1.5, least=4, most=200)
 

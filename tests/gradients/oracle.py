@@ -51,13 +51,19 @@ def trained(model: nn.Module) -> nn.Module:
 
 
 def agree(
-    model: nn.Module, x: Tensor, y: Tensor | None = None, loss: Loss = squared_error, *, batched: bool = True
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor | None = None,
+    loss: Loss = squared_error,
+    *,
+    batched: bool = True,
+    measured: bool = False,
 ) -> None:
     """Two batches in a row, of different records and sizes, against the reference in float64.
 
     The attached model computes what the plain one does; norms (whole and by layer), weighted sums (with one
     weight a record, and one a record and layer) and the per-record gradients are right to 1e-10; nothing is
-    left in `.grad`.
+    left in `.grad`. With `measured` the engine computes as in runs without a seed.
     """
     model = trained(copy.deepcopy(model))
     x = x.double() if x.is_floating_point() else x
@@ -66,7 +72,7 @@ def agree(
     if y is None:
         y = torch.randn_like(plain)
     expected = per_record_gradients(copy.deepcopy(model), loss, x, y, batched=batched)
-    engine = Engine(model)
+    engine = Engine(model, measured=measured)
     try:
         for rows in (torch.arange(len(x)), torch.arange(len(x) - 1).flip(0)):
             output = model(x[rows])

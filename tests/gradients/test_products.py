@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from assay.gradients import products, quickest
 from assay.gradients.engine import Engine
@@ -69,8 +70,10 @@ def test_a_sum_over_rows(sizes: tuple[int, int]) -> None:
         nn.Sequential(nn.Linear(96, 128), nn.Tanh(), nn.Linear(128, 96)),
         nn.Sequential(nn.Unflatten(1, (3, 32)), nn.Linear(32, 128), nn.Linear(128, 64)),
         nn.Sequential(nn.Unflatten(1, (3, 32)), nn.LSTM(32, 96, batch_first=True)),
+        nn.Sequential(nn.Unflatten(1, (3, 32)), nn.LSTM(32, 96, 2, batch_first=True, bidirectional=True)),
+        nn.Sequential(Conv1D(128, 96), nn.Tanh(), Conv1D(96, 128)),
     ],
-    ids=["linear", "positions", "lstm"],
+    ids=["linear", "positions", "lstm", "deep lstm", "transposed"],
 )
 def test_an_engine_finds_the_same_norms_and_sums(network: nn.Sequential) -> None:
     """On later batches, too: the first compares with autograd's gradients, and is computed by torch."""

@@ -64,6 +64,15 @@ def test_recurrent_from_a_given_state(kind: str, batch_first: bool) -> None:
     agree(Sequences(RECURRENT[kind](3, 4, batch_first=batch_first), start=True), torch.randn(4, 4, 3), batched=False)
 
 
+@pytest.mark.parametrize("option", [{}, DEEP, {"bias": False}], ids=["one", "deep", "no bias"])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_an_lstm_without_a_seed(batch_first: bool, option: dict[str, Any]) -> None:
+    """Its way back computes the slopes of all positions at once."""
+    for positions in (1, 4):
+        cell = nn.LSTM(3, 4, batch_first=batch_first, **option)
+        agree(Sequences(cell, start=True), torch.randn(4, positions, 3), batched=False, measured=True)
+
+
 @pytest.mark.parametrize("packed", ["sorted", "unsorted"])
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_packed_sequences(kind: str, packed: str) -> None:
@@ -94,7 +103,9 @@ class Overwritten(nn.Module):
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "gru"])
 def test_outputs_that_the_model_overwrites(kind: str) -> None:
-    agree(Overwritten(RECURRENT[kind](3, 4, batch_first=True)), torch.randn(4, 5, 3), batched=False)
+    for measured in (False, True):
+        cell = RECURRENT[kind](3, 4, batch_first=True)
+        agree(Overwritten(cell), torch.randn(4, 5, 3), batched=False, measured=measured)
 
 
 @pytest.mark.parametrize("frozen", ["weight_ih_l0", "weight_hh_l0", "_l0", "_l1", "bias"])

@@ -49,6 +49,8 @@ from assay.gradients.rules.layers import (
     LinearRule,
     Rules,
     TapeRule,
+    TransposedLinearRule,
+    foreign,
 )
 from assay.gradients.rules.shared import Recorder, Shared, UnfitError, Uses
 from assay.gradients.tracing import Tracing, check_rows, real
@@ -86,8 +88,12 @@ class Engine:
         self._measured = measured
         self._linear: Callable[..., Tensor] = products.linear if measured else F.linear
         if measured:
-            choosing: dict[type, TapeRule] = {ConvRule: ConvRule(quickest_way), LinearRule: LinearRule(products.linear)}
-            rules = {kind: choosing.get(type(rule), rule) for kind, rule in rules.items()}
+            choosing: dict[type, TapeRule] = {
+                ConvRule: ConvRule(quickest_way),
+                LinearRule: LinearRule(products.linear),
+                TransposedLinearRule: TransposedLinearRule(products.linear),
+            }
+            rules = {kind: choosing.get(type(rule), rule) for kind, rule in {**foreign(), **rules}.items()}
         self.parameters: dict[str, nn.Parameter] = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not self.parameters:
             raise UnsupportedModelError("the model has no trainable parameter: requires_grad is off everywhere")

@@ -84,17 +84,20 @@ def _suits(*factors: Tensor) -> bool:
     )
 
 
-def by_shape(rows: int, inner: int, columns: int, like: Tensor, *, quick: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    """How to compute a bᵀ for [rows, inner] and [columns, inner], many times.
+def by(b: Tensor, rows: int, *, quick: bool) -> Callable[[Tensor], Tensor]:
+    """How to compute a bᵀ for many [rows, inner]; `b` [columns, inner] must stay as it is.
 
     Args:
-        rows: Of the first factor.
-        inner: Of both.
-        columns: Of the second factor.
-        like: A tensor with the factors' type, on their device.
+        b: The second factor.
+        rows: Of the first factors.
         quick: Whether measurements may choose.
     """
-    return _times if quick and _suits(like) and _chooses(rows, inner, columns) else _transposed
+    if not (quick and _suits(b) and _chooses(rows, b.shape[1], b.shape[0])):
+        return functools.partial(_transposed, b=b)
+    arrange = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    if arrange is not None:  # once, and not in every product
+        b = arrange(b.contiguous(), rows)
+    return functools.partial(_times, b=b)
 
 
 def _transposed(a: Tensor, b: Tensor) -> Tensor:

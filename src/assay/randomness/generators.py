@@ -285,6 +285,7 @@ class Encrypted(_FromBits, PiecewiseNormal):
         return torch.frombuffer(buffer, dtype=torch.int64, count=n)
 
 
+_WIDE = torch.backends.cpu.get_cpu_capability() == "AVX512"
 _ANGLE, _HALF, _TOP = np.float32(math.pi * 2.0**-31), np.float32(0.5), np.uint32(2**31)
 
 
@@ -302,7 +303,10 @@ def set_radius(space: Workspace) -> None:
     space.part += _HALF
     space.radii += _HALF
     space.radii /= space.part
-    space.radius.log1p_()  # torch's: without AVX-512, NumPy's takes the numbers one by one
+    if _WIDE:
+        np.log1p(space.radii, out=space.radii)
+    else:
+        space.radius.log1p_()  # without AVX-512, NumPy's takes the numbers one by one; with it, half of torch's time
     space.radii += space.radii
     np.sqrt(space.radii, out=space.radii)
 

@@ -80,13 +80,16 @@ class LinearRule:
         return _found(wanted, lambda: Outer(g, x), lambda: Dense(g.sum(1)))
 
 
+@dataclass(frozen=True, slots=True)
 class TransposedLinearRule:
     """y = x W + b: the `Conv1D` of GPT-2 as Hugging Face writes it."""
+
+    linear: Linear = field(default=F.linear, repr=False)
 
     def forward(self, module: Any, params: Params, x: Tensor) -> Tensor:  # noqa: ARG002
         weight, bias = params["weight"], params["bias"]
         assert weight is not None
-        return F.linear(x, weight.t(), bias)
+        return self.linear(x, weight.t(), bias)
 
     def uses(self, module: Any, wanted: frozenset[str], x: Tensor, g: Tensor) -> tuple[Sequence[str], LayerUse]:  # noqa: ARG002
         if g.dim() == 2:
@@ -300,7 +303,7 @@ def _computes_like(module: nn.Module, kind: type[nn.Module]) -> bool:
     return all(getattr(type(module), name, None) is getattr(kind, name, None) for name in methods)
 
 
-def _foreign() -> dict[type[nn.Module], TapeRule | ExpandRule]:
+def foreign() -> dict[type[nn.Module], TapeRule | ExpandRule]:
     """The types of `_ELSEWHERE` whose library is in use."""
     found = {getattr(sys.modules.get(home), name, None): rule for (home, name), rule in _ELSEWHERE.items()}
     return {kind: rule for kind, rule in found.items() if kind is not None}
@@ -310,7 +313,7 @@ def rule_for(module: nn.Module, rules: Rules = RULES) -> TapeRule | ExpandRule |
     """The rule for this module; None if its type is unknown, changes `forward`, or has other parameters."""
     if "forward" in vars(module):  # another library has replaced this one's forward
         return None
-    for kind, rule in {**rules, **_foreign()}.items():
+    for kind, rule in {**foreign(), **rules}.items():
         if isinstance(module, kind) and _computes_like(module, kind):
             own = {name for name, _ in module.named_parameters(recurse=False)}
             if own <= {"weight", "bias"} and not any(True for _ in module.children()):

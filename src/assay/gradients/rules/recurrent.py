@@ -222,7 +222,9 @@ class Joined:
     """
 
     def __init__(self, g: Tensor, x: Tensor, h: Tensor) -> None:
-        self.weights, self._inputs = Outer(torch.cat([x, h], 2), g), x.shape[2]
+        first = 1 if g.stride(0) < g.stride(1) else 0  # in memory
+        both = torch.cat([x.transpose(0, first), h.transpose(0, first)], 2).transpose(0, first)
+        self.weights, self._inputs = Outer(both, g), x.shape[2]
         self._bias = Dense(g.sum(1))
 
     def norm(self) -> Tensor:

@@ -190,8 +190,10 @@ class Outer:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self._product is not None:
             return self._product.weighted_sum(weights)
-        scaled = (self.g * weights.unsqueeze(2)).flatten(0, 1)
-        return self.product(scaled, self.x.flatten(0, 1))
+        scaled, x = self.g * weights.unsqueeze(2), self.x
+        if self.product is not by_torch and x.stride(0) < x.stride(1):  # rows in the order of memory need no copy
+            scaled, x = scaled.transpose(0, 1), x.transpose(0, 1)
+        return self.product(scaled.flatten(0, 1), x.flatten(0, 1))
 
     def per_record(self) -> Tensor:
         return torch.bmm(self.g.mT, self.x) if self._product is None else self._product.values
