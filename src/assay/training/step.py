@@ -215,9 +215,6 @@ class PrivateStep(Unique):
         self._loop = 0
         self._busy = threading.Lock()
         self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
-        # a resumed run begins with a copy of its own weights, and its ledger has the steps that made them
-        self._behind = trained.runs_behind(model, copies=taken == 0)
-        self._began = trained.numbers(self.engine.parameters.values())
         self._versions = {id(p): p._version for p in self.engine.parameters.values()}
         self._mine: set[trained.Trained] = set()
         self._looks_at_loops = not compiled(model)  # a compiled model would be compiled twice
@@ -266,6 +263,9 @@ class PrivateStep(Unique):
         coins = self.randomness.stream("proof", taken)
         self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded and not plan.exact, coins=coins)
         undo.callback(self.engine.detach)
+        # a resumed run begins with a copy of its own weights, and its ledger has the steps that made them
+        self._behind = trained.runs_behind(model, copies=taken == 0)
+        self._began = trained.numbers(self.engine.parameters.values())
         # Later levels of a noise schedule replace the noise only (`_later`): the rest of the chain may have a state.
         self.chain = chain.on(self.engine.parameters)
         world.align(model)

@@ -28,7 +28,7 @@ _LEAST_BOUND, _LARGEST_BOUND = 1e-15, 1e30  # squares of norms near it, and its 
 
 
 def check_bound(bound: float) -> None:
-    """Refuse a bound that is not above 0, so small that norms would underflow, or so large that its noise would overflow.
+    """Refuse a bound so small that norms would underflow, or so large that its noise would overflow.
 
     Raises:
         ConfigError: The bound is out of its range.
