@@ -506,7 +506,7 @@ class PrivateStep(Unique):
         """Refuse a loop that uses what an earlier run has trained on its records (a teacher, a frozen extractor)."""
         if runs := trained.runs_behind_these(tensors):
             for mine in self._mine:
-                trained.check(runs, mine.on, self.ledger, under_budget=self.ledger.covers is not None)
+                trained.check(runs, mine.on, self.ledger, budget=self.ledger.budget)
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
