@@ -202,6 +202,7 @@ class Branches(nn.Module):
         ((nn.Linear(6, 6), Branches()), (6,), False),
         ((nn.PReLU(6), nn.ConvTranspose1d(6, 3, 3, stride=2), nn.PReLU()), (6, 5), True),
         ((nn.ConvTranspose2d(2, 3, 3, padding=1), nn.Tanh()), (2, 4, 4), True),
+        ((nn.ConvTranspose1d(2, 3, 3, padding=1, output_padding=1, dilation=2), nn.Tanh()), (2, 5), True),
     ],
     ids=lambda value: (
         "+".join(type(v).__name__ for v in value)

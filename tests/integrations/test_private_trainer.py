@@ -334,7 +334,7 @@ def test_what_would_go_around_the_plans_sampler_is_refused(tmp_path):
 def test_a_subclass_may_compute_another_loss_but_not_log_it(tmp_path):
     class Own(PrivateTrainer):
         def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **others: Any) -> Any:
-            losses = model(inputs["input_ids"]).logits.square().sum(1)
+            losses = model(inputs["input_ids"], inputs["attention_mask"]).logits.square().sum(1)
             if self.args.run_name == "logs":
                 self.log({"raw": float(losses.detach().mean())})
             return losses

@@ -58,6 +58,16 @@ ZOO: tuple[Mutant, ...] = (
         ("floating-point noise", "exact noise", ""),
     ),
     *_each(
+        "the norm of what a record adds",
+        "test_one_step.py::test_rounding_that_a_record_chooses",
+        ("norms that rounding made too small", "norms raised by what rounding may take", ""),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_one_step.py::test_a_bound_so_small_that_norms_underflow",
+        ("a bound so small that norms underflow", "the least bound", ""),
+    ),
+    *_each(
         "replayed step",
         "test_replay.py::test_the_bug_is_caught_and_its_twin_left_alone",
         ("a denominator from the number of records drawn", "a constant", "PrivateDenominator"),
@@ -100,6 +110,14 @@ ZOO: tuple[Mutant, ...] = (
         "refused before anything runs",
         "test_before_the_model.py::test_a_data_set_that_mixes_what_it_fetches_together_is_refused",
         ("__getitems__ that centres what it fetches", "it fetches each by itself", ""),
+    ),
+    *_each(
+        "refused on the first batches",
+        "test_before_the_model.py::test_padding_that_enters_the_losses_is_refused",
+        ("a mean over padding that the longest record decides", "a mean over the record's own words", ""),
+        ("a maximum over padding", "padding of one length for all records", ""),
+        ("the last position, behind the padding", "the last word", ""),
+        ("positions that are counted from padding on the left", "padding on the right", ""),
     ),
     *_each(
         "refused at the next step",
@@ -576,6 +594,12 @@ ZOO: tuple[Mutant, ...] = (
         ("a second step on a model that a first one has trained", "on the ledger of the first", ""),
         ("a second step on the same records in another order, or on a quarter of them", "on other people", ""),
         ("a head on layers that an earlier run has trained on the records", "on layers made again", ""),
+    ),
+    *_each(
+        "refused",
+        "test_around_a_run.py::test_a_copy_of_a_model_that_was_trained",
+        ("a copy of a model that was trained on the records", "a copy of one that was not", ""),
+        ("a loop that uses a copy of a trained layer beside its model", "a layer that was not trained", ""),
     ),
     *_each(
         "refused",

@@ -3,6 +3,7 @@ files tell.
 """
 
 import contextlib
+import copy
 import json
 
 import numpy as np
@@ -164,6 +165,43 @@ def test_a_loop_that_goes_on_with_a_model_which_was_trained(bug):
     for layer in model:
         layer.reset_parameters()
     train(model, people[0])
+
+
+@pytest.mark.parametrize("bug", ["deepcopy", "load_state_dict", "a layer of it", "beside the model"])
+def test_a_copy_of_a_model_that_was_trained(bug):
+    """It holds what the model had learnt of the records. What is made of other numbers, or of other people, is fine."""
+    plan = Plan(records=80, batch_size=40, steps=2, noise_multiplier=2.0, delta=1e-3)
+    people, others = (TensorDataset(torch.randn(80, 3), torch.arange(80) % 2) for _ in range(2))
+
+    def made():
+        return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+
+    def loop(before, records):
+        with contextlib.closing(PrivateStep(model := nn.Linear(4, 2), plan)) as step:
+            for x, y in step.batches(records):
+                with torch.no_grad():
+                    found = before(x)
+                step.backward(nn.functional.cross_entropy(model(found), y, reduction="none"))
+
+    def train_again(first, records):
+        if bug == "beside the model":
+            return loop(copy.deepcopy(first[0]), records)
+        if bug == "deepcopy":
+            again = copy.deepcopy(first)
+        else:
+            again = made()
+            (again if bug == "load_state_dict" else again[0]).load_state_dict(
+                (first if bug == "load_state_dict" else first[0]).state_dict()
+            )
+        return library.fit(again, records, plan=plan)
+
+    first = made()
+    train_again(first, people)  # a copy of what was not trained
+    library.fit(first, people, plan=plan)
+    with pytest.raises(ConfigError, match="an earlier run has trained"):
+        train_again(first, people)
+    train_again(first, others)
+    train_again(made(), people)
 
 
 TUNE = ("tune", "--data", "digits", "--model", "linear-head", "--sampling", "full", "--epochs", 1, "--try", "lr=0.5")

@@ -242,3 +242,96 @@ def test_rows_of_persons_must_stay_in_their_order() -> None:
     with pytest.raises(UnsupportedModelError, match="another order"):
         loop(in_another_order, plan, units=ids)
     assert loop(each_alone, plan, units=ids) == STEPS
+
+
+# One record decides how far all others are padded.
+
+WORDS = 20
+
+
+class _Texts(Dataset[Any]):
+    """Texts of different lengths."""
+
+    def __init__(self) -> None:
+        draw = torch.Generator().manual_seed(0)
+        self.lengths = torch.randint(2, 12, (RECORDS,), generator=draw)
+        self.words = torch.randint(1, WORDS, (RECORDS, 12), generator=draw)
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, i: int) -> tuple[Tensor, int]:
+        return self.words[i, : self.lengths[i]], int(self.words[i, 0] % 3)
+
+
+def _to_the_longest(batch: list[Any], length: int | None = None) -> tuple[Tensor, Tensor]:
+    texts = pad_sequence([text for text, _ in batch], batch_first=True)
+    texts = nn.functional.pad(texts, (0, 0 if length is None else length - texts.shape[1]))
+    return texts, torch.tensor([label for _, label in batch])
+
+
+def _on_the_left(batch: list[Any]) -> tuple[Tensor, Tensor]:
+    texts, labels = _to_the_longest([(text.flip(0), label) for text, label in batch])
+    return texts.flip(1), labels
+
+
+def _to_twelve(batch: list[Any]) -> tuple[Tensor, Tensor]:
+    return _to_the_longest(batch, 12)
+
+
+class _Reader(nn.Module):
+    """Reads texts; `how` says what it makes of the padding."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.words, self.head = how, nn.Embedding(WORDS, 6, padding_idx=0), nn.Linear(6, 3)
+        self.places = nn.Embedding(12, 6)
+        self.over = nn.GRU(6, 6, batch_first=True)
+
+    def forward(self, texts: Tensor) -> Tensor:
+        found, there = self.words(texts), (texts != 0).unsqueeze(2)
+        if self.how == "mean":
+            return self.head(found.mean(1))
+        if self.how == "maximum":
+            return self.head(found.amax(1))
+        if self.how == "last":
+            return self.head(self.over(found)[0][:, -1])
+        if self.how == "last word":
+            last = there.sum(1, keepdim=True).clamp_min(1) - 1
+            return self.head(self.over(found)[0].gather(1, last.expand(-1, -1, 6))[:, 0])
+        if self.how == "places":
+            found = torch.tanh(found + self.places(torch.arange(texts.shape[1])))
+        return self.head((found * there).sum(1) / there.sum(1))
+
+
+def _read(how: str, collate: Callable[[list[Any]], Any], *, sort: bool = False) -> None:
+    plan = Plan(records=RECORDS, batch_size=16, steps=STEPS, noise_multiplier=1.0, delta=1e-5)
+    model = nn.Sequential(_Reader(how), nn.Dropout(0.1))
+    with contextlib.closing(PrivateStep(model, plan)) as step:
+        for texts, labels in step.batches(_Texts(), collate_fn=collate):
+            order = (texts != 0).sum(1).argsort() if sort else torch.arange(len(texts))
+            step.backward(cross_entropy(model(texts[order]), labels[order]))
+    assay.fit(_Reader(how), _Texts(), plan=plan, loading=Loading(collate_fn=collate))
+
+
+@pytest.mark.parametrize(
+    ("how", "collate"),
+    [
+        ("mean", _to_the_longest),
+        ("maximum", _to_the_longest),
+        ("last", _to_the_longest),
+        ("places", _on_the_left),
+    ],
+)
+def test_padding_that_enters_the_losses_is_refused(how: str, collate: Callable[[list[Any]], Any]) -> None:
+    """By `fit` and in a loop of one's own. Masked, or of one length for all records, padding is fine."""
+    plan = Plan(records=RECORDS, batch_size=16, steps=STEPS, noise_multiplier=1.0, delta=1e-5)
+    with pytest.raises(UnsupportedModelError, match="length of the longest record"):
+        _read(how, collate)
+    with pytest.raises(UnsupportedModelError, match="length of the longest record"):
+        assay.fit(_Reader(how), _Texts(), plan=plan, loading=Loading(collate_fn=collate))
+    _read(how, _to_twelve)
+    for sort in (False, True):
+        _read("masked", collate, sort=sort)
+        _read("last word" if collate is _to_the_longest else "masked", collate, sort=sort)
+    _read("places", _to_the_longest)

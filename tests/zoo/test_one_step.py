@@ -3,14 +3,18 @@
 import math
 
 import pytest
+import torch
 from scipy import stats
 from tests.zoo.low_bits import cancelled_bits, low_bits
+from torch import nn
 
 from assay.audit.bounds import epsilon_of_mu
 from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen
+from assay.errors import ConfigError
 from assay.gradients.clipping import Assumed, Flat, PerLayer
+from assay.gradients.engine import Engine
 from assay.mechanisms.exact import ExactGaussian, Grid
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.spectral import Spectral
@@ -127,3 +131,39 @@ def test_floating_point_noise_shows_where_it_cancels_the_sum_and_exact_noise_doe
         epsilon = cancelled_bits(chain, Specimen(), delta=DELTA, randomness=Seeded(3), releases=1000)
         assert epsilon > declared if found else epsilon == 0
     assert low_bits(exact, Specimen(), delta=DELTA, randomness=Seeded(3), releases=300) == 0
+
+
+def test_rounding_that_a_record_chooses():
+    """One word again and again: float32 sums of equal numbers lose always in one direction, and not always as much."""
+    draw = torch.Generator().manual_seed(0)
+    model, longest = nn.Embedding(8, 2), {"bug": 0.0, "twin": 0.0}
+    engine = Engine(model)
+    for _ in range(60):
+        slope, bound = torch.rand((), generator=draw), 0.3 + float(torch.rand((), generator=draw))
+        words = torch.full((1, 4096), 3)
+        grads = engine.collect((model(words) * slope).sum((1, 2)))
+        norms = {"bug": grads.per_record()["weight"].flatten(1).norm(dim=1, keepdim=True), "twin": grads.norms([0])}
+        for name, norm in norms.items():
+            clipped = grads.weighted_sum(Flat(bound).weights(norm), [0])["weight"]
+            longest[name] = max(longest[name], float(clipped.double().norm()) / bound)
+    engine.detach()
+    assert longest["bug"] > 1 + 1e-5
+    assert longest["twin"] <= 1
+
+
+@pytest.mark.parametrize("bound", [1e-25, 1e-15])
+def test_a_bound_so_small_that_norms_underflow(bound):
+    """Squares of float32 numbers below 1e-23 are zero: such gradients would not be clipped."""
+    if bound < 1e-15:
+        with pytest.raises(ConfigError, match="1e-15"):
+            Flat(bound)
+        return
+    model, words = nn.Embedding(8, 2), torch.arange(6).view(3, 2)
+    engine = Engine(model)
+    for scale in (1e-18, 1e-12, 1e-3):
+        grads = engine.collect((model(words) * scale).sum((1, 2)))
+        weights = Flat(bound).weights(grads.norms([0]))
+        for record in torch.eye(3):
+            clipped = grads.weighted_sum(weights * record[:, None], [0])["weight"]
+            assert float(clipped.double().norm()) <= bound
+    engine.detach()

@@ -20,7 +20,7 @@ import copy
 import random
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ _TRIALS, _SECONDS = 64, 0.3  # mixing in one call of ten is missed once in a tho
 _LEAST = 8  # trials, however long they take
 _LOOKS, _COINS = 12, 24
 _DEPTH = 8
+_ALONE = 8  # records that are each put in all places of a batch, of which the shortest is compared
 
 
 def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
@@ -221,6 +222,62 @@ class _Comparison(Dataset[Any]):
             before = _drawn_so_far()
             batch = self._collate(copy.deepcopy(records))
             return batch, _drawn_so_far() != before
+
+
+class Padded(NamedTuple):
+    """Some records, padded as a batch among longer ones and among themselves."""
+
+    among_all: Any
+    among_some: Any
+    """The rows of the others are copies of the rows that stayed."""
+    kept: list[int]
+    """The rows that stayed."""
+
+
+def padded_less(records: Records, index: Tensor, seed: int) -> list[Padded]:
+    """A batch of these records, and the same with less padding: some records are there again in the others' places.
+
+    Args:
+        records: Where they come from; an index names one row.
+        index: The records of the batch.
+        seed: Chooses the records, and what is drawn.
+
+    Returns:
+        The comparison that keeps a half, if a half has less padding, and the one that keeps the shortest of a few
+        records. Nothing where nothing is padded, or where rows differ by more than padding (masks that are drawn).
+    """
+    order = np.random.default_rng(seed).permutation(len(index)).tolist()
+    if (half := len(order) // 2) == 0:
+        return []
+    before = _batch(records, index, list(range(len(order))), seed)
+    halves, singles = (order[:half], order[half:]), [[one] for one in order[:_ALONE]]
+    found = []
+    for several in (halves, singles):
+        shorter: list[tuple[float, Any, list[int]]] = []
+        for kept in several:
+            after = _batch(records, index, [i if i in kept else kept[i % len(kept)] for i in range(len(order))], seed)
+            pairs = list(_rows(before, after, len(order), kept))
+            if any(_difference(a, b) is not None for _, a, b in pairs):
+                return []
+            sizes = [(getattr(a, "shape", None), getattr(b, "shape", None)) for _, a, b in pairs]
+            if any(a != b for a, b in sizes):
+                shorter.append((sum(b.numel() for _, b in sizes if b is not None) / len(kept), after, kept))
+        if shorter:
+            _, after, kept = min(shorter, key=lambda one: one[0])
+            found.append(Padded(records.placed(before), records.placed(after), kept))
+    return found
+
+
+def _batch(records: Records, index: Tensor, places: list[int], seed: int) -> Any:
+    """The records at these places of `index`, put together."""
+    dataset, together = records.dataset, getattr(records.dataset, "__getitems__", None)
+    with seeded(seed):
+        if together is not None:
+            found = list(together(index[places].tolist()))
+        else:  # in one order, for a data set may draw
+            each = [dataset[i] for i in index.tolist()]
+            found = [each[place] for place in places]
+        return records.loading.collate(copy.deepcopy(found))
 
 
 def _drawn_so_far() -> tuple[Any, ...]:

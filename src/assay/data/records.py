@@ -201,6 +201,15 @@ class Records:
         """Whether fetching a record may draw random numbers: the data set's own code runs."""
         return self._tensors is None and type(self) is Records
 
+    @property
+    def may_pad(self) -> bool:
+        """Whether code that is not torch's puts records together: it may pad each to the longest of its batch."""
+        return self.loading.collate_fn is not None or hasattr(self._dataset, "__getitems__")
+
+    def places_of(self, index: Tensor) -> Tensor:
+        """Where the rows of these indices are in the data set."""
+        return index
+
     def all(self) -> Any:
         """Every record, stacked."""
         return self.gather(torch.arange(len(self)))

@@ -20,7 +20,7 @@ import functools
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -35,7 +35,7 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
-from assay.data.apart import check_apart, check_once_each
+from assay.data.apart import Padded, check_apart, check_once_each, padded_less
 from assay.data.persons import Ids
 from assay.data.records import PREFETCH, Collate, Loading, Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
@@ -103,6 +103,8 @@ class _BatchState:
     """Whether what a loop of the user's own makes of it is looked at."""
     tape: Tape | None = None
     """What the loop does with the part handed out last."""
+    padded: Callable[[], Sequence[Padded]] = tuple
+    """Gives the part handed out last with as much padding as it has, and with less."""
 
     def add(self, total: dict[str, Tensor], measured: list[Tensor]) -> None:
         """Add the clipped sum and the side queries' numbers of one part."""
@@ -213,11 +215,11 @@ class PrivateStep(Unique):
         self._loop = 0
         self._busy = threading.Lock()
         self._apart: list[tuple[Any, Any]] = []  # data sets, and how they are put together, that keep records apart
-        self._behind = trained.runs_behind(model)
         self._versions = {id(p): p._version for p in self.engine.parameters.values()}
         self._mine: set[trained.Trained] = set()
         self._looks_at_loops = not compiled(model)  # a compiled model would be compiled twice
-        self._loops = LoopWatch(model, self.engine.copied, self.randomness.stream("loops", taken - self._origin))
+        coins = self.randomness.stream("loops", taken - self._origin)
+        self._loops = LoopWatch(model, self.engine.copied, coins, self._check_used)
         self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
@@ -261,6 +263,9 @@ class PrivateStep(Unique):
         coins = self.randomness.stream("proof", taken)
         self.engine = Engine(model, {**RULES, **chain.rules}, measured=not seeded and not plan.exact, coins=coins)
         undo.callback(self.engine.detach)
+        # a resumed run begins with a copy of its own weights, and its ledger has the steps that made them
+        self._behind = trained.runs_behind(model, copies=taken == 0)
+        self._began = trained.numbers(self.engine.parameters.values())
         # Later levels of a noise schedule replace the noise only (`_later`): the rest of the chain may have a state.
         self.chain = chain.on(self.engine.parameters)
         world.align(model)
@@ -431,6 +436,8 @@ class PrivateStep(Unique):
         drawing = Batches(records, self.plan, self.randomness, self.world, self._physical, self._augment)
         end = self._limit if steps is None else min(self._limit, self.taken + steps)
         writes = records.writes
+        # our own loops keep records apart, but not the length of one from others that are padded with it
+        looks = not own or (records.may_pad and self._augment is None)
         ahead = drawing.ahead(self.taken - self._origin, end - self._origin)
         try:
             while self.taken < end:
@@ -439,13 +446,13 @@ class PrivateStep(Unique):
                     batch = next(ahead)
                 passes = self.placement.passes(len(batch))
                 # A fresh state: where a loop was left in the middle of a batch, the same batch is drawn here again.
-                self._batch = _BatchState(passes, looked_at=not own and self._loop_is_due())
+                self._batch = _BatchState(passes, looked_at=looks and self._loop_is_due())
                 for part in batch.parts(passes):
                     if self._masks is not None:
                         self._masks.renew()  # before the records are fetched: data sets draw as well
                     self._batch.part = part
                     self.engine.expect(len(part) * self._views)
-                    yield None if own and self._is_forgotten(part) else self._gathered(batch, part)
+                    yield None if own and self._is_forgotten(part) else self._gathered(records, batch, part)
                     self._check_usable()
                     if records.writes != writes:
                         raise ConfigError("dataset", "written into while a loop over it ran", _READ_ONLY)
@@ -466,13 +473,16 @@ class PrivateStep(Unique):
         """Whether what a loop of the user's own does with the next batch is looked at."""
         return self._looks_at_loops and not self.placement.split and self._loops.is_due()
 
-    def _gathered(self, batch: Batch, part: BatchPart) -> Any:
+    def _gathered(self, records: Records, batch: Batch, part: BatchPart) -> Any:
         """The part that a loop gets. What the loop does with it is written down if that is looked at."""
         with quiet():
             found = batch.gather(part)
         self.engine.hand_out(found)
         if self._batch.looked_at and not part.padding:
             self._batch.tape = self._loops.hand_out(found, len(part) * self._views)
+            if records.may_pad and self._augment is None and part.index is not None:
+                seed = int(self.randomness.stream("padding", self.taken).integers(2**31, 1))
+                self._batch.padded = functools.partial(padded_less, records, records.places_of(part.index), seed)
         return found
 
     def _check_apart(self, records: Records) -> None:
@@ -491,6 +501,12 @@ class PrivateStep(Unique):
         on = trained.marked(Records(records.dataset, loading=records.loading))
         trained.check(self._behind, on, self.ledger, budget=self.ledger.budget)
         self._mine.add(trained.Trained(on, self.ledger))
+
+    def _check_used(self, tensors: Sequence[Tensor]) -> None:
+        """Refuse a loop that uses what an earlier run has trained on its records (a teacher, a frozen extractor)."""
+        if runs := trained.runs_behind_these(tensors):
+            for mine in self._mine:
+                trained.check(runs, mine.on, self.ledger, budget=self.ledger.budget)
 
     def backward(self, losses: Tensor) -> bool:
         """Clip the gradients of the batch and sum them up; after its last part charge, add noise and write `.grad`.
@@ -655,7 +671,8 @@ class PrivateStep(Unique):
         tape, self._batch.tape = self._batch.tape, None
         if tape is None:
             return None
-        return self._loops.fault(tape, losses, in_order=part.persons is not None or self._views > 1)
+        in_order = part.persons is not None or self._views > 1
+        return self._loops.fault(tape, losses, in_order=in_order, padded=self._batch.padded)
 
     def _collect(self, losses: Tensor, fill: int) -> RecordGrads:
         """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""
@@ -750,7 +767,7 @@ class PrivateStep(Unique):
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         if not self._closed:
             changed = [p for p in self.engine.parameters.values() if self._versions.get(id(p)) != p._version]
-            trained.note(changed, self._behind | self._mine)
+            trained.note(changed, self._behind | self._mine, self._began)
         self._closed = True
         self._loops.stop()
         if not self.is_inherited:  # a forked child has nothing to settle: its parent continues

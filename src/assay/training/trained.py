@@ -1,15 +1,19 @@
 """Which parameters were trained on which records in this process.
 
 A run that begins with what an earlier one has learnt about the same records shows what both have released. Its ledger
-must then hold both, or a budget must. Weights that were written since, or that come from elsewhere, are not recognised.
+must then hold both, or a budget must. Copies are recognised by their numbers (`copy.deepcopy`, `load_state_dict`): no
+other run ends with the same ones. Weights that were changed since, or that another process trained, are not recognised.
 """
 
 from __future__ import annotations
 
+import hashlib
 import weakref
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from assay.accounting.ledger import Ledger
@@ -54,6 +58,22 @@ class _Known(NamedTuple):
 
 
 _KNOWN: dict[int, _Known] = {}
+_NUMBERS: deque[tuple[frozenset[bytes], frozenset[Trained]]] = deque(maxlen=32)  # marks of records take memory
+"""The numbers that parameters ended with, and the runs that trained them; of the last runs of this process."""
+_COMPARED, _LEAST = 1024, 4  # numbers of a parameter; fewer may be equal by chance
+
+
+def numbers(parameters: Iterable[Tensor]) -> dict[int, bytes]:
+    """A digest of some numbers of each parameter, by its identity. Parameters that cannot be told apart have none."""
+    found = {}
+    for p in parameters:
+        if type(p) not in (Tensor, nn.Parameter) or p.layout is not torch.strided or p.is_meta or p.numel() < _LEAST:
+            continue
+        flat = p.detach().reshape(-1)
+        some = flat[:: max(1, len(flat) // _COMPARED)].cpu()
+        if bool((some != some[0]).any()):  # all alike are initial values
+            found[id(p)] = hashlib.sha256(f"{len(flat)}".encode() + some.double().numpy().tobytes()).digest()
+    return found
 
 
 class TrainedOn:
@@ -66,11 +86,12 @@ class TrainedOn:
 
     def __init__(self, model: nn.Module, records: Records) -> None:
         self._model, self._behind, self._on = model, runs_behind(model), marked(records)
+        self._began = numbers(model.parameters())
 
     def end(self, ledger: Ledger) -> None:
         """The run has taken a step, was charged to this ledger, and leaves the model as it is now."""
         parameters = [p for p in self._model.parameters() if p.requires_grad]
-        note(parameters, self._behind | {Trained(self._on, ledger)})
+        note(parameters, self._behind | {Trained(self._on, ledger)}, self._began)
 
 
 def check_untrained(model: nn.Module, records: Records, *, budget: str | None = None) -> None:
@@ -96,20 +117,33 @@ def marked(records: Records) -> Marked:
     return Marked(records.digest(), frozenset(found), len(found), len(records))
 
 
-def runs_behind(model: nn.Module) -> frozenset[Trained]:
-    """The runs that have trained parameters of this model, unless those were written since."""
+def runs_behind(model: nn.Module, *, copies: bool = True) -> frozenset[Trained]:
+    """The runs that have trained parameters of this model, unless changed since; with `copies`, or the same numbers."""
+    return runs_behind_these(model.parameters(), copies=copies)
+
+
+def runs_behind_these(parameters: Iterable[Tensor], *, copies: bool = True) -> frozenset[Trained]:
+    """As `runs_behind`, of tensors."""
     found: set[Trained] = set()
-    for parameter in model.parameters():
-        known = _KNOWN.get(id(parameter))
-        if known is not None and known.parameter() is parameter and known.version == parameter._version:
-            found |= known.runs
+    several = list(parameters)
+    here = set(numbers(several).values()) if _NUMBERS and copies else set()
+    for known, runs in _NUMBERS:
+        if not here.isdisjoint(known):
+            found |= runs
+    for parameter in several:
+        this = _KNOWN.get(id(parameter))
+        if this is not None and this.parameter() is parameter and this.version == parameter._version:
+            found |= this.runs
     return frozenset(found)
 
 
-def note(parameters: Iterable[Tensor], runs: Iterable[Trained]) -> None:
-    """Note which runs have trained these parameters, as they are now."""
-    behind = frozenset(runs)
-    for parameter in parameters:
+def note(parameters: Iterable[Tensor], runs: Iterable[Trained], began: Mapping[int, bytes]) -> None:
+    """Note which runs have trained these parameters, as they are now; `began` are their `numbers` before."""
+    behind, several = frozenset(runs), list(parameters)
+    ended = frozenset(digest for key, digest in numbers(several).items() if began.get(key) != digest)
+    if ended:
+        _NUMBERS.append((ended, behind))
+    for parameter in several:
         key = id(parameter)
         gone = weakref.ref(parameter, lambda _, key=key: _KNOWN.pop(key, None))  # type: ignore[misc]
         _KNOWN[key] = _Known(gone, parameter._version, behind)

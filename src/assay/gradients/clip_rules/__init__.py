@@ -24,18 +24,18 @@ from assay.mechanisms.types import SideQuery
 if TYPE_CHECKING:
     from torch import Tensor
 
-_LARGEST_BOUND = 1e30  # its noise is a float32 number still
+_LEAST_BOUND, _LARGEST_BOUND = 1e-15, 1e30  # squares of norms near it, and its noise, are float32 numbers still
 
 
 def check_bound(bound: float) -> None:
-    """Refuse a bound that is not above 0, or so large that its noise would overflow.
+    """Refuse a bound so small that norms would underflow, or so large that its noise would overflow.
 
     Raises:
         ConfigError: The bound is out of its range.
     """
     check_above_zero("clip", bound)
-    if bound > _LARGEST_BOUND:
-        raise ConfigError("clip", bound, f"a number above 0 and at most {_LARGEST_BOUND:g}")
+    if not _LEAST_BOUND <= bound <= _LARGEST_BOUND:
+        raise ConfigError("clip", bound, f"a number from {_LEAST_BOUND:g} to {_LARGEST_BOUND:g}")
 
 
 class ClipRule(ABC):

@@ -9,6 +9,9 @@ What was kept of an earlier batch (a memory bank, a running mean) is replaced as
 number by which losses are multiplied or divided may not be in proportion to the number of records, which one record
 changes for all others.
 
+Where records are padded to the longest of their batch, the way is also gone with less padding: that is a function of
+one record, the longest, and no other record's loss may change with it.
+
 What it does not see: numbers that the loop takes out of torch and brings back (NumPy, `tolist`), and mixing on batches
 that nobody looks at.
 """
@@ -20,7 +23,7 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +32,10 @@ from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from assay.data.apart import Padded
 from assay.gradients.proof.calls import Coins, only, others, splits
 from assay.gradients.proof.path import Path
-from assay.gradients.proof.tape import Tape
+from assay.gradients.proof.tape import Tape, with_rows
 
 FIRST = 4
 """How many batches of a loop are looked at, one after the other."""
@@ -64,6 +68,12 @@ _WRITTEN = (
     "the loop writes into {} what it made of the batch (class centres, a codebook, running statistics): that would "
     "leave with the model without noise. Compute it from public data or from what step.backward has released"
 )
+_PADDED = (
+    "a record's loss changes with the length of the longest record in its batch: the model, or the loop, does not "
+    "leave out the padding (a mean or a maximum over all positions, the last position, attention without a mask, "
+    "positions counted from padding on the left). One long record would enter the losses of all others, which clipping "
+    "cannot bound. Mask the padding, or pad all records to one length, a constant"
+)
 _COUNTED = (
     "the losses are multiplied or divided by a number that is in proportion to the number of records in the batch, and "
     "so tells whether another one is among them: give the plain loss of each (reduction='none'); the step divides by "
@@ -78,10 +88,17 @@ class LoopWatch:
         model: The model.
         copied: Gives a copy of the model; None where it cannot be copied.
         coins: Which records are replaced, and on which batches.
+        check_used: Refuses tensors that the loop makes losses with, beside the batch and the model, if it must.
     """
 
-    def __init__(self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins) -> None:
-        self._model, self._copied, self._coins = model, copied, coins
+    def __init__(
+        self,
+        model: nn.Module,
+        copied: Callable[[], nn.Module | None],
+        coins: Coins,
+        check_used: Callable[[Sequence[Tensor]], None] = lambda _: None,
+    ) -> None:
+        self._model, self._copied, self._coins, self._check_used = model, copied, coins, check_used
         self._left = self._seen = self._shown = 0
         self._tapes: list[Tape] = []  # the one that is running, if any
         weakref.finalize(self, _stop, self._tapes).atexit = False
@@ -145,13 +162,16 @@ class LoopWatch:
         self.stop()
         return next((_WRITTEN.format(what) for what in found if what is not None), None)
 
-    def fault(self, tape: Tape, losses: Tensor, *, in_order: bool) -> str | None:
+    def fault(
+        self, tape: Tape, losses: Tensor, *, in_order: bool, padded: Callable[[], Sequence[Padded]] = tuple
+    ) -> str | None:
         """Why these losses must be refused: several depend on one record, or rows have left their places.
 
         Args:
             tape: What the loop did.
             losses: One for each row of the batch.
             in_order: Whether loss i must be that of row i, because rows belong together by their places.
+            padded: Gives the batch with as much padding as it has, and with less, where there is any.
 
         Returns:
             A message, or None where nothing is wrong.
@@ -167,9 +187,10 @@ class LoopWatch:
             self._warn("torch does not show how inputs or losses are made of the batch (NumPy, vmap, scripted code)")
             return None
         path = tape.path_to(losses)
+        self._check_used(path.constants)
         self._factors.append((len(losses), path.factors))
         try:
-            found = self._compared(path, in_order=in_order)
+            found = self._compared(path, in_order=in_order) or self._with_less_padding(path, padded(), len(losses))
         except Exception as error:  # the user's own code, which need not take other records
             self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
             found = None
@@ -202,6 +223,23 @@ class LoopWatch:
             return _MOVED if in_order else None
         return _MIXED
 
+    def _with_less_padding(self, path: Path, padded: Sequence[Padded], size: int) -> str | None:
+        """Whether a loss changes with how far its record is padded."""
+        alike = functools.partial(_equal_but_for_length, in_half=path.in_half_precision)
+        for among_all, among_some, kept in padded:
+            (before, drew), (after, drew_too) = (path.of(with_rows(batch, size)) for batch in (among_all, among_some))
+            if drew or drew_too:  # random numbers of another shape are others
+                return None
+            if bool(alike(before, after)[kept].all()):
+                continue
+            there = all(bool(alike(before, one.expand_as(before)).any()) for one in after)
+            reordered = there and (
+                _sorted_by_content(path, self._coins) or _in_another_order(path, path.again(), self._coins)
+            )
+            if not reordered:
+                return _PADDED
+        return None
+
 
 def _stop(tapes: list[Tape]) -> None:
     while tapes:
@@ -228,12 +266,17 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return bool(_equal(a, b).all())
 
 
-def _equal(a: Tensor, b: Tensor) -> Tensor:
+def _equal(a: Tensor, b: Tensor, tolerance: float = 1e-5, least: float = 0.0) -> Tensor:
     eps = torch.finfo(a.dtype).eps
     a, b = a.double(), b.double()
     scale = a.abs().nan_to_num(0, 0, 0).max()
-    same = (a - b).abs() <= max(1e-5, 4 * eps) * (a.abs() + 0.1 * scale)
+    same = (a - b).abs() <= max(tolerance, 4 * eps) * (a.abs() + 0.1 * scale) + least
     return same | (a == b) | (a.isnan() & b.isnan())
+
+
+def _equal_but_for_length(a: Tensor, b: Tensor, *, in_half: bool) -> Tensor:
+    """As `_equal`, where other lengths took other kernels: deep models add up what these round."""
+    return _equal(a, b, 0.05 if in_half else 1e-4, 1e-3 if in_half else 2e-6)
 
 
 def _in_another_order(path: Path, plain: Tensor, coins: Coins) -> bool:

@@ -112,7 +112,31 @@ class Path:
         Raises:
             Exception: The loop cannot be repeated; anything may fail in code that is not ours.
         """
-        values: dict[int, Any] = {number: rows(t).clone() for number, t in self._batch.items()}
+        return self._gone({number: rows(t) for number, t in self._batch.items()}, others, in_eval=in_eval)[0]
+
+    def of(self, batch: Sequence[Tensor]) -> tuple[Tensor, bool]:
+        """The losses of another batch with the model in eval mode, and whether random numbers were drawn for them.
+
+        Args:
+            batch: Its tensors, in the order of those that the tape was given.
+
+        Raises:
+            Exception: As `again`.
+        """
+        return self._gone(dict(zip(self._batch, batch, strict=True)), in_eval=True)
+
+    @property
+    def in_half_precision(self) -> bool:
+        """Whether something is computed in fewer digits than float32 has."""
+        autocast = any(entry.autocast is not None for entry in self._entries)
+        return autocast or any(p.dtype in (torch.float16, torch.bfloat16) for p in self._model.parameters())
+
+    def _gone(
+        self, batch: Mapping[int, Tensor], others: calls.Change = lambda t: t, *, in_eval: bool
+    ) -> tuple[Tensor, bool]:
+        """The losses of these tensors of the batch, and whether random numbers were drawn."""
+        values: dict[int, Any] = {number: t.clone() for number, t in batch.items()}
+        drew = False
         writes = any(entry.writes for entry in self._entries)
 
         def value(of: Any) -> Any:
@@ -140,10 +164,11 @@ class Path:
                         calls.set_random_state(entry.random_state)
                     with _precision(entry.autocast, args):
                         out = (entry.run or model)(*args, **kwargs)
+                    drew |= entry.random_state is not None and calls.drawn_since(entry.random_state)
                     made = zip(entry.outputs, pytree.tree_leaves(out), strict=True)
                     values |= {number: one for number, one in made if number is not None}
             found: Tensor = values[self._losses]
-            return found.detach()
+            return found.detach(), drew
         finally:
             calls.set_random_state(now)
             calls.put_back(model, buffers)

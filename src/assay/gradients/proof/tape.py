@@ -101,9 +101,8 @@ class Tape(TorchFunctionMode):
         self._known, self._entries = _Known(), list[Entry]()
         self._left = _MOST
         self._batch: dict[int, Tensor] = {}
-        for t in _tensors_in(batch):
-            if calls.by_record(t, rows) and t not in self._known.slots:
-                self._batch[self._slot(t, from_batch=True)] = t.detach().clone()
+        for t in with_rows(batch, rows):
+            self._batch[self._slot(t, from_batch=True)] = t.detach().clone()
         self.touched = False
         """Whether anything was done with the numbers of the batch."""
         self.blind = False
@@ -336,6 +335,12 @@ class Tape(TorchFunctionMode):
             taken.append(entry)
         slot, constants = self._known.slots[losses], self._known.constants
         return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
+
+
+def with_rows(batch: Any, rows: int) -> list[Tensor]:
+    """The tensors of a batch that have a row for each record, each once."""
+    found: dict[int, Tensor] = {id(t): t for t in _tensors_in(batch) if calls.by_record(t, rows)}
+    return list(found.values())
 
 
 def _tensors_in(value: Any, depth: int = 0) -> Iterator[Tensor]:

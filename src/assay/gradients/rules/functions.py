@@ -101,6 +101,8 @@ def _conv(transposed: bool) -> Rule:
             several = tuple(size) if isinstance(size, (tuple, list)) else (size,)
             return several * dims if len(several) == 1 else several
 
+        if any(more >= step for more, step in zip(sizes("output_padding", 0), sizes("stride", 1), strict=True)):
+            return by_record(tracer, call, rows)  # a convolution of what comes out has more positions than there were
         shape = ConvShape(
             weight.shape, sizes("stride", 1), sizes("padding", 0), sizes("dilation", 1), options.get("groups", 1)
         )

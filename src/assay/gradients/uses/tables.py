@@ -10,8 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.gradients.arithmetic import masked, rounding
+from assay.gradients.arithmetic import EPS, masked, rounding
 from assay.gradients.uses.base import Dense
+
+_MANY = 256
+"""Up to so many terms `rounding` covers errors that all have one sign, too."""
 
 
 @dataclass(slots=True)
@@ -25,10 +28,21 @@ class Rows:
     def sq_norm(self) -> Tensor:
         records = self.g.shape[0]
         key = self.index + self.rows * torch.arange(records, device=self.index.device).unsqueeze(1)
-        distinct, place = key.flatten().unique(return_inverse=True)
+        distinct, place, times = key.flatten().unique(return_inverse=True, return_counts=True)
         sums = self.g.new_zeros(len(distinct), self.g.shape[2]).index_add_(0, place, self.g.flatten(0, 1))
-        norm = self.g.new_zeros(records).index_add_(0, distinct // self.rows, sums.square().sum(1)).sqrt_()
-        return norm.add_(self.size(), alpha=rounding(self.g.dtype, self.g.shape[1])).square_()
+        whose, terms = distinct // self.rows, self.g.shape[1]
+        norm = self.g.new_zeros(records).index_add_(0, whose, sums.square().sum(1)).sqrt_()
+        norm = norm.add_(self.size(), alpha=rounding(self.g.dtype, terms))
+        if terms > _MANY:
+            # Rounding errors that all have one sign grow with the number of terms, and a record may have them (one word
+            # again and again). Sums of n terms lose n/2 · eps of their sizes, here and in the weighted sum.
+            eps = EPS[norm.dtype]
+            sizes = torch.linalg.vector_norm(self.g, dim=2).flatten()
+            lost = self.g.new_zeros(len(distinct)).index_add_(0, place, sizes).mul_(times).square_()
+            norm = norm.mul_(1 + terms * eps).add_(
+                self.g.new_zeros(records).index_add_(0, whose, lost).sqrt_(), alpha=eps
+            )
+        return norm.square_()
 
     def size(self) -> Tensor:
         """Σ_t ‖g_t‖ for each record."""
