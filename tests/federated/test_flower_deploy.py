@@ -83,8 +83,11 @@ def test_a_run_that_loses_a_node_ends_a_stranger_is_turned_away_and_a_lost_super
     # Each node has kept the plan, and its clients' ledgers, where it says and not where the server does.
     for node in range(NODES):
         kept = federation.directory / f"node-{node}.ledgers"
-        ledgers = {f"client-{client}.jsonl" for client in range(node, CLIENTS, NODES)}
-        assert {path.name for path in kept.iterdir()} == {"plan.json"} | ledgers
+        ledgers, tasks = (
+            {f"client-{client}.{end}" for client in range(node, CLIENTS, NODES)} for end in ("jsonl", "tasks")
+        )
+        there = {path.name for path in kept.iterdir()}
+        assert there - tasks == {"plan.json"} | ledgers, "with a seed, also the tasks of the clients that were asked"
         assert (
             json.loads((kept / "plan.json").read_text())["plan"] == json.loads((out / "run.json").read_text())["plan"]
         )

@@ -219,7 +219,7 @@ class PrivateStep(Unique):
         self._mine: set[trained.Trained] = set()
         self._looks_at_loops = not compiled(model)  # a compiled model would be compiled twice
         coins = self.randomness.stream("loops", taken - self._origin)
-        self._loops = LoopWatch(model, self.engine.copied, coins, self._check_used)
+        self._loops = LoopWatch(model, self.engine.copied, coins)
         self._closed = self._unfinished = self._rest_charged = False
 
     def _attach(
@@ -672,7 +672,8 @@ class PrivateStep(Unique):
         if tape is None:
             return None
         in_order = part.persons is not None or self._views > 1
-        return self._loops.fault(tape, losses, in_order=in_order, padded=self._batch.padded)
+        padded, used = self._batch.padded, self._check_used
+        return self._loops.fault(tape, losses, in_order=in_order, padded=padded, check_used=used)
 
     def _collect(self, losses: Tensor, fill: int) -> RecordGrads:
         """Every record's gradient. With exact noise the first batch shows that no record changes another's bits."""

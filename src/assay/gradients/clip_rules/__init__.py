@@ -35,7 +35,7 @@ def check_bound(bound: float) -> None:
     """
     check_above_zero("clip", bound)
     if not _LEAST_BOUND <= bound <= _LARGEST_BOUND:
-        raise ConfigError("clip", bound, f"a number from {_LEAST_BOUND:g} to {_LARGEST_BOUND:g}")
+        raise ConfigError("clip", bound, f"a number of at least {_LEAST_BOUND:g} and at most {_LARGEST_BOUND:g}")
 
 
 class ClipRule(ABC):

@@ -88,17 +88,10 @@ class LoopWatch:
         model: The model.
         copied: Gives a copy of the model; None where it cannot be copied.
         coins: Which records are replaced, and on which batches.
-        check_used: Refuses tensors that the loop makes losses with, beside the batch and the model, if it must.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        copied: Callable[[], nn.Module | None],
-        coins: Coins,
-        check_used: Callable[[Sequence[Tensor]], None] = lambda _: None,
-    ) -> None:
-        self._model, self._copied, self._coins, self._check_used = model, copied, coins, check_used
+    def __init__(self, model: nn.Module, copied: Callable[[], nn.Module | None], coins: Coins) -> None:
+        self._model, self._copied, self._coins = model, copied, coins
         self._left = self._seen = self._shown = 0
         self._tapes: list[Tape] = []  # the one that is running, if any
         weakref.finalize(self, _stop, self._tapes).atexit = False
@@ -163,7 +156,13 @@ class LoopWatch:
         return next((_WRITTEN.format(what) for what in found if what is not None), None)
 
     def fault(
-        self, tape: Tape, losses: Tensor, *, in_order: bool, padded: Callable[[], Sequence[Padded]] = tuple
+        self,
+        tape: Tape,
+        losses: Tensor,
+        *,
+        in_order: bool,
+        padded: Callable[[], Sequence[Padded]] = tuple,
+        check_used: Callable[[Sequence[Tensor]], None] = lambda _: None,
     ) -> str | None:
         """Why these losses must be refused: several depend on one record, or rows have left their places.
 
@@ -172,6 +171,7 @@ class LoopWatch:
             losses: One for each row of the batch.
             in_order: Whether loss i must be that of row i, because rows belong together by their places.
             padded: Gives the batch with as much padding as it has, and with less, where there is any.
+            check_used: Refuses tensors that the loop makes losses with, beside the batch and the model, if it must.
 
         Returns:
             A message, or None where nothing is wrong.
@@ -187,7 +187,7 @@ class LoopWatch:
             self._warn("torch does not show how inputs or losses are made of the batch (NumPy, vmap, scripted code)")
             return None
         path = tape.path_to(losses)
-        self._check_used(path.constants)
+        check_used(path.constants)
         self._factors.append((len(losses), path.factors))
         try:
             found = self._compared(path, in_order=in_order) or self._with_less_padding(path, padded(), len(losses))
