@@ -1,5 +1,6 @@
 """Figures in the tables of README and experiments are those of committed results."""
 
+import fnmatch
 import importlib.util
 import json
 import re
@@ -64,6 +65,15 @@ def test_every_row_of_a_measured_table_is_in_a_committed_result(page):
         there = known(cells(header))  # a page may leave out columns
         wrong = [row for row in rows if tuple(cells(row)) not in there]
         assert not wrong, f"{page}: not what the committed JSON gives: {wrong}"
+
+
+def test_every_table_that_the_page_about_experiments_names_is_there():
+    page = (EXPERIMENTS / "README.md").read_text(encoding="utf-8")
+    folders = "|".join(sorted({name.split("/")[0] for name in tables.names(EXPERIMENTS)}))
+    named = set(re.findall(rf"`((?:{folders})/[\w*-]+)`", page))
+    there = tables.names(EXPERIMENTS)
+    assert named
+    assert [name for name in sorted(named) if not fnmatch.filter(there, name)] == []
 
 
 def test_the_parts_of_epsilon_that_accuracy_with_noisy_inputs_costs_are_those_that_were_measured():
