@@ -176,3 +176,4 @@ def test_verdicts(claimed, verified, audited, expected):
     said = audit.sentence(found, audited, 0.95)
     assert said.startswith({"bug": "implementation bug", "claim-refuted": "claim refuted"}.get(expected, expected))
     assert "95 %" in said
+    assert ("5 % of audits err" in said) is (expected == "bug")

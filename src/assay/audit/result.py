@@ -79,7 +79,8 @@ def sentence(found: Verdict, audited: float, confidence: float) -> str:
     least = "no finite ε holds" if audited == math.inf else f"at least ε = {at_least(audited)}"
     sure = f"with {100 * confidence:g} % confidence"
     if found is Verdict.BUG:
-        return f"implementation bug: audited above verified, {least} {sure}"
+        err = f"{100 * (1 - confidence):.2g} %"
+        return f"implementation bug, or chance ({err} of audits err): audited above verified, {least} {sure}; repeat it"
     if found is Verdict.SUSPECT:
         why = "above the verified ε if the trade-off function is Gaussian"
         return f"suspect: {why}, {least} {sure}; no proof of a bug, look into it"

@@ -173,7 +173,7 @@ def _alarm(aside: Mapping[str, Any]) -> list[str]:
         return []
     found = f"An audit found more than the verified ε, with {100 * aside['confidence']:g} % confidence"
     if aside["alarm"] == "bug":
-        return [f"**Implementation bug.** {found}: do not rely on this statement."]
+        return [f"**Implementation bug, or chance.** {found}: do not rely on this statement."]
     return [f"**Look into it.** {found}, if the trade-off function is Gaussian: no proof of a bug."]
 
 
