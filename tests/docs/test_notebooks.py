@@ -27,10 +27,9 @@ def _shown(notebook):
     ]
 
 
-def test_there_are_five():
-    assert sorted(EVERY) == [
-        *("audit-another-loop", "first-steps", "from-opacus", "lora-language-model", "table-persons-budget")
-    ]
+def test_the_page_about_notebooks_names_each():
+    page = (notebooks.FOLDER.parent / "notebooks.md").read_text("utf-8")
+    assert sorted(re.findall(r"\(notebooks/([\w-]+)\.ipynb\)", page)) == sorted(EVERY)
 
 
 @pytest.mark.parametrize("name", EVERY)
