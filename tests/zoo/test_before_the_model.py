@@ -14,6 +14,7 @@ import assay
 from assay import Plan, PrivateStep
 from assay.data import Loading
 from assay.data.apart import check_apart
+from assay.data.records import Records
 from assay.data.units import Unit
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.runs.result import cross_entropy
@@ -175,7 +176,7 @@ class _Kept(Dataset[Any]):
 def test_a_data_set_that_remembers_the_record_before(way: str, bug: bool) -> None:
     for seed in range(20):
         with pytest.raises(ConfigError, match="_Kept") if bug else contextlib.nullcontext():
-            check_apart(_Kept(way), Loading(), seed)
+            check_apart(Records(_Kept(way)), seed, once=True)
 
 
 @pytest.mark.parametrize("bug", [True, False])
