@@ -178,7 +178,7 @@ def of_run(
 
 
 def data_of(spec: Mapping[str, Any], data_dir: Path | None, features: str | None = None) -> DataBundle:
-    """The data of a run by its names, with these features in the place of the records.
+    """The data of a run by its names, with these features in place of the records.
 
     Args:
         spec: What run.json says.

@@ -2,15 +2,15 @@
 
 A loop may mix records where the model does not show it: mixup, centring by the batch's mean, targets that are mixed,
 weights by the classes of the batch. So on its first batches, and on random later ones, what the loop does is written
-down (`assay.gradients.proof.tape`) and repeated with rows of some records in the place of others. The losses of the
+down (`assay.gradients.proof.tape`) and repeated with rows of some records in place of others. The losses of the
 records that stayed must be what they were. A loop may put its records in another order, if each enters one loss.
 
 What was kept of an earlier batch (a memory bank, a running mean) is replaced as well: no loss may change with it. And a
 number by which losses are multiplied or divided may not be in proportion to the number of records, which one record
 changes for all others.
 
-Where records are padded to the longest of their batch, the way is also gone with less padding: that is a function of
-one record, the longest, and no other record's loss may change with it.
+Where records are padded to the longest of their batch, what the loop does is also repeated with less padding. That
+depends on one record, the longest, and no other record's loss may change with it.
 
 What it does not see: numbers that the loop takes out of torch and brings back (NumPy, `tolist`), and mixing on batches
 that nobody looks at.
