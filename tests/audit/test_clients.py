@@ -122,7 +122,7 @@ def test_false_alarms_are_no_more_frequent_than_allowed(noise):
 
 def test_records_of_one_client():
     """Each client runs DP-SGD; the canaries are in the client with the fewest records."""
-    made = plan(8.0, unit="record", per_round=CLIENTS, silo=Silo(records=EACH, batch_size=4, steps=2), rounds=10)
+    made = plan(8.0, unit="record", per_round=CLIENTS, silo=Silo(records=EACH, batch_size=4, steps=2), rounds=4)
     found = white_box(network(), held(), made, canaries=300, training=TRAINING)
     assert 0.5 < found.gaussian.epsilon <= made.epsilon()
     few = replace(made, rounds=2)
@@ -132,7 +132,7 @@ def test_records_of_one_client():
 
 
 def test_noise_at_a_client_that_is_a_tenth_of_what_is_charged_is_found_out(monkeypatch):
-    made = plan(1.0, unit="record", per_round=CLIENTS, silo=Silo(records=EACH, batch_size=4, steps=2), rounds=6)
+    made = plan(1.0, unit="record", per_round=CLIENTS, silo=Silo(records=EACH, batch_size=4, steps=2), rounds=3)
     release = Gaussian.release
 
     def quieter(self, *given):

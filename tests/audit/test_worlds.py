@@ -50,10 +50,10 @@ def test_a_private_training_is_consistent_and_one_with_too_little_noise_is_not()
     With a hundredth of the noise the canary's loss gives every run away, which the honest plan's ε forbids.
     """
     honest = plan(1.0)
-    found = audited(honest, 60)
+    found = audited(honest, 24)
     assert found.plain.epsilon <= honest.epsilon()
     assert found.gaussian.epsilon <= honest.epsilon()
-    careless = audited(plan(0.01), 60)
+    careless = audited(plan(0.01), 40)
     assert careless.plain.epsilon > 1.5
     assert float(careless.included.min()) > float(careless.excluded.max())
     assert careless.gaussian.epsilon > found.gaussian.epsilon

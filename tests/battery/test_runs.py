@@ -15,7 +15,8 @@ from assay.accounting.ledger import Ledger
 from assay.models.circulant import BlockCirculantLinear
 from assay.randomness.streams import Seeded
 from assay.runs.callbacks import OnStep
-from assay.training.selecting import step_for
+from assay.training.selecting import SelectiveStep
+from assay.training.step import PrivateStep
 from battery.forms import FORMS, SOUND, Form
 
 
@@ -79,7 +80,8 @@ def test_an_empty_batch_is_a_step_with_noise_and_is_charged(form: Form):
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
     if plan.stage is not None:
         ledger.pay(plan.stage_event)
-    step = step_for(plan)(model, plan, ledger=ledger, randomness=Seeded(1))
+    kind = PrivateStep if plan.selection is None else SelectiveStep
+    step = kind(model, plan, ledger=ledger, randomness=Seeded(1))
     for x, y in step.batches(records()):
         assert step.backward(nn.functional.cross_entropy(model(x), y, reduction="none"))
         noise = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

@@ -64,7 +64,7 @@ def test_calibration_knows_that_a_full_batch_is_all_records():
     assert (plan.batch_size, plan.steps) == (1000, 3)
     assert 0.999 <= plan.epsilon() <= 1
     assert Plan.calibrated(epsilon=1.0, noise_multiplier=20.0, **full).batch_size == 1000
-    with pytest.raises(ConfigError, match="no batch size to find"):
+    with pytest.raises(ConfigError, match="no batch size can be found"):
         Plan.calibrated(epsilon=1.0, noise_multiplier=20.0, epochs=3, **full)
 
 

@@ -13,22 +13,24 @@ import pytest
 RUN = """
 import json, sys
 from assay.cli import main
-sys.argv, code = ["assay", *sys.argv[1:]], None
-try:
-    main()
-except SystemExit as end:
-    code = end.code
-print("\\n" + json.dumps([code or 0, sorted(sys.modules)]))
+for command in sys.argv[1:]:
+    sys.argv, code = ["assay", *command.split()], None
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    print("\\n" + json.dumps([code or 0, sorted(sys.modules)]))
 """
 HEAVY = {"torch", "numpy", "scipy", "dp_accounting", "pandas"}
 PLAN = "--records 60000 --batch-size 512 --epochs 10 --delta 1e-5"
 
 
-def imported(command):
-    """The exit code of a command and the modules that its process ends with."""
-    done = subprocess.run([sys.executable, "-c", RUN, *command.split()], capture_output=True, text=True, check=True)
-    code, modules = json.loads(done.stdout.splitlines()[-1])
-    return code, set(modules)
+def imported(*commands):
+    """The exit code of each command, and the modules that their process has after it."""
+    done = subprocess.run([sys.executable, "-c", RUN, *commands], capture_output=True, text=True, check=True)
+    said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(said) == len(commands)
+    return [(code, set(modules)) for code, modules in said]
 
 
 HELP = """
@@ -52,30 +54,27 @@ def test_the_help_of_every_command_imports_nothing_heavy():
 
 @pytest.mark.parametrize(("command", "code"), [("--help", 0), ("train --bogus", 2), ("nothing", 2)])
 def test_help_and_usage_errors_import_nothing_heavy(command, code):
-    ended, modules = imported(command)
+    ((ended, modules),) = imported(command)
     assert ended == code
     assert not modules & HEAVY
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
+def test_epsilon_is_computed_without_torch():
+    commands = [
         f"epsilon {PLAN} --noise-multiplier 1",
         f"epsilon {PLAN} --noise-multiplier 1 --method gredp --variant published --groups 4",
         f"epsilon {PLAN} --noise-multiplier 1 --method discrete --micro-batch 2",
         f"epsilon {PLAN} --noise-multiplier 1 --method afrrs --variant published --clip assumed:1.0",
         f"calibrate {PLAN} --epsilon 3 --method lssgd --center mean",
         f"calibrate {PLAN} --epsilon 3 --method afrrs --noise-schedule constant",
-    ],
-)
-def test_epsilon_is_computed_without_torch(command):
-    code, modules = imported(command)
-    assert code == 0
-    assert "torch" not in modules
+    ]
+    for command, (code, modules) in zip(commands, imported(*commands), strict=True):
+        assert code == 0, command
+        assert "torch" not in modules, command
 
 
 def test_a_method_is_found_without_importing_the_others():
-    _, modules = imported(f"epsilon {PLAN} --noise-multiplier 1")
+    ((_, modules),) = imported(f"epsilon {PLAN} --noise-multiplier 1")
     found = {name for name in modules if name.startswith("assay.")}
     assert "assay.methods.dpsgd" in found
     assert not found & {f"assay.methods.{name}" for name in ("afrrs", "gredp", "lssgd", "discrete", "spectral")}

@@ -13,14 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from distributed.cases import CASES
-from distributed.launching import finished, torchrun
+from distributed.launching import run_ranks
 
 ON_RANKS_ONLY = ("unseeded", "seeded_masks", "refused")
 ON_THREE = ("one_record", "shard_many_sorts")
 
 
 def launched(ranks: int, names: list[str], folder: Path) -> Path:
-    finished(torchrun(ranks, Path(__file__).with_name("cases.py"), folder, *names, cwd=folder))
+    run_ranks(ranks, Path(__file__).with_name("cases.py"), folder, *names, cwd=folder)
     return folder
 
 

@@ -22,15 +22,14 @@ from assay.gradients.clipping import Flat
 from assay.models import build, compat
 from assay.models.compat import layer_path, trainable_layers
 from assay.models.inputs import scale_inputs, shift_inputs
-from assay.models.transfer import begin, located, train_only
+from assay.models.transfer import load_initial, located, train_only
 
 SHAPE = (1, 8, 8)
 
 
 def load_weights(model: nn.Module, path: Path) -> list[str]:
     """Load a checkpoint; the names of the parameters that it did not provide."""
-    fresh: list[str] = begin(model, path, "all")["init_anew"]
-    return fresh
+    return load_initial(model, path)[1]
 
 
 def test_weights_come_from_the_file_and_another_head_begins_anew(tmp_path):
@@ -49,7 +48,7 @@ def test_weights_come_from_the_file_and_another_head_begins_anew(tmp_path):
 
 
 def refusal(path, state=None):
-    """What `begin` says about a file, which is `state` if that is given."""
+    """What `load_initial` says about a file, which is `state` if that is given."""
     if state is not None:
         torch.save(state, path)
     with pytest.raises(ConfigError) as caught:

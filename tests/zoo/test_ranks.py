@@ -32,9 +32,9 @@ def tried(data: TensorDataset) -> str:
 
 def test_ranks_with_a_record_in_common_are_refused(tmp_path: Path) -> None:
     """A record that two ranks take moves a step's sum by 2C."""
-    from distributed.launching import finished, torchrun
+    from distributed.launching import run_ranks
 
-    finished(torchrun(2, Path(__file__), tmp_path, cwd=tmp_path))
+    run_ranks(2, Path(__file__), tmp_path, cwd=tmp_path)
     for rank in range(2):
         said = json.loads((tmp_path / f"{rank}.json").read_text())
         assert "the same records in the same order" in said["another order"]

@@ -34,7 +34,7 @@ class NoRoomError(AssayError, OSError):
     def __init__(self, path: Path, reason: str) -> None:
         self._message = (
             f"no room to write {path}: {reason}. What was on disk before is whole. Make room and repeat the command; "
-            "a run that has begun goes on with assay resume"
+            "assay resume continues a run that has begun"
         )
         super().__init__(errno.ENOSPC, reason)
 

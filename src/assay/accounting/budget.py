@@ -305,7 +305,7 @@ class Budget:
 
         Raises:
             BudgetSpentError: It does not fit. Says what would.
-            EarlierCopyError: An earlier copy is in the place of the budget.
+            EarlierCopyError: An earlier copy is where the budget was.
         """
         state = self.latest()
         costs = self.filter.costs(event, self.adjacency)
@@ -490,7 +490,7 @@ class Budget:
     def settle(
         self, token: str, event: DpEvent, *, steps: int | None = None, how: str = "finished", by: str | None = None
     ) -> None:
-        """Put what a run's ledger says in the place of what it reserved; durable when this returns.
+        """Replace what a run reserved by what its ledger says; durable when this returns.
 
         Args:
             token: The run.

@@ -74,7 +74,7 @@ class Numbers:
     most: float
 
     def check(self, path: str, value: object) -> tuple[int | float, ...]:
-        """The numbers as plain ones; refused out of range, or where they are no list."""
+        """The numbers as plain ones; refused out of range, or if they are not a list."""
         if not isinstance(value, list | tuple):
             raise ConfigError(path, value, self.accepted)
         each = Range(self.accepted, self.least, self.most)

@@ -86,7 +86,7 @@ class Witness(Protocol):
     """Is told the digest of every line that a ledger is given."""
 
     def noting(self, head: str, lines: int) -> AbstractContextManager[None]:
-        """Inside, the line is written, and there are so many; it must be noted when this ends, or may raise before."""
+        """Inside, this line is written, the last of `lines`. It must be noted when this ends, or may raise before."""
         ...
 
 

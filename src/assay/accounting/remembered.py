@@ -103,7 +103,7 @@ class Remembered:
 
     @contextmanager
     def noting(self, head: str, lines: int) -> Iterator[None]:
-        """Inside, the line of this digest is written; there are so many then."""
+        """Inside, the line of this digest is written, the last of `lines`."""
         yield
         with self._opened() as note:
             _write(note, head, lines)

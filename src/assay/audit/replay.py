@@ -23,7 +23,7 @@ from assay.distributed.world import ALONE
 from assay.errors import ConfigError
 from assay.methods.plan import Plan
 from assay.randomness.streams import Seeded, Stream
-from assay.training.selecting import step_for
+from assay.training.selecting import SelectiveStep
 from assay.training.step import PrivateStep
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -145,7 +145,8 @@ def _plain_step(model: nn.Module, plan: Plan, randomness: Frozen) -> PrivateStep
     ledger = Ledger(None, delta=plan.delta, adjacency=plan.adjacency, ceiling=None)
     for first in plan.first_events:
         ledger.pay(first)
-    return step_for(plan)(model, plan, ledger=ledger, randomness=randomness, world=ALONE)
+    kind = PrivateStep if plan.selection is None else SelectiveStep
+    return kind(model, plan, ledger=ledger, randomness=randomness, world=ALONE)
 
 
 def _one_step(

@@ -223,14 +223,11 @@ def train(
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
     """The settings that were asked for. Only options that a person gave override a preset."""
-    from assay.presets import default_of, of_options
+    from assay.presets import of_options
     from assay.training.options import Settings
 
-    typed = options.typed(context)
-    given = options.given(Settings, {name: asked[name] for name in typed})
-    if asked["preset"] is None and default_of(given) is None:
-        return Settings(**options.given(Settings, asked))
-    return of_options({**given, "preset": asked["preset"]})
+    typed = {name: asked[name] for name in options.typed(context)}
+    return of_options({**options.given(Settings, typed), "preset": asked["preset"]})
 
 
 def resume(

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from assay.data.records import Collate, Loading, Records, seeded
+from assay.data.records import Collate, Records, seeded
 from assay.errors import ConfigError
 
 _RECORDS = 32  # half of them in a batch, the others in their place
@@ -39,21 +39,24 @@ _DEPTH = 8
 _ALONE = 8  # records that are each put in all places of a batch, of which the shortest is compared
 
 
-def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
-    """Refuse a `collate_fn` or a data set by which a record enters the row of another.
+def check_apart(records: Records, seed: int, *, once: bool) -> None:
+    """Refuse a `collate_fn` or a data set by which a record enters the row of another, or is drawn as several.
 
-    Where worker processes fetch the records, one of them makes the check: a data set may open its files in the process
-    that asks first, and workers must not inherit them.
+    Rows of tensors (`Records.plain`) need no check. Where worker processes fetch the records, one of them makes the
+    check: a data set may open its files in the process that asks first, and workers must not inherit them.
 
     Args:
-        dataset: The records.
-        loading: How they are put together.
-        seed: Chooses the records, and what is drawn.
+        records: The records.
+        seed: Chooses the records that are looked at, and what is drawn.
+        once: Whether no record may be there twice; where persons are protected, all of a person's rows count as one.
 
     Raises:
-        ConfigError: Records are mixed.
+        ConfigError: Records are mixed, or one is there twice.
     """
-    if len(dataset) < 2 or (loading.collate_fn is None and type(dataset) is TensorDataset):  # type: ignore[arg-type]
+    dataset, loading = records.dataset, records.loading
+    if once:
+        _check_once_each(dataset)
+    if len(dataset) < 2:  # type: ignore[arg-type]
         return
     comparison = _Comparison(dataset, loading.collate, seed)
     if loading.num_workers:
@@ -73,16 +76,10 @@ def check_apart(dataset: Dataset[Any], loading: Loading, seed: int) -> None:
         )
 
 
-def check_once_each(dataset: Dataset[Any]) -> None:
+def _check_once_each(dataset: Dataset[Any]) -> None:
     """Refuse a `Subset` or `ConcatDataset` of torch that holds a record several times, as oversampling does.
 
     Such a record is drawn as often as several, and ε would be that of one.
-
-    Args:
-        dataset: The records.
-
-    Raises:
-        ConfigError: A record is there twice.
     """
     if not isinstance(dataset, Subset | ConcatDataset):
         return

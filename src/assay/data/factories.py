@@ -70,7 +70,7 @@ def of_datasets(train: Any, test: Any | None = None, *, name: str = "dataset", t
         The data set.
 
     Raises:
-        ConfigError: A part is no map-style Dataset of pairs.
+        ConfigError: A part is not a map-style Dataset of pairs.
         DataError: Records are not tensors of one shape, or a part is empty.
     """
     x, y = _stacked(train, "train", name, task)

@@ -180,8 +180,7 @@ class Records:
         self.device = torch.device(device)
         self.loading = loading
         # Tensors stay where they are and only batches move, so that the device need not hold all records.
-        plain = type(dataset) is TensorDataset and loading.collate_fn is None
-        self._tensors = dataset.tensors if plain and isinstance(dataset, TensorDataset) else None
+        self._tensors = dataset.tensors if self.plain and isinstance(dataset, TensorDataset) else None
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -195,6 +194,11 @@ class Records:
     def writes(self) -> tuple[int, ...]:
         """How often torch has written into each tensor of the data set, as far as that is known."""
         return tuple(t._version for t in self._tensors or () if not t.is_inference())
+
+    @property
+    def plain(self) -> bool:
+        """Whether records are rows of tensors, put together by torch: none can then enter the row of another."""
+        return type(self._dataset) is TensorDataset and self.loading.collate_fn is None
 
     @property
     def draws(self) -> bool:

@@ -9,7 +9,7 @@ A. *Persons are sampled.* The sampler draws persons. A drawn person brings all r
    drawn adds nothing to a step's sum. Somebody who was drawn adds one vector of norm at most C, whatever the number of
    their rows. What others add does not depend on them. For the engine shows that rows do not mix, which rows of a
    person are kept follows from that person alone, and a batch is divided by a constant. So one person moves the sum by
-   at most C, and the steps cost what they cost for records, with persons in the place of records. ∎
+   at most C, and the steps cost what they cost for records, with persons in place of records. ∎
 
 B. *Rows are sampled*, each by its own coin, and each clipped to C. A person with at most k rows moves the sum
    by as many times C as there are heads among their coins: a mixture of Gaussians with the masses of Binomial(k, q),

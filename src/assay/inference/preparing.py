@@ -44,7 +44,7 @@ class Preparation:
         shape: The shape of one prepared record; None where the run did not note it.
         table: How rows of a table become features, if the run was trained on a table.
         pictures: How picture files become tensors, if it was trained on a folder of pictures.
-        unit: The column of the table that says whose a row is; it is no feature.
+        unit: The column of the table that says whose a row is; it is not a feature.
     """
 
     shape: tuple[int, ...] | None

@@ -622,7 +622,7 @@ class Plan:
             raise ConfigError(
                 "sampling",
                 sampling.name,
-                "noise_multiplier or epochs/steps left out, to be found: there is no batch size to find where the "
+                "noise_multiplier or epochs/steps left out, to be found: no batch size can be found where the "
                 "batch is all records",
             )
         given = {"noise_multiplier": noise_multiplier, "epochs": epochs, "steps": steps, "batch_size": batch_size}

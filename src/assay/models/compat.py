@@ -125,7 +125,7 @@ def problems(model: nn.Module) -> list[str]:
     """One line for each layer of `model` that would mix records: path, type, reason and fix.
 
     This judges by class and by mode (train or eval), so first put the model into the mode it will be trained in.
-    BatchNorm in eval mode uses constants and is no problem. A call to `F.batch_norm` inside a `forward` is not seen.
+    BatchNorm in eval mode uses constants and is accepted. A call to `F.batch_norm` inside a `forward` is not seen.
 
     >>> problems(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
     []

@@ -12,7 +12,6 @@ import pickle
 import pickletools
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load
@@ -25,8 +24,8 @@ from assay.models.inputs import adapt_as
 from assay.models.torchvision import adopt, is_torchvision
 
 
-def begin(model: nn.Module, init: Path | None, layers: str, sha256: str | None = None) -> dict[str, Any]:
-    """Load the model's initial weights and freeze all but `layers` (`train_only`).
+def load_initial(model: nn.Module, init: Path, sha256: str | None = None) -> tuple[str, list[str]]:
+    """Load the model's initial weights.
 
     A checkpoint is a safetensors file, or a torch state dict without code. Parameters of the last layer may differ in
     shape (another number of classes); these keep their random start. A state dict may be under `state_dict` or `model`,
@@ -36,30 +35,20 @@ def begin(model: nn.Module, init: Path | None, layers: str, sha256: str | None =
 
     Args:
         model: the model, changed in place.
-        init: the checkpoint, or None for none.
-        layers: "all", or "last:K".
+        init: the checkpoint.
         sha256: the SHA-256 of the file that a resumed run began with.
 
     Returns:
-        What the record says about this. Its SHA-256 is that of the bytes that were loaded.
+        The SHA-256 of the bytes that were loaded, and the names of the parameters that keep their random start.
 
     Raises:
-        ConfigError: the checkpoint does not fit or has another SHA-256, or the model has no such layers.
+        ConfigError: the checkpoint does not fit or has another SHA-256.
     """
-    digest, fresh = None, []
-    if init is not None:
-        content = _content(init)
-        digest = hashlib.sha256(content).hexdigest()
-        if sha256 is not None and digest != sha256:
-            raise _refusal(init, f"the file that the run began with, SHA-256 {sha256}; this one's is {digest}")
-        fresh = _load(model, init, content)
-    train_only(model, layers)
-    return {
-        "init": None if init is None else str(init),
-        "init_sha256": digest,
-        "init_anew": fresh,
-        "train_layers": layers,
-    }
+    content = _content(init)
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 is not None and digest != sha256:
+        raise _refusal(init, f"the file that the run began with, SHA-256 {sha256}; this one's is {digest}")
+    return digest, _load(model, init, content)
 
 
 def _load(model: nn.Module, path: Path, content: bytes) -> list[str]:

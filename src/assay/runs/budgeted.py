@@ -1,6 +1,6 @@
 """A run under a budget: what it reserves before it starts, what its ledger may hold, and what it gives back at its end.
 
-The run's own ledger stays the truth about the run. The budget holds what all runs reserved, and in the place of each
+The run's own ledger stays the truth about the run. The budget holds what all runs reserved, and in place of each
 reservation what the ledger said once the run had ended.
 """
 

@@ -24,7 +24,7 @@ from assay.methods import denoise as denoise_room
 from assay.methods import encode as encode_room
 from assay.methods.plan import Plan
 from assay.models.torchvision import is_adopted
-from assay.models.transfer import begin, located
+from assay.models.transfer import load_initial, located, train_only
 from assay.runs.budgeted import FIELD, Lease
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
@@ -323,7 +323,9 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
     init = None if o.init is None else located(o.init, o.data_dir)
     model = o.model or chosen.model_for(bundle.input_shape) or _DEFAULT_MODEL
     network = build(model, o.circulant, bundle, o.seed)
-    start = begin(network, init, o.train_layers)
+    digest, fresh = (None, []) if init is None else load_initial(network, init)
+    if o.train_layers != "all":
+        train_only(network, o.train_layers)
     if init is not None and is_adopted(network) and (note := bundle.note_on_pixels("the checkpoint's network")):
         LOG.warning(note)
     unit = o.unit_of(bundle)
@@ -343,7 +345,10 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         "model": model,
         "model_by": "name" if o.model is not None else "default" if model == _DEFAULT_MODEL else "method",
         "circulant": o.circulant,
-        **start,
+        "init": None if init is None else str(init),
+        "init_sha256": digest,
+        "init_anew": fresh,
+        "train_layers": o.train_layers,
         "data": o.data,
         "features": o.features,
         "inputs": bundle.inputs(),

@@ -18,7 +18,7 @@ from assay.data.split import BY_CONTENT, CONTENT, VALIDATION_SHARE, SplitRule
 from assay.data.task import Task
 from assay.errors import ConfigError
 from assay.models.circulant import replace_linear
-from assay.models.transfer import begin
+from assay.models.transfer import load_initial, train_only
 from assay.randomness.streams import Seeded
 from assay.runs.schema import is_by_name
 
@@ -178,7 +178,7 @@ def of_run(
 
 
 def data_of(spec: Mapping[str, Any], data_dir: Path | None, features: str | None = None) -> DataBundle:
-    """The data of a run by its names, with these features in the place of the records.
+    """The data of a run by its names, with these features in place of the records.
 
     Args:
         spec: What run.json says.
@@ -248,6 +248,7 @@ def network_of(names: Mapping[str, Any], bundle: DataBundle, seed: int | None) -
     if "model" not in names:
         raise ConfigError("run", "a run whose model has no name", "a run started with `assay train`")
     network = build(names["model"], names.get("circulant"), bundle, seed)
-    init = None if names.get("init") is None else Path(names["init"])
-    begin(network, init, names.get("train_layers", "all"), names.get("init_sha256"))
+    if names.get("init") is not None:
+        load_initial(network, Path(names["init"]), names.get("init_sha256"))
+    train_only(network, names.get("train_layers", "all"))
     return network

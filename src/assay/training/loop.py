@@ -33,7 +33,7 @@ from assay.training.course import StepCourse
 from assay.training.meter import MeanLoss
 from assay.training.preflight import check_precision, check_run
 from assay.training.record import facts
-from assay.training.selecting import Selector, step_for
+from assay.training.selecting import SelectiveStep, Selector
 from assay.training.settings import Training, pick_device
 from assay.training.stages import release_stage
 from assay.training.step import PrivateStep
@@ -149,7 +149,8 @@ class Loop(StepCourse):
             if saved is not None:
                 with checkpoint.fitting(where):
                     self.model.load_state_dict(_below("model.", saved[0]))
-            self.step = step_for(plan)(
+            kind = PrivateStep if plan.selection is None else SelectiveStep
+            self.step = kind(
                 self.model,
                 plan,
                 ledger=ledger,

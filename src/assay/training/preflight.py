@@ -25,7 +25,7 @@ from torch.utils.data import Dataset
 
 from assay.accounting.budget import check_independent
 from assay.accounting.ledger import Ledger
-from assay.data.apart import check_apart, check_once_each
+from assay.data.apart import check_apart
 from assay.data.records import PLAIN, Loading, Records, pair
 from assay.errors import AssayError, ConfigError, UnsupportedModelError
 from assay.gradients.engine import Engine
@@ -77,10 +77,10 @@ def check_run(
         ConfigError: Settings do not go together, or the model or the loss fails on the records.
         UnsupportedModelError: The model or the loss mixes records.
     """
-    Records(train, loading=loading).check_pairs("train")
-    if plan.unit is None:
-        check_once_each(train)
-    check_apart(train, loading, int(training.randomness().stream("apart", 0).integers(2**31, 1)))
+    records = Records(train, loading=loading)
+    records.check_pairs("train")
+    if not records.plain:
+        check_apart(records, int(training.randomness().stream("apart", 0).integers(2**31, 1)), once=plan.unit is None)
     _check_finite(model)
     plan = plan.for_model(model)
     if plan.stage is not None:

@@ -11,7 +11,6 @@ from torch.utils import _pytree as pytree
 
 from assay.data.records import Records, pair
 from assay.errors import ConfigError, UnsupportedModelError
-from assay.methods.plan import Plan
 from assay.methods.selecting import Selection
 from assay.training.preflight import check_paid
 from assay.training.step import PrivateStep
@@ -24,11 +23,6 @@ class SelectiveStep(PrivateStep):
     """The private step of a loop that makes the tests of the plan's method. Other loops are refused such a plan."""
 
     selects: ClassVar[bool] = True
-
-
-def step_for(plan: Plan) -> type[PrivateStep]:
-    """The private step of whoever makes the tests of the plan's method, if it has any."""
-    return PrivateStep if plan.selection is None else SelectiveStep
 
 
 class Selector:

@@ -35,7 +35,7 @@ from assay._util.figures import at_most
 from assay._util.process import Unique
 from assay.accounting import events
 from assay.accounting.ledger import Ledger
-from assay.data.apart import Padded, check_apart, check_once_each, padded_less
+from assay.data.apart import Padded, check_apart, padded_less
 from assay.data.persons import Ids
 from assay.data.records import PREFETCH, Collate, Loading, Records
 from assay.distributed.world import Everywhere, Placement, Ranks, World
@@ -489,10 +489,9 @@ class PrivateStep(Unique):
         """Refuse a data set that holds a record twice, or a way of putting records together that mixes them."""
         source = records.dataset, records.loading.collate
         if not any(a is source[0] and b is source[1] for a, b in self._apart):
-            if self.plan.unit is None:
-                check_once_each(records.dataset)
-            seed = int(self.randomness.stream("apart", len(self._apart)).integers(2**31, 1))
-            check_apart(records.dataset, records.loading, seed)
+            if not records.plain:
+                seed = int(self.randomness.stream("apart", len(self._apart)).integers(2**31, 1))
+                check_apart(records, seed, once=self.plan.unit is None)
             self.world.once(self._check_trained, records)
             self._apart.append(source)
 

@@ -82,7 +82,7 @@ def parse_cifar(content: bytes, *, label_bytes: int) -> tuple[npt.NDArray[np.uin
     """
     record = label_bytes + _PIXELS
     if not content or len(content) % record:
-        raise DataError(f"not a CIFAR batch: {len(content):,} bytes are no multiple of a record's {record:,}")
+        raise DataError(f"not a CIFAR batch: {len(content):,} bytes are not a multiple of a record's {record:,}")
     rows = np.frombuffer(content, np.uint8).reshape(-1, record)
     return rows[:, label_bytes:].reshape(-1, 3, 32, 32), rows[:, label_bytes - 1]
 

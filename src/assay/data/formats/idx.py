@@ -60,7 +60,7 @@ def parse_idx(content: bytes) -> npt.NDArray[np.uint8]:
     """The array of unsigned bytes in `content`, read-only.
 
     Raises:
-        DataError: this is no idx file of unsigned bytes, or its header does not account for every byte.
+        DataError: this is not an idx file of unsigned bytes, or its header does not account for every byte.
     """
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] != _UNSIGNED_BYTE:
         raise DataError(f"not an idx file of unsigned bytes: it begins with {content[:4].hex() or 'nothing'}")

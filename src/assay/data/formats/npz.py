@@ -120,7 +120,7 @@ def _open(
     if not zipfile.is_zipfile(path):
         with path.open("rb") as file:
             single = file.read(6) == np.lib.format.MAGIC_PREFIX
-        what = "it holds a single array without a name" if single else "it is no archive of arrays, or was cut off"
+        what = "it holds a single array without a name" if single else "it is not an archive of arrays, or was cut off"
         raise DataError(f"{path} cannot be read: {what}. {_SAVE}")
     try:
         with zipfile.ZipFile(path) as archive:

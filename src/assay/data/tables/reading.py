@@ -173,7 +173,7 @@ def _csv_header(path: Path, delimiter: str) -> list[str]:
             names = [name.strip() for name in next((row for row in rows if row), [])]
     except (UnicodeDecodeError, csv.Error) as error:
         _check_utf8(path)
-        raise DataError(f"{path}, row 1 is no row of column names: {error}") from error
+        raise DataError(f"{path}, row 1 does not hold column names: {error}") from error
     if not any(names):
         raise DataError(f"{path}, row 1 has no column names; the first row must name the columns")
     if len(names) == 1:

@@ -317,7 +317,7 @@ def _chance(coins: Coins, n: int) -> int:
 
 
 def others(mask: Tensor, coins: Coins) -> Replacement:
-    """Rows of the other half, in random order, in the place of these."""
+    """Rows of the other half, in random order, in place of these."""
     return Replacement((~mask).nonzero().flatten(), functools.partial(_from, _source(mask, coins)))
 
 

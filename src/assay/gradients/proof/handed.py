@@ -2,15 +2,15 @@
 
 A loop may mix records where the model does not show it: mixup, centring by the batch's mean, targets that are mixed,
 weights by the classes of the batch. So on its first batches, and on random later ones, what the loop does is written
-down (`assay.gradients.proof.tape`) and repeated with rows of some records in the place of others. The losses of the
+down (`assay.gradients.proof.tape`) and repeated with rows of some records in place of others. The losses of the
 records that stayed must be what they were. A loop may put its records in another order, if each enters one loss.
 
 What was kept of an earlier batch (a memory bank, a running mean) is replaced as well: no loss may change with it. And a
 number by which losses are multiplied or divided may not be in proportion to the number of records, which one record
 changes for all others.
 
-Where records are padded to the longest of their batch, the way is also gone with less padding: that is a function of
-one record, the longest, and no other record's loss may change with it.
+Where records are padded to the longest of their batch, what the loop does is also repeated with less padding. That
+depends on one record, the longest, and no other record's loss may change with it.
 
 What it does not see: numbers that the loop takes out of torch and brings back (NumPy, `tolist`), and mixing on batches
 that nobody looks at.
@@ -41,7 +41,7 @@ FIRST = 4
 """How many batches of a loop are looked at, one after the other."""
 _SIZES, _FOR_SIZES = 3, 16  # how many sizes of batches are compared, and how many batches are looked at for them
 _FOR_TWO = 64  # how many batches are looked at until there were enough with two records or more
-_SAMPLED = 16  # records that are each put in all places
+_SAMPLED, _AT_MOST = 16, 1024  # records that are each put in all places: usually, and where losses may be doubled
 _EVERY = 256  # then one of this many, at random: it costs as much as one step
 
 _EARLIER_ONES = WeakTensorKeyDictionary()  # what loops hold of the batches that were looked at, of all steps
@@ -299,21 +299,27 @@ def _in_another_order(path: Path, plain: Tensor, coins: Coins) -> bool:
 def _sorted_by_content(path: Path, coins: Coins) -> bool:
     """Whether the losses are those of single records, in whatever order (sorted by length).
 
-    If all rows are those of one record, all losses must be one number, and before it must have been there once for
-    each copy of that record, and for no other record.
+    If all rows are those of one record, all losses must be one number. Before, it must have been there once for each
+    copy of that record, and once for each other record that gives it: of losses that are made of several (all divided
+    by the largest), records give numbers that are there less often. A number that is there more often may be that of
+    records that were not asked yet.
     """
     before = path.again(in_eval=True)
+    records = coins.uniform(len(before)).argsort()[:_AT_MOST].tolist()
     found: list[Tensor] = []
-    for record in coins.uniform(len(before)).argsort()[:_SAMPLED].tolist():
+    asked = min(len(records), _SAMPLED)
+    while len(found) < asked:
+        record = records[len(found)]
         alone = path.again(functools.partial(only, record, len(before)), in_eval=True)
         if not _close(alone[:1].expand_as(alone), alone):
             return False
-        copies = path.copies(record)
-        if int(_equal(alone[:1].expand_as(before), before).sum()) != copies:
-            return False
         found.append(alone[:1])
-        if int(_equal(alone[:1].expand(len(found)), torch.cat(found)).sum()) > copies:
-            return False  # one loss cannot be that of two records: it is made of several (all divided by the largest)
+        giving = int(_equal(alone[:1].expand(len(found)), torch.cat(found)).sum())
+        giving = max(giving, path.copies(record))
+        if int(_equal(alone[:1].expand_as(before), before).sum()) < giving:
+            return False
+        if int(_equal(alone[:1].expand_as(before), before, 0.0).sum()) > giving:
+            asked = len(records)
     return True
 
 

@@ -289,7 +289,7 @@ def _check_number(
         if kept.shape != few.shape or not close(kept, few):
             raise UnsupportedModelError(
                 "what the model makes of a record depends on how many records there are in its batch, and so on "
-                "whether another one is among them: use a constant in the place of that number"
+                "whether another one is among them: use a constant in place of that number"
             )
     _check_number_backwards(call, copy, records, rows, axes, coins)
 

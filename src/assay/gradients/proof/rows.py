@@ -74,7 +74,7 @@ class Rows:
         """The arguments that these rows stand for.
 
         Args:
-            values: Rows, in the place of `self.values`.
+            values: Rows, in place of `self.values`.
         """
         leaves = list(map(_closed, values, self._ways, self.values))
         return pytree.tree_unflatten(leaves, self._spec)

@@ -14,7 +14,7 @@ from assay.gradients.arithmetic import EPS, masked, rounding
 from assay.gradients.uses.base import Dense
 
 _MANY = 256
-"""Up to so many terms `rounding` covers errors that all have one sign, too."""
+"""Up to this many terms, `rounding` also covers errors that all have one sign."""
 
 
 @dataclass(slots=True)

@@ -61,7 +61,7 @@ class Regions:
 
 
 def check_gamma(gamma: float) -> None:
-    """Refuse a distance that is no finite number, 0 or above."""
+    """Refuse a distance that is not a finite number, 0 or above."""
     if not (math.isfinite(gamma) and gamma >= 0):
         raise ConfigError("gamma", gamma, "a finite number, 0 or above")
 
