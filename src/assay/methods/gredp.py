@@ -1,7 +1,7 @@
 """GReDP and Spectral-DP: noise in the frequency domain.
 
 Wang, Jiang, Guo, Cai, Wang and Jia: "Training with Differential Privacy: A Gradient-Preserving Noise Reduction Approach
-with Provable Security", 2024, arXiv:2409.11663. For Spectral-DP we follow section 2.4 of that paper.
+with Provable Security", 2024, arXiv:2409.11663. `assay.methods.spectral` says what we follow for Spectral-DP.
 
 Both clip the gradient of each of L layers at c in the unitary Fourier domain and add noise to the coefficients, once
 per step. GReDP keeps the real part of the inverse transform; Spectral-DP keeps a share ρ of the frequencies.

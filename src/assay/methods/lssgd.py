@@ -157,6 +157,8 @@ class Smoothed(Method):
 METHOD = Smoothed(
     name="lssgd",
     summary="DP-LSSGD: DP-SGD with Laplacian smoothing of the noisy gradient",
+    soundness="sound where gradients are clipped, but for Theorem 1, which claims too little for some settings within "
+    "its own condition; where a bound is assumed and none enforced (logistic regression), ε = ∞",
     optimizer="sgd",
     claim="theorem",
 )

@@ -1,4 +1,4 @@
-"""Model-3 of Spectral-DP (arXiv:2307.13231) and GReDP (arXiv:2409.11663, appendix B.3)."""
+"""Model-3 of Spectral-DP (arXiv:2307.13231), as in appendix B.3 of GReDP (Wang et al. 2024, arXiv:2409.11663)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from assay.models.registry import ModelInfo
 from assay.models.shapes import with_head
 
-WIDTHS = (32, 64, 128)
+WIDTHS = (32, 64, 128)  # chosen here: GReDP's table gives none
 
 
 def model3(input_shape: tuple[int, ...], classes: int, *, activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:

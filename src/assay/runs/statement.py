@@ -152,7 +152,8 @@ def _warnings(record: Mapping[str, Any]) -> list[str]:
         lines.append(
             "**No privacy.** Everything that leaves has noise, but ε is beyond 1000, which counts as ∞."
             if noisy
-            else "**No privacy.** Something in this run leaves without noise; no finite ε holds."
+            else "**No privacy.** Something in this run leaves without noise, or nothing bounds what one record does;"
+            " no finite ε holds."
         )
     lines += [*_alarm(record.get("audits_aside") or {}), *_ENDED.get(record["status"], [])]
     return [line for warning in lines for line in (f"> {warning}", "")]

@@ -240,7 +240,7 @@ def _noise(plan: Plan) -> str:
     if isinstance(event, NoOpDpEvent):
         return "none: the records were released before training, and what is made of them costs nothing more"
     if isinstance(event, NonPrivateDpEvent):
-        return "not enough for any ε: something of the gradient leaves without noise"
+        return "not enough for any ε: part of the gradient has no noise, or nothing bounds what one record does to it"
     return f"{event}, drawn once a step"
 
 

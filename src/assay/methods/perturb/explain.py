@@ -5,11 +5,11 @@
 | `private` | trained on the private records by DP-SGD | its steps, composed with all else |
 | `data:NAME` | trained on a public data set, resized to the records' shape | none; NAME must not be the private data |
 | `file:PATH` | a checkpoint (safetensors) that the user declares public | none |
-| `records` | trained on the private records without noise, as in the paper | no ε at all |
+| `records` | trained on the private records without noise, as we read the paper | no ε at all |
 
 A run started from Python without `names` has no name to compare with. Then the caller vouches for what is public.
 
-The network is LeNet-5 for images, as in the paper, and a perceptron for flat records.
+The network is LeNet-5 for images (the paper names it for MNIST), and a perceptron for flat records.
 """
 
 from __future__ import annotations
