@@ -63,6 +63,16 @@ ZOO: tuple[Mutant, ...] = (
         ("norms that rounding made too small", "norms raised by what rounding may take", ""),
     ),
     *_each(
+        "the norm of what a record adds",
+        "test_one_step.py::test_long_sums_that_a_record_chooses",
+        ("inner products summed one number after the other", "summed in blocks", ""),
+    ),
+    *_each(
+        "the norm of what a record adds",
+        "test_one_step.py::test_products_of_rounded_factors",
+        ("sums of factors that are rounded to bf16 after norms were taken", "products of float32", ""),
+    ),
+    *_each(
         "refused before anything runs",
         "test_one_step.py::test_a_bound_so_small_that_norms_underflow",
         ("a bound so small that norms underflow", "the least bound", ""),
