@@ -602,6 +602,7 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_around_a_run.py::test_a_loop_that_goes_on_with_a_model_which_was_trained",
         ("a second step on a model that a first one has trained", "on the ledger of the first", ""),
+        ("a second step after an optimizer that writes .data", "on the ledger of the first", ""),
         ("a second step on the same records in another order, or on a quarter of them", "on other people", ""),
         ("a head on layers that an earlier run has trained on the records", "on layers made again", ""),
     ),
