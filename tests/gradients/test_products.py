@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from assay.gradients import products, quickest
+from assay.gradients.arithmetic import full_products, keeps_digits
 from assay.gradients.engine import Engine
 
 from .oracle import flat_norms, flat_sum, squared_error
@@ -97,3 +98,24 @@ def test_an_engine_finds_the_same_norms_and_sums(network: nn.Sequential) -> None
         for name, value in sums.items():
             close(found[name], value)
     measured.detach()
+
+
+@pytest.mark.parametrize("setting", ["of old", "of torch 2.9"])
+def test_sums_keep_all_digits_whatever_torch_allows(setting: str) -> None:
+    """Where both kinds of settings are used, torch answers the older question with an error."""
+    ours, x, weight = torch.backends.mkldnn.matmul, torch.randn(300, 200), torch.randn(100, 200)
+    try:
+        if setting == "of old":
+            torch.set_float32_matmul_precision("medium")
+        else:
+            setattr(ours, "fp32_precision", "tf32")  # noqa: B010 - torch declares no such attribute
+        assert not keeps_digits("mkldnn", "matmul")
+        assert torch.allclose(products.linear(x, weight, None), x @ weight.t(), atol=0.1)
+        with full_products():
+            assert keeps_digits("mkldnn", "matmul")
+            assert keeps_digits("mkldnn", "conv")
+        assert not keeps_digits("mkldnn", "matmul")
+    finally:
+        setattr(ours, "fp32_precision", "ieee")  # noqa: B010
+        torch.set_float32_matmul_precision("highest")
+    assert keeps_digits("mkldnn", "matmul")

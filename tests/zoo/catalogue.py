@@ -63,6 +63,16 @@ ZOO: tuple[Mutant, ...] = (
         ("norms that rounding made too small", "norms raised by what rounding may take", ""),
     ),
     *_each(
+        "the norm of what a record adds",
+        "test_one_step.py::test_long_sums_that_a_record_chooses",
+        ("inner products summed one number after the other", "summed in blocks", ""),
+    ),
+    *_each(
+        "the norm of what a record adds",
+        "test_one_step.py::test_products_of_rounded_factors",
+        ("sums of factors that are rounded to bf16 after norms were taken", "products of float32", ""),
+    ),
+    *_each(
         "refused before anything runs",
         "test_one_step.py::test_a_bound_so_small_that_norms_underflow",
         ("a bound so small that norms underflow", "the least bound", ""),
@@ -592,6 +602,7 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_around_a_run.py::test_a_loop_that_goes_on_with_a_model_which_was_trained",
         ("a second step on a model that a first one has trained", "on the ledger of the first", ""),
+        ("a second step after an optimizer that writes .data", "on the ledger of the first", ""),
         ("a second step on the same records in another order, or on a quarter of them", "on other people", ""),
         ("a head on layers that an earlier run has trained on the records", "on layers made again", ""),
     ),

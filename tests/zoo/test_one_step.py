@@ -2,17 +2,20 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
 from tests.zoo.low_bits import cancelled_bits, low_bits
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.audit.bounds import epsilon_of_mu
 from assay.audit.observe import turned_into
 from assay.audit.single_step import audit_step
 from assay.audit.specimen import Specimen
 from assay.errors import ConfigError
+from assay.gradients.arithmetic import keeps_digits
 from assay.gradients.clipping import Assumed, Flat, PerLayer
 from assay.gradients.engine import Engine
 from assay.mechanisms.exact import ExactGaussian, Grid
@@ -148,6 +151,59 @@ def test_rounding_that_a_record_chooses():
             longest[name] = max(longest[name], float(clipped.double().norm()) / bound)
     engine.detach()
     assert longest["bug"] > 1 + 1e-5
+    assert longest["twin"] <= 1
+
+
+def test_long_sums_that_a_record_chooses():
+    """Two positions with a hundred thousand equal inputs: their inner product loses always in one direction."""
+    positions, inputs, outputs = 2, 2**17, 4
+    model, longest = nn.Linear(inputs, outputs, bias=False), {"bug": 0.0, "twin": 0.0}
+    engine = Engine(model)
+    for value in torch.linspace(1, 2, 12).tolist()[1:8]:
+        x = torch.full((1, positions, inputs), value)
+        grads = engine.collect(model(x).sum((1, 2)))
+        summed = float(np.add.accumulate(x[0, 0].square().numpy())[-1])  # one number after the other
+        in_turn = positions * torch.tensor([[outputs * summed]]).sqrt()
+        for name, norm in (("bug", in_turn), ("twin", grads.norms([0]))):
+            clipped = grads.weighted_sum(Flat(1.0).weights(norm), [0])["weight"]
+            longest[name] = max(longest[name], float(clipped.double().norm()))
+    engine.detach()
+    assert longest["bug"] > 1 + 1e-4
+    assert longest["twin"] <= 1
+
+
+class Bfloat16Products(TorchDispatchMode):
+    """Computes as a processor with AMX: products round their factors to bfloat16 wherever torch allows that."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default) and not keeps_digits("mkldnn", "matmul"):
+            args = [factor.bfloat16().float() for factor in args]
+        return func(*args, **(kwargs or {}))
+
+
+def test_products_of_rounded_factors():
+    """Positions that cancel once they are rounded, and no longer do once they are weighted and rounded again."""
+    width, draw = 64, torch.Generator().manual_seed(0)
+    model, longest = nn.Linear(width, width, bias=False), {"bug": 0.0, "twin": 0.0}
+    engine, groups = Engine(model), [0]
+    engine.collect(model(torch.randn(2, 2, width, generator=draw)).sum((1, 2)))
+    allowed = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        for _ in range(8):
+            slopes = 64 + torch.randint(64, (1, 1, width), generator=draw).float() / 2
+            slopes = torch.cat([slopes * (1 + 0.001), -slopes * (1 - 0.001)], 1)
+            x = torch.ones(1, 2, width)
+            with Bfloat16Products():
+                grads = engine.collect((model(x) * slopes).sum((1, 2)))
+                bug = grads.weighted_sum(Flat(1.0).weights(grads.norms(groups)), groups)
+                twin, _ = RIGHT.clipped_sum(grads, groups, None)
+            for name, clipped in (("bug", bug), ("twin", twin)):
+                longest[name] = max(longest[name], float(clipped["weight"].double().norm()))
+    finally:
+        torch.set_float32_matmul_precision(allowed)
+        engine.detach()
+    assert longest["bug"] > 1.5
     assert longest["twin"] <= 1
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,10 @@ from torch import Tensor
 LONG = 4096
 """A row of more numbers than this is summed in blocks."""
 _SHORT, _BLOCK = 64, 512
+_TERMS, _TERMS_IN_TURN = 1024, 128
+"""Backends may add up so many products in float32: in several lanes, or one after the other, as for a few rows whose
+numbers do not lie side by side. What rounding may take then is less than `SHRINK` and `rounding` cover."""
+_FEW = 16
 CHUNK_ELEMENTS = 1 << 22
 """Per-record gradients that are needed for their norm only are built in pieces of at most this many numbers, 16 MB."""
 
@@ -60,6 +66,70 @@ def squares(t: Tensor, plus: float = 0.0) -> Tensor:
             total += torch.linalg.vecdot(t[..., whole:], t[..., whole:])
         steps = 2 * _BLOCK + n // _BLOCK
     return total.mul_(1 + steps * EPS[t.dtype] / 2).add_(n * TINY[t.dtype] + plus)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Inner products of all rows of `a` [B, T, n] with all rows of `b` [B, S, n], as [B, T, S].
+
+    A record may choose numbers whose sums are always rounded in one direction. What that loses grows with n, so long
+    rows are summed in blocks, and the blocks in float64.
+    """
+    terms = _TERMS_IN_TURN if min(a.shape[1], b.shape[1]) < _FEW and a.stride(2) > 1 else _TERMS
+    if a.shape[2] <= terms:
+        return torch.bmm(a, b.mT)
+    total = a.new_zeros(len(a), a.shape[1], b.shape[1], dtype=torch.float64)
+    for x, y in zip(a.split(terms, 2), b.split(terms, 2), strict=True):
+        total += torch.bmm(x, y.mT)
+    return total.to(a.dtype)
+
+
+_PRODUCTS = [("mkldnn", "matmul"), ("mkldnn", "conv")]
+if torch.backends.cuda.is_built():
+    _PRODUCTS += [("cuda", "matmul"), ("cuda", "conv")]
+
+
+def keeps_digits(backend: str, operation: str) -> bool:
+    """Whether a backend multiplies float32 numbers as they are, and does not round them to TF32 or bf16 before."""
+    return _precision(backend, operation) in ("ieee", "none")
+
+
+@contextmanager
+def full_products() -> Iterator[None]:
+    """A context in which products of float32 numbers keep all digits, whatever the user allows backends elsewhere.
+
+    Norms are safe against the rounding of float32 only. Factors that are rounded to TF32 or bf16 after they were
+    weighted would pass the bound, many times over where a record's terms nearly cancel.
+    """
+    lowered = [(*place, _precision(*place)) for place in _PRODUCTS if not keeps_digits(*place)]
+    for backend, operation, _ in lowered:
+        _set_precision(backend, operation, "ieee")
+    try:
+        yield
+    finally:
+        for backend, operation, before in lowered:
+            _set_precision(backend, operation, before)
+
+
+_own: Any = torch._C
+_BY_BACKEND = hasattr(_own, "_get_fp32_precision_getter")  # torch 2.9; its older questions fail where both are mixed
+
+
+def _precision(backend: str, operation: str) -> str:
+    if _BY_BACKEND:
+        return str(_own._get_fp32_precision_getter(backend, operation))
+    if operation == "conv":
+        return "tf32" if backend == "cuda" and torch.backends.cudnn.allow_tf32 else "ieee"
+    allowed = torch.get_float32_matmul_precision()
+    return "ieee" if allowed == "highest" else allowed
+
+
+def _set_precision(backend: str, operation: str, precision: str) -> None:
+    if _BY_BACKEND:
+        _own._set_fp32_precision_setter(backend, operation, precision)
+    elif operation == "conv":
+        torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    else:
+        torch.set_float32_matmul_precision("highest" if precision == "ieee" else precision)
 
 
 def masked(value: Tensor, bad: Tensor) -> Tensor:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from assay.gradients.arithmetic import keeps_digits
 from assay.gradients.quickest import remembered, rounded_up
 
 _LEAST = 1 << 20  # multiplications: smaller products are over before the call is
@@ -78,7 +79,7 @@ def _suits(*factors: Tensor) -> bool:
     return bool(
         _operator() is not None
         and torch.backends.mkldnn.enabled
-        and torch.get_float32_matmul_precision() == "highest"
+        and keeps_digits("mkldnn", "matmul")
         and not torch.is_autocast_enabled("cpu")
         and torch._C._functorch.maybe_current_level() is None
     )

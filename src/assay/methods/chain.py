@@ -130,6 +130,14 @@ class Chain:
             groups: the clipping rule's group of each of the engine's layers.
             slots: [B], the micro-batch of each record; None without micro-batches.
         """
+        from assay.gradients.arithmetic import full_products
+
+        with full_products():
+            return self._clipped_sum(grads, groups, slots)
+
+    def _clipped_sum(
+        self, grads: RecordGrads, groups: list[int], slots: Tensor | None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         from assay.gradients import on_grid
         from assay.gradients.arithmetic import squares
 

@@ -766,7 +766,12 @@ class PrivateStep(Unique):
     def close(self) -> None:
         """Settle the ledger and detach from the model. No step follows. A ledger that the step opened is closed."""
         if not self._closed:
-            changed = [p for p in self.engine.parameters.values() if self._versions.get(id(p)) != p._version]
+            now = trained.numbers(self.engine.parameters.values())  # an optimizer may write `.data`, without a version
+            changed = [
+                p
+                for p in self.engine.parameters.values()
+                if self._versions.get(id(p)) != p._version or self._began.get(id(p)) != now.get(id(p))
+            ]
             trained.note(changed, self._behind | self._mine, self._began)
         self._closed = True
         self._loops.stop()

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from assay.gradients.arithmetic import EPS, LONG, TINY, constant, masked, rounding, squares
+from assay.gradients.arithmetic import EPS, LONG, TINY, constant, inner, masked, rounding, squares
 
 
 class Use(Protocol):
@@ -168,11 +168,10 @@ class Outer:
     def ghost(self) -> Tensor:
         """The squared norm from Gram matrices, whatever `keep` says. No [records, out, in] tensor is formed."""
         g, x = self.g, self.x
-        gg = torch.bmm(g, g.mT)
-        xx = torch.bmm(x, x.mT)
+        gg, xx = inner(g, g), inner(x, x)
         size, lost = self._size(gg.diagonal(dim1=1, dim2=2), xx.diagonal(dim1=1, dim2=2))
         exact = (gg.mul_(xx)).sum((1, 2))
-        return exact.clamp_min(0) + rounding(g.dtype, g.shape[1]) * size.square() + lost
+        return exact.clamp_min(0) + rounding(g.dtype, 2 * g.shape[1]) * size.square() + lost
 
     def _size(self, gg: Tensor, xx: Tensor) -> tuple[Tensor, Tensor]:
         """Σ_t ‖g_t‖‖x_t‖, and what inner products may have lost to underflow."""

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from assay.gradients.arithmetic import CHUNK_ELEMENTS as _CHUNK_ELEMENTS
-from assay.gradients.arithmetic import masked, rounding, squares
+from assay.gradients.arithmetic import inner, masked, rounding, squares
 from assay.gradients.uses.base import Dense, Outer, Reshaped, Use
 
 _CHANNELS = 16  # that backends compute with at once
@@ -147,7 +147,7 @@ class ConvShape:
         x = x.reshape(x.shape[0] * self.groups, x.shape[1] // self.groups, *x.shape[2:])
         sides = x.shape[2:]
         points = x.flatten(2)
-        gram = torch.bmm(points.mT, points).view(x.shape[0], *sides, *sides)
+        gram = inner(points.mT, points.mT).view(x.shape[0], *sides, *sides)
         outs = [
             (side - step * (k - 1) - 1) // stride + 1
             for side, step, k, stride in zip(sides, self.dilation, self.kernel, self.stride, strict=True)
@@ -186,13 +186,13 @@ class Convolved:
         gg, xx = squares(self.g.flatten(1)), squares(self.x.flatten(1)).mul_(math.prod(self.shape.kernel))
         # inner products may have lost this much to underflow; Σ_t ‖p_t‖ ≤ √positions ‖p‖
         tiny = positions * torch.finfo(self.g.dtype).tiny
-        sq = sq.add_(gg * xx, alpha=rounding(self.g.dtype, 1))
+        sq = sq.add_(gg * xx, alpha=rounding(self.g.dtype, positions))
         return sq.add_(xx, alpha=self.shape.weight[0] * tiny).add_(gg, alpha=window * self.shape.groups * tiny)
 
     def _ghost(self) -> Tensor:
         B, groups = self.x.shape[0], self.shape.groups
         g = self.g.reshape(B * groups, self.g.shape[1] // groups, -1)
-        both = torch.bmm(g.mT, g).mul_(self.shape.patch_gram(self.x))
+        both = inner(g.mT, g.mT).mul_(self.shape.patch_gram(self.x))
         return both.sum((1, 2)).clamp_min_(0).view(B, groups).sum(1)
 
     def pieces(self) -> Iterator[Tensor]:

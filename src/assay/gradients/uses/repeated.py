@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.gradients.arithmetic import rounding
+from assay.gradients.arithmetic import inner, rounding
 from assay.gradients.uses.base import Apart, Dense, Found, Outer, Rank1, Use
 from assay.gradients.uses.tables import Rows, SharedRows
 
@@ -132,7 +132,7 @@ class Tied:
         """‖R + G‖² = ‖R‖² + ‖G‖² + 2⟨R, G⟩, with ⟨e_i rᵀ, g xᵀ⟩ = g_i (r·x): a table of 50,000 rows is never built."""
         a, b = self.rows.sq_norm(), self.outer.ghost()
         picked = self.outer.g.gather(2, self.rows.index.unsqueeze(1).expand(-1, self.outer.g.shape[1], -1))
-        cross = (picked * torch.bmm(self.outer.x, self.rows.g.mT)).sum((1, 2))
+        cross = (picked * inner(self.outer.x, self.rows.g)).sum((1, 2))
         terms = self.outer.g.shape[1] + self.rows.g.shape[1]
         size = self.rows.size() + self.outer.size()
         return (a + b + 2 * cross).clamp_min(0) + rounding(a.dtype, terms) * size.square()
