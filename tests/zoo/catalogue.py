@@ -681,4 +681,9 @@ ZOO: tuple[Mutant, ...] = (
         "test_budgets.py::test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is",
         ("a BLT strategy scaled by one column", "scaled by all turns of a record", ""),
     ),
+    *_each(
+        "refused before anything runs",
+        "test_around_a_run.py::test_a_test_part_that_holds_training_records",
+        ("a file whose test part holds its training records", "other records", ""),
+    ),
 )
