@@ -682,6 +682,11 @@ ZOO: tuple[Mutant, ...] = (
         ("a BLT strategy scaled by one column", "scaled by all turns of a record", ""),
     ),
     *_each(
+        "what the files tell",
+        "test_columns.py::test_what_is_left_of_an_estimate_when_another_run_begins",
+        ("a digest without a key of the rows of an estimate", "what was asked for alone", "KeepsRows"),
+    ),
+    *_each(
         "refused before anything runs",
         "test_around_a_run.py::test_a_test_part_that_holds_training_records",
         ("a file whose test part holds its training records", "other records", ""),
