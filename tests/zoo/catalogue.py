@@ -682,6 +682,11 @@ ZOO: tuple[Mutant, ...] = (
         ("a BLT strategy scaled by one column", "scaled by all turns of a record", ""),
     ),
     *_each(
+        "refused",
+        "test_budgets.py::test_clients_of_another_partition_are_others",
+        ("a budget and a total of clients that are divided in two ways", "in one way", ""),
+    ),
+    *_each(
         "what the files tell",
         "test_columns.py::test_what_is_left_of_an_estimate_when_another_run_begins",
         ("a digest without a key of the rows of an estimate", "what was asked for alone", "KeepsRows"),
