@@ -470,6 +470,16 @@ ZOO: tuple[Mutant, ...] = (
         ("a person's rows clipped one by one", "clipped as one", "clip_row_by_row"),
     ),
     *_each(
+        "neighbouring files",
+        "test_persons.py::test_which_rows_of_others_are_kept_without_one_person",
+        ("rows kept by what they draw after others", "by what they always draw", "least_rows_as_they_come"),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_persons.py::test_a_factory_whose_records_change_at_every_look",
+        ("a factory's records read once, each drawing after the last", "records that stay what they are", ""),
+    ),
+    *_each(
         "what the files tell",
         "test_choices.py::test_an_entry_of_the_trial_that_won",
         ("the ε of a single trial in the history of a choice", "that of the choice", "KeepsOfTheTrial"),

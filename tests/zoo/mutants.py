@@ -15,6 +15,7 @@ from torch import Tensor
 from assay.accounting import budget as budgets
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
+from assay.data.persons import row_hash
 from assay.data.tables import cells, estimates
 from assay.data.tables.columns import Number
 from assay.features import Finished
@@ -558,6 +559,13 @@ def clip_row_by_row(step: PrivateStep) -> None:
     """Every row of a person is clipped by itself and the person charged as one: rows are never folded into persons."""
     collect = step.engine.collect
     step.engine.collect = lambda losses, persons=1: collect(losses)  # type: ignore[method-assign, misc]
+
+
+def least_rows_as_they_come(dataset, ids, most):
+    """Of each person the rows with the least hash, of what they draw after all rows before them have drawn."""
+    hashes = [row_hash(dataset[i]) for i in range(len(ids))]
+    order = sorted(range(len(ids)), key=lambda i: (ids[i], hashes[i]))
+    return [i for at, i in enumerate(order) if at < most or ids[order[at - most]] != ids[i]]
 
 
 # --- columns of a table ---
