@@ -419,6 +419,11 @@ ZOO: tuple[Mutant, ...] = (
         ("steps that share noise, on the ledger of a budget", "with noise of their own", ""),
     ),
     *_each(
+        "refused before anything runs",
+        "test_budgets.py::test_persons_whose_column_is_called_as_the_unit_of_single_records",
+        ("steps about persons called record, on the ledger of steps about records", "by another name", ""),
+    ),
+    *_each(
         "audit of an estimate",
         "test_columns.py::test_what_one_record_shows_of_a_column",
         ("bounds from the least and the largest value", "bounds from noisy counts", "exact_bounds"),

@@ -171,6 +171,13 @@ def test_a_loop_whose_plan_is_not_the_one_that_was_reserved(where, what):
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_persons_whose_column_is_called_as_the_unit_of_single_records(bug):
+    """A ledger tells units apart by their names, and would add up steps about persons and steps about rows."""
+    with pytest.raises(ConfigError, match="another name") if bug else contextlib.nullcontext():
+        Unit(name="record" if bug else "records", persons=20)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
 def test_other_records_whose_contents_were_read_before(where, bug):
     """A generator that was read is empty, and none of no records is unknown to the budget."""
     made = Budget(where)

@@ -253,6 +253,8 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
     divided = partition.parse(o.partition)
     check_features(None, o.model, None)
     bundle = load(o.data, o.data_dir, o.records)
+    if bundle.unit_column is not None:
+        raise ConfigError("data", o.data, f"single records, and not those of persons ({bundle.unit_column})")
     network = build(o.model, o.circulant, bundle, o.seed)
     labels = bundle.train_y.numpy()
     parts = divided.divide(labels, o.clients, o.partition_seed)
