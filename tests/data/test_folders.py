@@ -15,9 +15,9 @@ from assay import data
 from assay.errors import AssayError, ConfigError, DataError
 
 
-def write_pictures(root: Path, count: int = 20, side: int = 10) -> Path:
+def write_pictures(root: Path, count: int = 20, side: int = 10, seed: int = 0) -> Path:
     """Dark and bright pictures, in a folder for each class."""
-    rng = np.random.RandomState(0)
+    rng = np.random.RandomState(seed)
     for name, level in (("bright", 200), ("dark", 40)):
         (root / name).mkdir(parents=True)
         for i in range(count):
@@ -49,7 +49,7 @@ def test_another_picture_moves_no_picture_from_one_part_to_the_other(tmp_path: P
 
 def test_folders_train_and_test_are_the_parts(tmp_path: Path) -> None:
     write_pictures(tmp_path / "scans" / "train")
-    write_pictures(tmp_path / "scans" / "test", count=3)
+    write_pictures(tmp_path / "scans" / "test", count=3, seed=1)
     bundle = data.folder(tmp_path / "scans", size=8)
     assert (len(bundle.train_x), len(bundle.test_x)) == (40, 6)
 
@@ -105,8 +105,8 @@ def test_pictures_of_hugging_face_have_the_classes_that_are_declared(tmp_path: P
 def test_a_factory_of_ones_own_makes_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own_records.py").write_text(
         "import torch\nfrom torch.utils.data import TensorDataset\n"
-        "def made():\n    return TensorDataset(torch.arange(60.).view(30, 2), torch.arange(30) % 3)\n"
-        "def two():\n    return made(), made()\n"
+        "def made(more=0):\n    return TensorDataset(torch.arange(60.).view(30, 2) + more, torch.arange(30) % 3)\n"
+        "def two():\n    return made(), made(60)\n"
         "def nothing():\n    return 3\n"
     )
     monkeypatch.chdir(tmp_path)

@@ -36,7 +36,7 @@ def test_takes_features_as_they_are_and_the_given_test_part(tmp_path: Path) -> N
 
 def test_accepts_images_of_bytes_and_a_path_as_text(tmp_path: Path) -> None:
     x, y = np.full((5, 1, 4, 4), 255, np.uint8), np.arange(5) % 2
-    data = load(str(saved(tmp_path, x=x, y=y, x_test=x, y_test=y)))
+    data = load(str(saved(tmp_path, x=x, y=y, x_test=x - 1, y_test=y)))
     assert data.input_shape == (1, 4, 4)
     assert data.train_x.max() == 255
 

@@ -19,6 +19,7 @@ from assay import data
 from assay.data import tables
 from assay.data.tables.cells import MISSING, count_cells
 from assay.data.tables.drafts import read_draft, training_rows
+from assay.data.tables.encoding import texts
 from assay.data.tables.loading import read
 from assay.data.tables.schema import as_schema
 from assay.errors import ConfigError, DataError
@@ -134,6 +135,13 @@ def test_parquet_and_csv_of_the_same_rows_give_the_same_records(tmp_path: Path) 
     assert one.test_y.equal(other.test_y)
     memory = data.table(typed, target="died", schema=schema)
     assert memory.train_x.equal(one.train_x)
+
+
+def test_numbers_of_a_file_with_types_are_read_as_they_are_written() -> None:
+    values = [2.5, 3.0, math.nan, math.inf, None]
+    for kind in (pa.float16(), pa.float32(), pa.float64()):
+        table = read(pa.table({"size": pa.array(np.array(values, object), from_pandas=True).cast(kind)}))
+        assert texts(table, "size") == ["2.5", "3", None, "inf", None], kind
 
 
 @pytest.mark.parametrize("between", [";", "\t", "|"])

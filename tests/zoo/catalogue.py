@@ -429,6 +429,11 @@ ZOO: tuple[Mutant, ...] = (
         ("steps that share noise, on the ledger of a budget", "with noise of their own", ""),
     ),
     *_each(
+        "refused before anything runs",
+        "test_budgets.py::test_persons_whose_column_is_called_as_the_unit_of_single_records",
+        ("steps about persons called record, on the ledger of steps about records", "by another name", ""),
+    ),
+    *_each(
         "audit of an estimate",
         "test_columns.py::test_what_one_record_shows_of_a_column",
         ("bounds from the least and the largest value", "bounds from noisy counts", "exact_bounds"),
@@ -478,6 +483,16 @@ ZOO: tuple[Mutant, ...] = (
         "audit of one step",
         "test_persons.py::test_rows_clipped_one_by_one_and_charged_as_persons_are_caught",
         ("a person's rows clipped one by one", "clipped as one", "clip_row_by_row"),
+    ),
+    *_each(
+        "neighbouring files",
+        "test_persons.py::test_which_rows_of_others_are_kept_without_one_person",
+        ("rows kept by what they draw after others", "by what they always draw", "least_rows_as_they_come"),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_persons.py::test_a_factory_whose_records_change_at_every_look",
+        ("a factory's records read once, each drawing after the last", "records that stay what they are", ""),
     ),
     *_each(
         "what the files tell",
@@ -691,5 +706,20 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_budgets.py::test_a_strategy_without_a_last_band_that_is_scaled_as_a_band_is",
         ("a BLT strategy scaled by one column", "scaled by all turns of a record", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_clients_of_another_partition_are_others",
+        ("a budget and a total of clients that are divided in two ways", "in one way", ""),
+    ),
+    *_each(
+        "what the files tell",
+        "test_columns.py::test_what_is_left_of_an_estimate_when_another_run_begins",
+        ("a digest without a key of the rows of an estimate", "what was asked for alone", "KeepsRows"),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_around_a_run.py::test_a_test_part_that_holds_training_records",
+        ("a file whose test part holds its training records", "other records", ""),
     ),
 )

@@ -15,6 +15,7 @@ from torch import Tensor
 from assay.accounting import budget as budgets
 from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
+from assay.data.persons import row_hash
 from assay.data.tables import cells, estimates
 from assay.data.tables.columns import Number
 from assay.features import Finished
@@ -560,6 +561,13 @@ def clip_row_by_row(step: PrivateStep) -> None:
     step.engine.collect = lambda losses, persons=1: collect(losses)  # type: ignore[method-assign, misc]
 
 
+def least_rows_as_they_come(dataset, ids, most):
+    """Of each person the rows with the least hash, of what they draw after all rows before them have drawn."""
+    hashes = [row_hash(dataset[i]) for i in range(len(ids))]
+    order = sorted(range(len(ids)), key=lambda i: (ids[i], hashes[i]))
+    return [i for at, i in enumerate(order) if at < most or ids[order[at - most]] != ids[i]]
+
+
 # --- columns of a table ---
 
 
@@ -593,6 +601,15 @@ class ForgetsEstimates(RunDirectory):
 
     def set_estimate_aside(self) -> None:
         self.estimate_ledger.unlink(missing_ok=True)
+
+
+class KeepsRows(RunDirectory):
+    """A run that keeps what an estimate in its directory was asked for, a digest of the rows included."""
+
+    def set_estimate_aside(self) -> None:
+        self.earlier.mkdir()
+        for path in (self.estimate_ledger, self.estimate):
+            path.rename(self.earlier / f"001{path.suffix}")
 
 
 class TellsNobody(Ledger):

@@ -4,11 +4,16 @@ files tell.
 
 import contextlib
 import copy
+import functools
 import json
+import sys
+import types
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import Subset, TensorDataset
 
@@ -16,6 +21,7 @@ import assay as library
 from assay import ConfigError, Plan, PrivateStep
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, read_ledger
+from assay.data import load
 from assay.data.split import drawn
 from assay.mechanisms.gaussian import gaussian_event
 from assay.randomness.streams import Seeded
@@ -294,3 +300,32 @@ def test_a_federated_run_does_not_tell_what_its_clients_hold(assay, tmp_path):
     assert not list(default.rglob("*.png"))
     assert json.loads((default / "record.json").read_text())["federated"]["partition_counts"] is None
     assert json.loads((default / "run.json").read_text())["names"]["counts"] is None
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+@pytest.mark.parametrize("kind", ["npz", "table", "pictures", "factory"])
+def test_a_test_part_that_holds_training_records(bug, kind, tmp_path, monkeypatch):
+    """Accuracy on it is exact, and leaves with the record."""
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(80, 3)).astype(np.float32), np.arange(80) % 2
+    first, second = slice(0, 60), slice(20, 60) if bug else slice(60, 80)
+    if kind == "npz":
+        np.savez(tmp_path / "data.npz", x=x[first], y=y[first], x_test=x[second], y_test=y[second])
+        ask = functools.partial(load, tmp_path / "data.npz")
+    elif kind == "table":
+        columns = {name: {"type": "number", "low": -9, "high": 9} for name in "abc"} | {"y": {"type": "flag"}}
+        train, test = (pa.table({**dict(zip("abc", x[part].T, strict=True)), "y": y[part]}) for part in (first, second))
+        ask = functools.partial(library.data.table, train, target="y", schema=columns, test=test)
+    elif kind == "pictures":
+        for name, part in (("train", first), ("test", second)):
+            for at in range(80)[part]:
+                file = tmp_path / "scans" / name / str(y[at]) / f"{at}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.fromarray(np.full((8, 8), 3 * at, np.uint8)).save(file)
+        ask = functools.partial(load, tmp_path / "scans")
+    else:
+        parts = [TensorDataset(torch.from_numpy(x[part]), torch.from_numpy(y[part])) for part in (first, second)]
+        monkeypatch.setitem(sys.modules, "made_here", types.SimpleNamespace(both=lambda: tuple(parts)))
+        ask = functools.partial(load, "made_here:both")
+    with pytest.raises(ConfigError, match="40 of 40 records that are training") if bug else contextlib.nullcontext():
+        ask()

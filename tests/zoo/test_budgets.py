@@ -22,9 +22,11 @@ from assay.accounting.ledger import Ledger, LedgerError
 from assay.accounting.remembered import EarlierCopyError
 from assay.accounting.schedules import parse
 from assay.cli import app
+from assay.data import load
 from assay.data.identity import contents
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Unit
+from assay.federated.from_names import FederatedSettings, federate
 from assay.randomness.streams import Seeded
 from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
 from assay.runs.callbacks import Callback
@@ -166,6 +168,13 @@ def test_a_loop_whose_plan_is_not_the_one_that_was_reserved(where, what):
         pytest.raises(ConfigError, match=r"ledger|noise_schedule") if is_bug else contextlib.nullcontext(),
     ):
         PrivateStep(nn.Linear(3, 2), LOOPS[what], ledger=ledger)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_persons_whose_column_is_called_as_the_unit_of_single_records(bug):
+    """A ledger tells units apart by their names, and would add up steps about persons and steps about rows."""
+    with pytest.raises(ConfigError, match="another name") if bug else contextlib.nullcontext():
+        Unit(name="record" if bug else "records", persons=20)
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
@@ -499,3 +508,23 @@ def test_how_many_records_another_budget_covers_is_not_released(tmp_path):
         (told,) = result.record["budget"]["overlaps"]
         said.append(({**told, "id": None}, "Some records are also in the budget ward" in result.statement))
     assert said[0] == said[1] == ({"id": None, "name": "ward", "epsilon": 9.0}, True)
+
+
+def test_clients_of_another_partition_are_others(tmp_path):
+    """One client of ten may have records in all of the other run's: the ε of the two do not add up to one of theirs."""
+    held = Budget.create(
+        tmp_path / "b", epsilon=20.0, delta=1e-3, unit="client", contents=contents(load("digits").train)
+    )
+    ten = FederatedSettings(data="digits", model="logistic", clients=10, rounds=1, noise_multiplier=3.0, delta=1e-3)
+    ten = replace(ten, per_round=2, budget=str(held.path))
+    runs = [tmp_path / name for name in ("first", "again", "other")]
+    federate(ten, out=runs[0])
+    federate(replace(ten, per_round=4), out=runs[1])
+    for other in ({"clients": 20}, {"partition_seed": 5}, {"partition": "dirichlet:1"}, {"records": 1000}):
+        with pytest.raises(ConfigError, match="What a client holds"):
+            federate(replace(ten, **other), out=runs[2])
+    assert len(held.state().accounts) == 2
+    federate(replace(ten, budget=None, partition_seed=5), out=runs[2])
+    total(runs[:2])
+    with pytest.raises(ConfigError, match="the same unit"):
+        total(runs[1:])

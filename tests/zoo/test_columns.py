@@ -1,6 +1,7 @@
 """Bugs in the estimate of a table's columns: an attack on one record shows each, and does not show its correct twin."""
 
 import contextlib
+import json
 import math
 from dataclasses import replace
 
@@ -102,6 +103,22 @@ def test_a_run_that_takes_the_place_of_an_estimate(kind, tmp_path):
     run.finish()
     counted = [read_ledger(file) for file in run.earlier.glob("*.jsonl")]
     assert [one.epsilon() for one in counted] == ([] if kind is mutants.ForgetsEstimates else [made.epsilon()])
+
+
+@pytest.mark.parametrize("kind", [mutants.KeepsRows, RunDirectory])
+def test_what_is_left_of_an_estimate_when_another_run_begins(kind, tmp_path):
+    """A digest of the rows has no key: who knows all others tells by it whether a guess at the last one is right."""
+    left = []
+    for rows in (900, 910):  # whatever falls to the test part of ten rows
+        path, run = tmp_path / f"{rows}.csv", kind(tmp_path / str(rows))
+        path.write_text("age,back\n" + "".join(f"{i},{'yes' if i % 7 > 3 else 'no'}\n" for i in range(rows)))
+        private = training_rows(path, draft := read_draft(path, "auto", "back", None), None)
+        terms, columns = estimating.Terms(epsilon=8, delta=1e-3, adjacency=PLAN.adjacency), Columns(noise=4.0, count=2)
+        estimating.estimate(private, draft, 700, columns, terms, Seeded(1), out=run.path, force=False)
+        kind.create(run.path, {"plan": replace(PLAN, columns=None).to_json(), "training": {}, "names": {}})
+        (asked,) = (json.loads(file.read_text()) for file in run.earlier.glob("*.json"))
+        left.append((asked["request"], asked.get("rows"), read_ledger(run.earlier / "001.jsonl").heads))
+    assert (left[0] == left[1]) == (kind is RunDirectory)
 
 
 @pytest.fixture(scope="module")

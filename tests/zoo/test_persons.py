@@ -1,17 +1,18 @@
 """Bugs that show only where one person has several rows."""
 
+import contextlib
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 
 from assay import Plan, PrivateStep, data
 from assay.audit import from_scores
 from assay.data.persons import UnitRecords, numbered
-from assay.data.records import Records
+from assay.data.records import Records, seeded
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Sampled, Unit
 from assay.errors import ConfigError, DataError
@@ -141,6 +142,52 @@ def test_ranks_that_disagree_on_whose_two_rows_are(bug):
         other[[3, 5]] = ids[[5, 3]]
     mine, theirs = (UnitRecords(records, one, Unit(name="id", persons=100)).digest() for one in (ids, other))
     assert (mine != theirs) is bug
+
+
+class Views(Dataset):
+    """Rows with noise at every look. By default torch draws the same numbers in every process."""
+
+    def __init__(self, x, generator=None):
+        self.x, self.generator = x, generator
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        return self.x[i] + torch.randn(3, generator=self.generator), 0
+
+
+def rows_of(dataset, ids, most):
+    unit = Unit(name="id", persons=len(set(ids)), rows=most, sampled=Sampled.ROWS)
+    records = UnitRecords(Records(dataset), ids, unit)
+    return records.places_of(torch.arange(len(records))).tolist()
+
+
+@pytest.mark.parametrize("choose", [mutants.least_rows_as_they_come, rows_of])
+def test_which_rows_of_others_are_kept_without_one_person(choose):
+    x, ids = torch.arange(300.0).view(100, 3), np.repeat(np.arange(20), 5)
+    kept = []
+    for others in (np.full(100, True), ids != 3):
+        with seeded(0):
+            rows = choose(Views(x[others]), ids[others].tolist(), 2)
+        kept.append({int(row) for row in np.flatnonzero(others)[rows] if ids[row] != 3})
+    assert len(kept[0]) == 38
+    assert (len(kept[0] - kept[1]) > 10) == (choose is not rows_of)
+
+
+def test_rows_that_draw_from_a_generator_of_their_own_are_refused_where_some_are_kept():
+    data = Views(torch.zeros(6, 3), torch.Generator())
+    with pytest.raises(ConfigError, match="another one when it is fetched again"):
+        rows_of(data, [0] * 6, 2)
+    assert len(rows_of(data, [0] * 6, 6)) == 6
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_factory_whose_records_change_at_every_look(bug):
+    """They are read once, one after the other: one record less changes what all behind it draw, and their parts."""
+    x = torch.arange(300.0).view(100, 3)
+    with pytest.raises(ConfigError, match="change at every look") if bug else contextlib.nullcontext():
+        data.of_datasets(Views(x) if bug else TensorDataset(x, torch.arange(100) % 2))
 
 
 def test_a_split_by_rows_would_put_persons_into_both_parts(tmp_path):

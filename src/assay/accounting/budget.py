@@ -372,6 +372,7 @@ class Budget:
         epsilon: float = math.inf,
         delta: float | None = None,
         by: str | None = None,
+        clients: str | None = None,
     ) -> Reservation:
         """Reserve all that a run may release; it is on disk when this returns. An earlier reservation is used again.
 
@@ -388,17 +389,20 @@ class Budget:
             epsilon: The verified ε of the run by itself.
             delta: At which δ; the budget's by default.
             by: Who runs it.
+            clients: As for `check_clients`.
 
         Returns:
             What its ledger may hold.
 
         Raises:
             BudgetSpentError: The ceiling does not allow it; nothing was written.
+            ConfigError: The clients are others than those of another run.
         """
         token = secrets.token_hex(16) if token is None else token
         costs = _with_slack(self.filter.costs(event, self.adjacency))
         with self._alone() as file:
             state = read_entries(file)
+            self._check_clients(state, clients)
             known = next((one for one in state.accounts if one.token == token), None)
             if known is not None:
                 costs = np.maximum(costs, known.costs)
@@ -421,6 +425,7 @@ class Budget:
                 "delta": float(self.delta if delta is None else delta),
                 "costs": _json(costs),
                 "event": events.to_json(event),
+                "clients": clients,
             }
             file.append({**line, **_now(by)}, self._key)
         return self._reservation(token, tuple(costs.tolist()))
@@ -462,6 +467,29 @@ class Budget:
                     draws.removeprefix("seed "),
                     f"another seed, or none: {one.name} under the budget {self.name} has drawn the noise of this one, "
                     "and two runs with the same noise show what it hides",
+                )
+
+    def check_clients(self, clients: str | None) -> None:
+        """Refuse clients that hold other records than those of the runs so far; `reserve` does so as well.
+
+        Their ε would be about others: one client of the one partition may be in all clients of the other.
+
+        Args:
+            clients: How many there are and how they got their records; None where no client is the unit.
+
+        Raises:
+            ConfigError: A run whose costs count had others.
+        """
+        self._check_clients(self.state(), clients)
+
+    def _check_clients(self, state: State, clients: str | None) -> None:
+        for one in state.accounts:
+            if clients is not None and one.clients not in (None, clients) and any(one.costs):
+                raise ConfigError(
+                    "partition",
+                    clients,
+                    f"the clients of the budget {self.name}: {one.clients} in {one.name}. What a client holds must be "
+                    "the same in all runs, or their ε do not add up",
                 )
 
     def claim(self, token: str, draws: str, *, by: str | None = None) -> None:

@@ -51,6 +51,7 @@ class Account:
         changed: When its last entry was written.
         by: Who wrote that.
         marked: Whether the budget keeps notes about its ledger; not of runs of earlier versions, or without a folder.
+        clients: Whom ε protects in a federation, and what they hold; None elsewhere, and for earlier versions.
     """
 
     token: str
@@ -70,6 +71,7 @@ class Account:
     changed: str
     by: str
     marked: bool = False
+    clients: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +252,7 @@ def _account(file: Journal, number: int, line: Mapping[str, Any], before: Accoun
         changed=line["time"],
         by=line["by"],
         marked=bool(first.get("marked")),
+        clients=first.get("clients"),
     )
 
 

@@ -20,7 +20,7 @@ import copy
 import random
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,9 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorD
 
 from assay.data.records import Collate, Records, seeded
 from assay.errors import ConfigError
+
+if TYPE_CHECKING:
+    from assay.data.bundle import DataBundle
 
 _RECORDS = 32  # half of them in a batch, the others in their place
 _TRIALS, _SECONDS = 64, 0.3  # mixing in one call of ten is missed once in a thousand times
@@ -120,6 +123,22 @@ def check_tested(train: Records, test: Records, field: str = "test") -> None:
             "other records: accuracy and loss on them are exact, and no ε covers that. The training loss is released "
             "with noise, as `train_loss` in the history",
         )
+
+
+def check_parts(bundle: DataBundle) -> DataBundle:
+    """Refuse a data set that came with a test part of its own, if that part holds training records.
+
+    Args:
+        bundle: The data set; what a hash of each record has split needs no check.
+
+    Returns:
+        The data set.
+
+    Raises:
+        ConfigError: As `check_tested`.
+    """
+    check_tested(Records(bundle.train), Records(bundle.test))
+    return bundle
 
 
 def _origin(dataset: Any, sources: dict[int, int]) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from assay._util.imports import current_directory_importable, import_module
 from assay.data.bundle import DataBundle
-from assay.data.records import Records
+from assay.data.persons import row_hash
+from assay.data.records import Records, seeded
 from assay.data.split import TEST_SHARE, drawn
 from assay.data.task import REGRESSION, Task
 from assay.errors import ConfigError, DataError
@@ -20,6 +21,7 @@ FORM = (
     "target), or two "
     "of them, for training and testing"
 )
+_LOOKED_AT = 8  # records that are fetched again, to tell whether they change
 _NOTES = (
     "Records are those that {name} made; whether statistics of the data were used for it is not known here. The "
     "number of classes, the "
@@ -70,7 +72,7 @@ def of_datasets(train: Any, test: Any | None = None, *, name: str = "dataset", t
         The data set.
 
     Raises:
-        ConfigError: A part is not a map-style Dataset of pairs.
+        ConfigError: A part is not a map-style Dataset of pairs, or its records change at every look.
         DataError: Records are not tensors of one shape, or a part is empty.
     """
     x, y = _stacked(train, "train", name, task)
@@ -96,6 +98,11 @@ def of_datasets(train: Any, test: Any | None = None, *, name: str = "dataset", t
     return bundle if task is None else replace(bundle, task=task)
 
 
+def _look(part: Any, i: int, seed: int) -> int:
+    with seeded(seed):
+        return row_hash(part[i])
+
+
 def _stacked(part: Any, field: str, name: str, task: Task | None) -> tuple[Tensor, Tensor]:
     records = Records(part)
     records.check_pairs(field)
@@ -109,5 +116,12 @@ def _stacked(part: Any, field: str, name: str, task: Task | None) -> tuple[Tenso
         ) from error
     if not isinstance(x, Tensor) or not isinstance(y, Tensor):
         raise DataError(f"{name}: the {field} records are not tensors; train on them from Python, with assay.fit")
+    if records.draws and any(_look(part, i, 0) != _look(part, i, 1) for i in range(min(len(records), _LOOKED_AT))):
+        raise ConfigError(
+            field,
+            f"{name}, whose records change at every look",
+            "records that stay what they are: they are read once, and one record less would change what all others "
+            "draw. Random views of records: --augment, or assay.fit from Python",
+        )
     regression = task is not None and task.kind == REGRESSION
     return x.float(), y.float() if y.is_floating_point() or regression else y.long()

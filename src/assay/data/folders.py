@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from assay.data.apart import check_parts
 from assay.data.bundle import DataBundle
 from assay.data.split import TEST_SHARE, drawn_units, unit_keys
 from assay.data.task import BINARY, MULTICLASS, Task
@@ -164,7 +165,7 @@ def pictures(path: Path | str, *, size: int = 32, channels: int = 3) -> tuple[Pi
     root = Path(path).expanduser()
     if not root.is_dir():
         raise ConfigError("data", str(path), "the path of a folder with a folder for each class")
-    parted = (root / "train").is_dir() and (root / "test").is_dir()
+    parted = _is_parted(root)
     train, names = _files(root / "train" if parted else root)
     schema = PictureSchema(classes=names, size=size, channels=channels)
     if parted:
@@ -198,15 +199,16 @@ def folder(path: Path | str, *, size: int = 32, channels: int = 3) -> DataBundle
         The data set. For one that does not fit into memory, `pictures` reads file by file.
 
     Raises:
-        ConfigError: There is no such folder.
+        ConfigError: There is no such folder, or the test part holds pictures of the training part.
         DataError: It has no classes, or a file is not a picture.
     """
     train, test = pictures(path, size=size, channels=channels)
     parts = [_stacked(part) for part in (train, test)]
     schema, notes = train.schema, _NOTES.format(size=size, channels="one value" if channels == 1 else "three values")
-    if not (Path(path).expanduser() / "test").is_dir():
+    parted = _is_parted(Path(path).expanduser())
+    if not parted:
         notes += " About one of every five pictures is set aside for testing, by a hash of its file's content."
-    return DataBundle(
+    bundle = DataBundle(
         name=Path(path).name,
         train_x=parts[0][0],
         train_y=parts[0][1],
@@ -219,10 +221,15 @@ def folder(path: Path | str, *, size: int = 32, channels: int = 3) -> DataBundle
         task=schema.task,
         schema=schema.to_json(),
     )
+    return check_parts(bundle) if parted else bundle
 
 
 def _stacked(part: Pictures) -> tuple[Tensor, Tensor]:
     return torch.stack([part[i][0] for i in range(len(part))]), torch.tensor(list(part.labels), dtype=torch.int64)
+
+
+def _is_parted(root: Path) -> bool:
+    return (root / "train").is_dir() and (root / "test").is_dir()
 
 
 def _pictures(found: Sequence[tuple[Path, int]], schema: PictureSchema) -> Pictures:

@@ -16,6 +16,7 @@ import torch
 
 from assay._util import extras
 from assay.data import folders, tables
+from assay.data.apart import check_parts
 from assay.data.bundle import DataBundle
 from assay.data.split import TEST_SHARE, drawn_units, unit_keys
 from assay.errors import ConfigError, DataError
@@ -48,7 +49,7 @@ def from_hub(
         The data set, with its own test split where it has one.
 
     Raises:
-        ConfigError: `datasets` is not installed, or the target cannot be found.
+        ConfigError: `datasets` is not installed, the target cannot be found, or the test split holds training records.
         DataError: It cannot be loaded.
     """
     return of_dataset(_loaded(name), name=name, target=target, schema=schema, unit=unit, size=size, channels=channels)
@@ -122,7 +123,7 @@ def _pictures(train: Any, test: Any | None, column: str, label: str, name: str, 
     for part, labels in (("train", first[1]), ("test", second[1])):
         if len(labels) == 0 or int(labels.min()) < 0:
             raise DataError(f"hf:{name}: column {label!r} of the {part} split has rows without a label, or no rows")
-    return DataBundle(
+    bundle = DataBundle(
         name=name,
         train_x=first[0],
         train_y=first[1],
@@ -135,3 +136,4 @@ def _pictures(train: Any, test: Any | None, column: str, label: str, name: str, 
         task=schema.task,
         schema=schema.to_json(),
     )
+    return bundle if test is None else check_parts(bundle)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from assay.data.ids import fault, texts_of
-from assay.data.records import Key, Records
+from assay.data.records import Key, Records, seeded
 from assay.data.units import Unit
 from assay.errors import ConfigError
 
@@ -21,6 +22,7 @@ Ids = Tensor | Sequence[int] | Sequence[str]
 
 _IDS = "whole numbers or texts, one for each row, and not both"
 _KEY = b"assay: rows of a person, 1"
+_TWICE = 8  # rows that are fetched again, to tell whether a data set draws from a generator of its own
 
 
 def numbered(ids: Ids | np.ndarray[Any, Any]) -> Tensor:
@@ -158,13 +160,27 @@ def _kept(records: Records, owner: Tensor, most: int | None) -> Tensor:
     if most is None or int(counts.max()) <= most:
         return kept
     rows = torch.nonzero(counts[owner] > most).flatten()
-    hashes = np.array([row_hash(records.dataset[int(i)]) for i in rows], dtype=np.uint64)
+    hashes = np.array([_looked_at(records, int(i)) for i in rows], dtype=np.uint64)
+    for place in range(min(_TWICE, len(rows))):
+        if _looked_at(records, int(rows[place])) != hashes[place]:
+            raise ConfigError(
+                "dataset",
+                f"row {int(rows[place])}, which is another one when it is fetched again",
+                f"rows that draw from torch, NumPy or random alone, or at most {most} rows of each person: which rows "
+                "are kept must follow from what they hold",
+            )
     order = np.lexsort((hashes, owner[rows].numpy()))
     whose = owner[rows].numpy()[order]
     firsts = np.concatenate([[0], np.flatnonzero(np.diff(whose)) + 1])
     rank = np.arange(len(whose)) - np.repeat(firsts, np.diff([*firsts, len(whose)]))
     kept[rows[torch.from_numpy(order[rank >= most])]] = False
     return kept
+
+
+def _looked_at(records: Records, i: int) -> int:
+    """The hash of a row whose random draws are the same at every look: other rows do not decide what it draws."""
+    with seeded(0) if records.draws else nullcontext():
+        return row_hash(records.dataset[i])
 
 
 def row_hash(row: Any) -> int:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import torch
 
 from assay.data import folders, hub, tables
+from assay.data.apart import check_parts
 from assay.data.bundle import DataBundle
 from assay.data.catalog import DATASETS, DatasetInfo, Split, describe
 from assay.data.factories import from_factory, is_factory
@@ -77,7 +78,7 @@ def load(
 
     Raises:
         DataError: files are missing or damaged, or a split of a file is empty; the error says what to do.
-        ConfigError: there is no such data set, file or split.
+        ConfigError: there is no such data set, file or split, or the test part of a file holds training records.
 
     >>> load("digits").train_x.shape
     torch.Size([1437, 1, 8, 8])
@@ -104,7 +105,7 @@ def load(
             raise ConfigError(field, value, f"nothing beside {name_or_path}: it is for tables and pictures")
     if Path(name_or_path).suffix == ".npz":
         return _own(Path(name_or_path).expanduser(), rule, unit)
-    return from_factory(str(name_or_path))
+    return check_parts(from_factory(str(name_or_path)))
 
 
 def _named(info: DatasetInfo, data_dir: str | Path | None) -> DataBundle:
@@ -165,6 +166,8 @@ def _own(path: Path, rule: SplitRule, unit: str | None) -> DataBundle:
     if classes < 2:
         raise DataError(f"{path}: every label is 0; labels of at least two classes are required")
     bundle = _bundle(train, test, name=path.name, classes=classes, unit=what, notes=notes, source="own file")
+    if arrays.x_test is not None:
+        check_parts(bundle)
     if keys is None or test_keys is None:
         return replace(bundle, split=rule)
     whose, test_whose = numbered(keys), numbered(test_keys)

@@ -71,6 +71,10 @@ class Unit:
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ConfigError("unit", self.name, "the name of the column that says whose a row is")
+        if self.name == "record":  # ledgers, budgets and totals tell units apart by their names
+            raise ConfigError(
+                "unit", self.name, "another name than that of the unit of runs that protect single records"
+            )
         if not isinstance(self.persons, int) or isinstance(self.persons, bool) or self.persons < 1:
             raise ConfigError("unit.persons", self.persons, "a whole number, 1 or above")
         if not isinstance(self.sampled, Sampled):

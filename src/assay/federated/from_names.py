@@ -13,6 +13,7 @@ import torch
 from dp_accounting.dp_event import DpEvent
 
 from assay import models
+from assay.accounting.budget import CLIENT
 from assay.data import DataBundle, catalog
 from assay.data.identity import of_bundle
 from assay.errors import ConfigError
@@ -26,7 +27,7 @@ from assay.federated.server import resume as resume_rounds
 from assay.federated.server import run_spec, site_settings
 from assay.methods import given_once
 from assay.models.compat import trainable_layers
-from assay.runs.budgeted import FIELD, Lease, lease
+from assay.runs.budgeted import FIELD, Lease, lease, unit_in
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.result import Result
@@ -161,6 +162,7 @@ class PreparedFederation:
             by=self.names["operator"],
             noisier=noisier if plan.noise_multiplier > 0 else None,
             draws=self.training.randomness().fingerprint,
+            clients=unit_in({"plan": plan.to_json(), "names": self.names}) if plan.unit == CLIENT else None,
         )
 
 
@@ -251,6 +253,8 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
     divided = partition.parse(o.partition)
     check_features(None, o.model, None)
     bundle = load(o.data, o.data_dir, o.records)
+    if bundle.unit_column is not None:
+        raise ConfigError("data", o.data, f"single records, and not those of persons ({bundle.unit_column})")
     network = build(o.model, o.circulant, bundle, o.seed)
     labels = bundle.train_y.numpy()
     parts = divided.divide(labels, o.clients, o.partition_seed)

@@ -19,7 +19,7 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import lock
 from assay._util.signatures import read_either
-from assay.accounting.budget import RECORD, Budget, Reservation, Spends, check_independent, check_lines
+from assay.accounting.budget import CLIENT, RECORD, Budget, Reservation, Spends, check_independent, check_lines
 from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
@@ -45,6 +45,7 @@ class Lease:
         data: A keyed digest of its records.
         key: The file of the private key, for a budget that is signed.
         by: Who runs it; None for the user of the process.
+        clients: Whom ε protects in a federation (`unit_in`); None elsewhere.
     """
 
     path: str
@@ -55,6 +56,7 @@ class Lease:
     data: str
     key: str | None = None
     by: str | None = None
+    clients: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As `run.json` holds it."""
@@ -133,6 +135,7 @@ class Lease:
             epsilon=epsilon(event, plan.delta, plan.adjacency),
             delta=plan.delta,
             by=self.by,
+            clients=self.clients,
         )
         if (mark := budget.mark(self.token)).exists:
             mark.bind(ledger, heads)
@@ -187,6 +190,23 @@ def unit_of(plan: object) -> str:
     return RECORD if unit is None else str(getattr(unit, "name", unit))
 
 
+def unit_in(spec: Mapping[str, Any]) -> str | None:
+    """What ε protects, by what a run or an estimate was asked for; None if that does not say.
+
+    As `unit_of`, and of clients also how they got their records: those of another partition are others.
+    """
+    if "plan" not in spec:
+        return (spec.get("about") or {}).get("unit")
+    plan, names = spec["plan"], spec["names"]
+    said = plan.get("unit")
+    if isinstance(said, dict):
+        return str(said.get("name"))
+    if said == CLIENT and "partition" in names:
+        divided = f"{plan['clients']} of {names.get('records')} records, {names['partition']}"
+        return f"{CLIENT} ({divided}, seed {names.get('partition_seed')})"
+    return str(said or RECORD) if "clients" in plan or said else str(names.get("unit_column") or RECORD)
+
+
 def lease(
     budget: Budget | str | Path,
     plan: Spends,
@@ -198,6 +218,7 @@ def lease(
     by: str | None = None,
     noisier: Callable[[float], tuple[DpEvent, float]] | None = None,
     draws: str | None = None,
+    clients: str | None = None,
 ) -> Lease:
     """Check that a run may begin under a budget; nothing is written yet.
 
@@ -211,13 +232,14 @@ def lease(
         by: Who runs it.
         noisier: For the message of a refusal (`Budget.check_fits`).
         draws: Names its random numbers, if they can be drawn again (`Randomness.fingerprint`).
+        clients: Whom ε protects in a federation (`unit_in`).
 
     Returns:
         What goes into its `run.json`.
 
     Raises:
-        ConfigError: The budget's unit or adjacency is another, the run's noise is not covered by its theorem, or
-            another run has drawn it.
+        ConfigError: The budget's unit or adjacency is another, its clients are others, the run's noise is not covered
+            by its theorem, or another run has drawn it.
         DataError: The budget is for other records.
         BudgetSpentError: The run would pass the ceiling. Says what would fit.
     """
@@ -226,6 +248,7 @@ def lease(
     check_independent(plan)
     recognised = found.check_records(contents)
     found.check_draws(draws)
+    found.check_clients(clients)
     found.check_fits(plan.event(), noisier)
     return Lease(
         path=str(found.path.absolute()),
@@ -236,6 +259,7 @@ def lease(
         data=recognised.digest,
         key=None if found.key is None else str(found.key.absolute()),
         by=by,
+        clients=clients,
     )
 
 

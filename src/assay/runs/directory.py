@@ -53,6 +53,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+ROWS = "rows"
+"""A digest of the rows of an estimate, until its run is finished. Nobody else may see it: it has no key, and would tell
+whoever can guess a row whether the guess is right."""
+
+
 class _File:
     """A file or a folder of a run, by its name."""
 
@@ -230,8 +235,10 @@ class RunDirectory:
                 self.estimate_ledger.unlink()
             else:
                 name = self._next_earlier(".jsonl")
-                if self.estimate.exists():
-                    self.estimate.rename(name.with_suffix(".json"))
+                with contextlib.suppress(AssayError):  # what is damaged says nothing
+                    if (asked := self.read_estimate()) is not None:
+                        known = {key: asked[key] for key in asked if key not in (ROWS, seals.FIELD)}
+                        replace_json(name.with_suffix(".json"), seals.sealed(known))
                 self.estimate_ledger.rename(name)
                 sync_folder(self.earlier)
         self.estimate.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import ANY
 from assay.accounting.ledger import Ledger, read_ledger
 from assay.errors import AssayError, ConfigError
-from assay.runs.budgeted import FIELD
+from assay.runs.budgeted import FIELD, unit_in
 from assay.runs.directory import RunDirectory
 
 
@@ -35,8 +35,7 @@ class Part:
         name: Its directory.
         data: What its data set was called.
         records: How many records it had.
-        unit: What ε protects: `record`, `client`, or a column that says whose a record is; None where no run was
-            begun, and its files do not say.
+        unit: What ε protects (`unit_in`); None where no run was begun, and its files do not say.
         event: Everything that its ledger was charged with.
         delta: The run's own δ.
         adjacency: Which data sets are neighbours.
@@ -169,7 +168,7 @@ def part_of(path: Path) -> Part:
         if not run.ledger.exists():
             raise AssayError(f"{run.ledger} is missing: without it the ε of this run is not known")
     plan, names = spec["plan"], spec["names"]
-    ledgers, unit = _ledgers(run), _unit_of(spec)
+    ledgers, unit = _ledgers(run), unit_in(spec)
     replaced = sum(file.parent == run.earlier for file in ledgers)
     planned = Adjacency(plan.get("adjacency", Adjacency.ADD_OR_REMOVE_ONE))
     return Part(
@@ -201,7 +200,7 @@ def _begun_no_run(run: RunDirectory) -> Part:
     about: dict[str, Any] = (run.read_estimate() or {}).get("about") or {}
     replaced = sum(file.parent == run.earlier for file in ledgers)
     first = next(iter(run.replaced().values()), {})
-    unit = about.get("unit") if run.estimate_ledger in ledgers else _unit_of(first)
+    unit = about.get("unit") if run.estimate_ledger in ledgers else unit_in(first)
     return Part(
         name=str(run.path),
         data=str(about.get("data", "unnamed")),
@@ -250,7 +249,7 @@ def _unproven(run: RunDirectory, ledgers: Mapping[Path, Ledger], unit: str | Non
             return f"one whose replaced runs are known: what {file.name} in ledgers/ is the ledger of was not kept"
         if _shares_noise(spec):
             return _SHARED
-        if (was := _unit_of(spec)) != unit:
+        if (was := unit_in(spec)) != unit:
             return f"one unit in all runs of the directory: a replaced one has {was}, and not {unit}"
     return None
 
@@ -258,17 +257,6 @@ def _unproven(run: RunDirectory, ledgers: Mapping[Path, Ledger], unit: str | Non
 def _shares_noise(spec: Mapping[str, Any]) -> bool:
     said = spec.get("plan", {}).get("noise_schedule", "constant")
     return schedules.parse(str(said)).correlated
-
-
-def _unit_of(spec: Mapping[str, Any]) -> str | None:
-    """What ε protects, as budgets call it, by what a run or an estimate was asked for; None if that does not say."""
-    if "plan" not in spec:
-        return (spec.get("about") or {}).get("unit")
-    plan, names = spec["plan"], spec["names"]
-    said = plan.get("unit")
-    if isinstance(said, dict):
-        return str(said.get("name"))
-    return str(said or "record") if "clients" in plan or said else str(names.get("unit_column") or "record")
 
 
 def _same(field: str, values: Sequence[Any], accepted: str) -> Any:

@@ -8,9 +8,9 @@ The order is what makes ε true, whenever the process ends:
 4. The run begins. Its plan has the estimate's cost, its ledger is charged with it first, and training is calibrated to
    what is left of ε.
 
-A run that is started again in the same directory with the same request uses what `schema.json` shows, at no further
-cost. If the charge is there and the answer is not, somebody may have seen it: such a directory is refused, and --force
-puts its ledger among those of earlier runs, which count.
+A run that is started again in the same directory with the same request for the same rows uses what `schema.json`
+shows, at no further cost. If the charge is there and the answer is not, somebody may have seen it: such a directory is
+refused, and --force puts its ledger among those of earlier runs, which count.
 
 `assay.data.tables.estimates` has the release and its proof.
 """
@@ -44,7 +44,7 @@ from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded
 from assay.methods.columns import Columns
 from assay.randomness.streams import Randomness, Stream, Within, fresh_source
-from assay.runs.directory import RunDirectory
+from assay.runs.directory import ROWS, RunDirectory
 
 _LOG = logging.getLogger("assay")
 _MOST = 0.25  # a bound or level must be shared by fewer than this share of all, or the estimate would show nothing
@@ -111,8 +111,8 @@ def release(
         draft: What is to be estimated.
         columns: The noise.
         randomness: The source of all noise.
-        request: Names what is asked for. With a fixed seed, another request has other noise: two answers with the same
-            noise would show the counts.
+        request: Names what is asked for, and of which rows. With a fixed seed, another request has other noise: two
+            answers with the same noise would show the counts.
 
     Returns:
         A column for each that is wanted; `skip` where nothing stands out.
@@ -200,13 +200,12 @@ def estimate(
         "delta": terms.delta,
         "adjacency": terms.adjacency.value,
         "budget": terms.budget,
-        "rows": seals.of_text(*(str(key) for key in private.keys.tolist())),
     }
-    digest = seals.of_json(request)
+    digest, rows = seals.of_json(request), seals.of_text(*(str(key) for key in private.keys.tolist()))
     directory = None if out is None else RunDirectory(out)
     if directory is not None:
         directory.check_free(force=force)
-        if (kept := _kept(directory, digest)) is not None:
+        if (kept := _kept(directory, digest, rows)) is not None:
             # an earlier run that began here has used its reservation; the new one makes its own
             unused = not directory.spec.exists() and not directory.earlier.exists()
             lease = kept["lease"] if unused else None
@@ -235,18 +234,18 @@ def estimate(
                     directory.set_estimate_aside()  # nothing is charged: this leaves no trace
                 raise
         ledger.pay(columns.event(), draws=randomness.fingerprint)
-        schema = _usable(draft, release(private, draft, columns, randomness, digest))
+        schema = _usable(draft, release(private, draft, columns, randomness, f"{digest} {rows}"))
         if directory is not None:
             about = {"data": terms.data, "unit": terms.unit or "record", "records": counted}  # for a total
-            kept = {"request": digest, "found": schema.to_json(), "lease": lease, "about": about}
-            replace_json(directory.estimate, seals.sealed(kept))
+            kept = {"request": digest, ROWS: rows, "found": schema.to_json(), "lease": lease, "about": about}
+            replace_json(directory.estimate, seals.sealed(kept), private=True)
     return Estimated(schema=schema, columns=columns, units=private.units, counted=counted, lease=lease)
 
 
-def _kept(directory: RunDirectory, digest: str) -> dict[str, Any] | None:
-    """What the directory has of an estimate that was asked for in the same words."""
+def _kept(directory: RunDirectory, digest: str, rows: str) -> dict[str, Any] | None:
+    """What the directory has of an estimate that was asked for in the same words, of the same rows."""
     kept = directory.read_estimate() if directory.estimate_ledger.exists() else None
-    return kept if kept is not None and kept["request"] == digest else None
+    return kept if kept is not None and (kept["request"], kept.get(ROWS)) == (digest, rows) else None
 
 
 def _check_unspent(directory: RunDirectory, *, force: bool) -> None:

@@ -56,9 +56,8 @@ def texts(table: Table, name: str) -> list[str | None]:
     if kinds.is_nested(values.type) or kinds.is_binary(values.type):
         raise DataError(f"{table.name}, column {name!r} is of type {values.type}; single values are required: skip it")
     if kinds.is_floating(values.type):  # 3.0 is how software without missing integers writes 3
-        return [
-            None if v is None or math.isnan(v) else str(int(v)) if v == int(v) else repr(v) for v in values.to_pylist()
-        ]
+        plain = (None if v is None else float(v) for v in values.to_pylist())
+        return [None if v is None or math.isnan(v) else str(int(v)) if v.is_integer() else repr(v) for v in plain]
     return [None if v is None else str(v) for v in values.to_pylist()]
 
 

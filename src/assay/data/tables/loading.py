@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from assay.data.apart import check_parts
 from assay.data.bundle import DataBundle
 from assay.data.ids import fault
 from assay.data.split import TEST_SHARE, drawn_units
@@ -60,7 +61,8 @@ def table(
         The data set, with its task, its schema and, with a unit, whose each row is.
 
     Raises:
-        ConfigError: There is no schema; the message holds one to fill in. Or the schema does not fit the table.
+        ConfigError: There is no schema; the message holds one to fill in. Or the schema does not fit the table, or
+            `test` holds rows of `source`.
         DataError: The table cannot be read; the message names file, row, column and what is accepted.
     """
     if schema is None:
@@ -78,7 +80,7 @@ def table(
         if unit is not None:
             _check_ids(unit, encoding.ids(found, unit), encoding.ids(other, unit))
     whose, test_whose = (None if rows.persons is None else numbered(rows.persons) for rows in (first, second))
-    return DataBundle(
+    bundle = DataBundle(
         name=Path(found.name).name,
         train_x=torch.from_numpy(first.x),
         train_y=torch.from_numpy(first.y),
@@ -96,6 +98,7 @@ def table(
         task=task,
         schema=declared.to_json(),
     )
+    return bundle if test is None else check_parts(bundle)
 
 
 def read(source: Path | str | Any, delimiter: str | None = None) -> Table:
