@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from numbers import Real
 
 
@@ -35,6 +35,31 @@ class ConfigError(AssayError, ValueError):
     def __init__(self, field: str, value: object, accepted: str) -> None:
         self.field, self.value, self.accepted = field, value, accepted
         super().__init__(f"{field} = {value!r} is not accepted: {accepted}")
+
+
+def nearest(given: object, known: Iterable[object]) -> str:
+    """A question for whoever mistyped a name, with a space after it; nothing if no name is close.
+
+    >>> nearest("Adam", ["sgd", "adam", "adamw"])
+    "did you mean 'adam'? "
+    """
+    from difflib import get_close_matches  # only an error needs it
+
+    def plain(name: object) -> str:
+        return str(name).casefold().replace("_", "-")
+
+    names = {plain(name): str(name) for name in known}
+    return "".join(f"did you mean {names[close]!r}? " for close in get_close_matches(plain(given), names, n=1))
+
+
+def one_of(given: object, known: Iterable[object]) -> str:
+    """What is accepted where a name is chosen: first the nearest, then all of them.
+
+    >>> one_of("poison", ["full", "poisson"])
+    "did you mean 'poisson'? one of full, poisson"
+    """
+    names = list(map(str, known))
+    return f"{nearest(given, names)}one of {', '.join(names)}"
 
 
 def check_above_zero(field: str, value: float) -> None:

@@ -65,7 +65,11 @@ def test_a_table_without_a_schema_is_refused_with_a_template(assay: Any, stays: 
 @pytest.mark.parametrize(
     ("target", "kind", "figures"),
     [
-        ("ill", "binary", {"test_auc", "test_f1", "test_balanced_accuracy", "test_calibration_error"}),
+        (
+            "ill",
+            "binary",
+            {"test_auc", "test_f1", "test_balanced_accuracy", "test_calibration_error", "test_commonest"},
+        ),
         ("days", "regression", {"test_mae", "test_r2", "test_rmse"}),
         ("ill,back", "multilabel", {"test_auc", "test_exact"}),
     ],

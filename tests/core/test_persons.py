@@ -16,13 +16,13 @@ from dp_accounting import dp_event
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, Subset, TensorDataset
 
 from assay import ConfigError, Plan, PrivateStep, Training, fit, methods, resume
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.schedules import Decay
 from assay.data.persons import UnitRecords, numbered, rows_kept
-from assay.data.records import Records
+from assay.data.records import Records, RowsOfPersons
 from assay.data.samplers.full import FullBatch
 from assay.data.samplers.shuffled import Shuffled
 from assay.data.samplers.without_replacement import WithoutReplacement
@@ -294,6 +294,22 @@ def test_workers_fetch_the_same_rows(unit: Unit) -> None:
         found.append(seen)
     assert len(found[0]) > 3
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_rows_that_know_whose_they_are_need_no_ids() -> None:
+    """A part of them does, too: `fit` makes a plan of persons, and the step counts these."""
+    rows = RowsOfPersons(*data(torch.float32).tensors, units=IDS, unit_column="patient_id")
+    result = fit(network(torch.float32), rows, epsilon=3, delta=1e-3, epochs=1)
+    assert result.record["unit"] == "one patient_id with all of their rows"
+    assert result.record["records"] == PERSONS
+    assert "for one patient_id with all of their rows" in repr(result)
+    some = Subset(rows, (IDS < 10).nonzero().flatten().tolist())
+    ten = plan(replace(WHOLE, persons=10), records=10, batch_size=5)
+    step = PrivateStep(model := network(torch.float32), ten, randomness=Seeded(5))
+    for x, y in step.batches(some):
+        step.backward(F.cross_entropy(model(x), y, reduction="none"))
+    assert step.taken == ten.steps
+    step.close()
 
 
 def test_an_empty_batch_is_a_step() -> None:

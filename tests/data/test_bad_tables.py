@@ -65,6 +65,13 @@ KINDS: dict[str, Bad] = {
     "zero bytes": Bad(having("p1,30\0,surgery,yes"), ("zero byte", "UTF-8")),
     "mixed types": Bad(having("p1,old,surgery,yes"), ("row 3", "'age'", "'old'", "a number")),
     "decimal comma": Bad(having('p1,"30,5",surgery,yes'), ("row 3", "'age'", "'30,5'", 'decimal = ","')),
+    "thousands that may be decimals": Bad(
+        having("p1;1.013;surgery;yes").replace(",", ";"),
+        ("row 3", "'age'", "'1.013'", "1013 or 1,013"),
+        {"table": {"decimal": ","}, "columns": SCHEMA},
+    ),
+    "Excel's own first row": Bad("sep=,\n" + HEADER + "".join(ROWS), ("row 1", "'sep=,'", "remove this row")),
+    "name of a column mistyped": Bad(HEADER.replace("age", "Age") + "".join(ROWS), ("no column 'age'", "mean 'Age'?")),
     "infinite number": Bad(having("p1,inf,surgery,yes"), ("row 3", "'age'", "finite number")),
     "missing target column": Bad(HEADER.replace("died", "outcome") + "".join(ROWS), ("no column 'died'", "outcome")),
     "target that the schema does not know": Bad(
@@ -129,6 +136,7 @@ KINDS: dict[str, Bad] = {
     "text as a target": Bad(HEADER, ("target", "'ward'", "type text"), changed(ward={"type": "text"}), target="ward"),
     "no Parquet": Bad(b"PAR1 cut off", ("patients.parquet", "no Parquet file"), name="patients.parquet"),
     "file that is not there": Bad("", ("nowhere.csv", "existing file"), name="nowhere.csv"),
+    "sheet": Bad("", ("patients.xlsx", "save the sheet as CSV"), name="patients.xlsx"),
 }
 
 

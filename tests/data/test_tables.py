@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -22,7 +23,7 @@ from assay.data.tables.drafts import read_draft, training_rows
 from assay.data.tables.encoding import texts
 from assay.data.tables.loading import read
 from assay.data.tables.schema import as_schema
-from assay.errors import ConfigError, DataError
+from assay.errors import AssayError, ConfigError, DataError
 
 SCHEMA: dict[str, Any] = {
     "age": {"type": "number", "low": 0, "high": 100},
@@ -177,6 +178,27 @@ def test_numbers_with_a_decimal_comma_are_estimated_as_numbers_and_dates_as_date
         counted.append([count_cells(there.table, name, there.weights, draft.reading) for name in ("crp", "seen")])
     assert np.array_equal(counted[0], counted[1])
     assert counted[0][0][MISSING:].sum() == 0, "all of the first column are numbers"
+
+
+def test_rows_in_memory_are_those_of_the_file(tmp_path: Path) -> None:
+    """A DataFrame, with whatever index, and dicts give the records of a CSV file; other things are named."""
+    rows = [{"patient": f"p{i // 2}", "age": 20 + i, "ill": "yes" if i % 3 else "no"} for i in range(40)]
+    frame = pandas.DataFrame(rows)
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    schema = {
+        "age": {"type": "number", "low": 0, "high": 100},
+        "ill": {"type": "category", "levels": ["no", "yes"]},
+    }
+    found = [
+        data.table(source, target="ill", schema=schema, unit="patient")
+        for source in (tmp_path / "own.csv", frame, frame[frame.age > 0], frame.set_index("patient"), rows)
+    ]
+    for one in found[1:]:
+        assert torch.equal(one.train_x, found[0].train_x)
+        assert torch.equal(one.test_y, found[0].test_y)
+    for bad, said in ((frame.to_numpy(), "a DataFrame"), (pandas.concat([frame, frame.age], axis=1), "Duplicate")):
+        with pytest.raises(AssayError, match=said):
+            data.table(bad, target="ill", schema=schema)
 
 
 def test_a_template_tells_names_and_declared_types_and_no_value(tmp_path: Path) -> None:

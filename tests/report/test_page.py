@@ -202,6 +202,17 @@ def test_a_predicted_number_has_its_error_and_its_column_is_named(tmp_path, run)
     assert (classes.measured("test_mae"), classes.mean) == (None, 0.75)
 
 
+def test_runs_that_protect_something_else_are_not_averaged_nor_in_one_chart(tmp_path, run):
+    """An ε of a row beside one of a patient, on the same records: two settings, each with its unit beside its ε."""
+    for unit in ("one row", "one patient"):
+        run(tmp_path / unit, unit=unit)
+    assert [group.unit for group in groups(tmp_path)] == ["one patient", "one row"]
+    text = page(tmp_path)
+    assert text.count("<title>Accuracy against verified ε: ") == 2
+    heads = [words for words in Reader(text).words if words in ("ε audited", "unit of privacy", "accuracy (%)")]
+    assert heads[:3] == ["ε audited", "unit of privacy", "accuracy (%)"]
+
+
 def test_runs_are_counted_in_whole_numbers():
     series = Series(label="ε", style=0, points=[Point(x=x, y=x, tip="") for x in (0, 1, 2)], method="ε")
     drawn = str(charts.plot("runs", [series], Axis(label="runs", least=1, from_zero=True), Axis(label="ε")))

@@ -26,6 +26,7 @@ def test_figures_of_classes_are_those_of_scikit_learn() -> None:
         average = "binary" if classes == 2 else "macro"
         assert found["test_f1"] == pytest.approx(metrics.f1_score(y, said, average=average))
         auc = metrics.roc_auc_score(y, p[:, 1]) if classes == 2 else metrics.roc_auc_score(y, p, multi_class="ovr")
+        assert found["test_commonest"] == pytest.approx(float(y.bincount().max()) / len(y))
         assert found["test_auc"] == pytest.approx(auc, abs=1e-6)
 
 

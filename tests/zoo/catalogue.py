@@ -679,6 +679,11 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused",
+        "test_persons.py::test_rows_that_were_loaded_with_a_unit_are_not_counted_as_persons",
+        ("rows that were loaded with a unit under a plan of single rows", "of persons", ""),
+    ),
+    *_each(
+        "refused",
         "test_budgets.py::test_a_total_over_choices_with_one_seed",
         ("a total over choices whose trials have the same noise", "with a seed each", ""),
     ),

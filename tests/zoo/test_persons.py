@@ -204,3 +204,22 @@ def test_a_split_by_rows_would_put_persons_into_both_parts(tmp_path):
 
     assert len(both(data.load(path))) > 20
     assert not both(data.load(path, unit="patient_id"))
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_rows_that_were_loaded_with_a_unit_are_not_counted_as_persons(bug):
+    """A plan of single rows, which does not ask whose they are, stated the ε of a row."""
+    rows = [{"id": f"p{i // 3}", "age": i % 90, "ill": "yes" if i % 2 else "no"} for i in range(120)]
+    schema = {"age": {"type": "number", "low": 0, "high": 99}, "ill": {"type": "flag"}}
+    train = data.table(rows, target="ill", schema=schema, unit="id").train
+    persons = len(train.units.unique())
+    unit = None if bug else Unit(name="id", persons=persons)
+    plan = Plan(
+        records=len(train) if bug else persons, batch_size=9, steps=1, noise_multiplier=1, delta=DELTA, unit=unit
+    )
+    step = PrivateStep(nn.Linear(2, 2), plan)
+    if bug:
+        with pytest.raises(ConfigError, match="this one protects single records"):
+            next(iter(step.batches(train)))
+    else:
+        next(iter(step.batches(train)))

@@ -10,6 +10,7 @@ and use `torch` as usual. Modules that only compute with tensors import it in th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
@@ -38,7 +39,7 @@ if not TYPE_CHECKING:
 
 
 def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """A `__getattr__` for a package.
+    """A `__getattr__` for a package; `dir` of the package then gives its `__all__`.
 
     Args:
         package: its name.
@@ -53,4 +54,6 @@ def exports(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
             return getattr(import_module(f"{package}.{homes[name]}"), name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
+    module = sys.modules[package]
+    vars(module)["__dir__"] = lambda: [*module.__all__]  # what a notebook completes, imported or not
     return find

@@ -25,7 +25,7 @@ from importlib import metadata
 from typing import Any, Generic, TypeVar
 
 from assay._util import spec
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def registry_of(kind: str) -> Registry[Any]:
         ConfigError: the kind is not known.
     """
     if kind not in HOMES:
-        raise ConfigError("kind", kind, "one of " + ", ".join(HOMES))
+        raise ConfigError("kind", kind, one_of(kind, HOMES))
     module, name = HOMES[kind]
     found: Registry[Any] = getattr(importlib.import_module(module), name)
     return found
@@ -127,7 +127,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         found = self.get(name)
         if found is None:
-            raise ConfigError(field, name, "one of " + ", ".join(self))
+            raise ConfigError(field, name, one_of(name, self))
         return found
 
     def __getitem__(self, name: str) -> T:

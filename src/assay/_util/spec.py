@@ -16,7 +16,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar, overload
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, nearest
 
 T = TypeVar("T")
 Given = TypeVar("Given")
@@ -41,7 +41,8 @@ def parse(field: str, text: str, kinds: Mapping[str, type[T]], *, bare: str | No
         text = f"{bare}:{text}"
     name, colon, rest = text.partition(":")
     if name not in kinds:
-        raise ConfigError(field, text, "one of " + ", ".join(usage(known, kind) for known, kind in kinds.items()))
+        uses = ", ".join(usage(known, kind) for known, kind in kinds.items())
+        raise ConfigError(field, text, f"{nearest(name, kinds)}one of {uses}")
     kind = kinds[name]
     given: dict[str, str] = {}
     for position, setting in enumerate(_SEPARATOR.split(rest) if colon else []):

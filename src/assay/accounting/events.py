@@ -24,7 +24,7 @@ from dp_accounting.dp_event import DpEvent
 from assay._util.registry import Registry
 from assay.accounting.adjacency import Adjacency as Adjacency
 from assay.accounting.losses import Term
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, one_of
 
 
 class UnaccountableError(AssayError):
@@ -258,7 +258,7 @@ def _load(data: object, path: str) -> DpEvent:
         raise ConfigError(path, data, "an object with a field `kind`")
     name = data.get("kind")
     if not isinstance(name, str) or name not in ACCOUNTANTS:
-        raise ConfigError(f"{path}.kind", name, f"one of {', '.join(ACCOUNTANTS)}")
+        raise ConfigError(f"{path}.kind", name, one_of(name, ACCOUNTANTS))
     known = ACCOUNTANTS[name]
     fields = {"kind", *known.numbers} | ({known.inner} if known.inner else set())
     if data.keys() != fields:

@@ -50,6 +50,10 @@ class Audited:
     again: bool = False
     """Whether it trained on the records again. Then no ε covers it, and only the holder of the records may see it."""
 
+    def __repr__(self) -> str:
+        """What it found, in a sentence."""
+        return f"<Audited: {self.facts['sentence']}>"
+
     @property
     def epsilon(self) -> float:
         """The audited ε: a lower bound, with `audit.confidence`."""

@@ -23,9 +23,9 @@ from rich.text import Text
 from assay.errors import BudgetSpentError
 
 if TYPE_CHECKING:
-    from assay.data.bundle import DataBundle
     from assay.distributed.world import World
     from assay.runs.result import Result
+    from assay.training.options import Settings
 
 _SPELT = {
     "ε": "epsilon", "δ": "delta", "σ": "sigma", "μ": "mu", "γ": "gamma", "ρ": "rho", "κ": "kappa", "∞": "inf",
@@ -127,9 +127,9 @@ def note_delta(delta: float, units: int) -> None:
         note(said)
 
 
-def note_unit(data: DataBundle) -> None:
+def note_unit(settings: Settings) -> None:
     """Say of a table whose unit is a row that a person may have several."""
-    if data.schema is not None and data.unit_column is None:
+    if settings.target is not None and settings.unit is None:
         note("ε protects one row of the table. If a person can have several, --unit COLUMN protects all of them")
 
 

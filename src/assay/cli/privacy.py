@@ -178,7 +178,8 @@ def report_plan(plan: Plan, as_json: bool) -> None:
         "batch_size": plan.batch_size,
         "micro_batch": plan.micro_batch,
     }
-    words = f"{plan.steps} steps, batches of {plan.batch_size:g} expected\n{plan.sampler.describe()}"
+    unit = "" if plan.unit is None else f"\nunit of privacy: {plan.unit}, one of {plan.protected} persons"
+    words = f"{plan.steps} steps, batches of {plan.batch_size:g} expected\n{plan.batches_in_words}{unit}"
     report_spending(plan, facts, words, as_json)
 
 

@@ -208,13 +208,14 @@ def train(
         options.save(save_config, context)
     if ranks.leader and plan.noise_multiplier == 0:
         note("no noise: this run has no privacy (ε = ∞)")
+    if ranks.leader:
+        note_unit(settings)
     if made is None:
         if ranks.leader:
             report_plan(plan, json)
         return
     if ranks.leader:
         note_delta(plan.delta, plan.protected)
-        note_unit(made.bundle)
     showing = progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(made.names), lines=not quiet)
     with showing as bar:
         result = made.fit(out=out, force=force, callbacks=[bar])

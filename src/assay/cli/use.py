@@ -59,7 +59,9 @@ def predict(
 def export(
     run: Annotated[Path, typer.Argument(help="The directory of a finished run.")],
     out: Annotated[Path, typer.Option(help="A new file: .pt2 for torch, .onnx for ONNX.")],
-    format: Annotated[str, typer.Option(help="torch (a torch.export program) or onnx.")] = "torch",
+    format: Annotated[
+        str | None, typer.Option(help="torch (a torch.export program) or onnx. (default: as the name ends)")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     json: options.Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from assay.data.records import RowsOfPersons
 from assay.data.split import BY_CONTENT, POSITION, SplitRule, drawn, drawn_units
 from assay.data.task import MULTILABEL, REGRESSION, Task
 from assay.errors import ConfigError
@@ -216,8 +217,10 @@ class DataBundle:
 
     @property
     def train(self) -> TensorDataset:
-        """The training records as a torch data set of (features, label)."""
-        return TensorDataset(self.train_x, self.train_y)
+        """The training records as a torch data set of (features, label); with a unit it keeps whose each is."""
+        if self.train_units is None or self.unit_column is None:
+            return TensorDataset(self.train_x, self.train_y)
+        return RowsOfPersons(self.train_x, self.train_y, units=self.train_units, unit_column=self.unit_column)
 
     @property
     def test(self) -> TensorDataset:

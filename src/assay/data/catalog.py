@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 
 from assay._util.registry import Registry
 from assay.data.origins import Origin
-from assay.errors import ConfigError
+from assay.errors import ConfigError, nearest, one_of
 
 Split = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 """Records and their labels."""
@@ -154,9 +155,12 @@ def describe(name: object) -> DatasetInfo:
     """
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
-    names = ", ".join(info.name for info in available())
+    path = Path(str(name)).expanduser()
+    hint = nearest(path.name, (one.name for one in path.parent.glob("*"))) if path.suffix and not path.exists() else ""
+    if path.suffix.lower() in (".xlsx", ".xls", ".ods"):
+        hint = "save the sheet as CSV in UTF-8 and name that file; otherwise "
     accepted = (
-        f"one of {names}; or, to train on, the path of a table (.csv, .tsv, .parquet), of a folder of pictures, or of "
-        "an .npz file with arrays x and y; hf:NAME; or module:factory"
+        f"{hint}{one_of(name, (info.name for info in available()))}; or, to train on, the path of a table (.csv, .tsv, "
+        ".parquet), of a folder of pictures, or of an .npz file with arrays x and y; hf:NAME; or module:factory"
     )
     raise ConfigError("data", str(name), accepted)

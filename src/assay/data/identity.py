@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset
 
 from assay.data.bundle import DataBundle
-from assay.data.records import Records
+from assay.data.records import Records, tensors_of
 from assay.data.split import TEST_SHARE, drawn_units, unit_keys
 from assay.data.tables import encoding
 from assay.data.tables.loading import read
@@ -39,9 +39,9 @@ def contents(dataset: Dataset[Any]) -> Iterator[bytes]:
         ConfigError: The data set has no length or no index.
     """
     records = Records(dataset)
-    if type(dataset) is TensorDataset:
+    if (tensors := tensors_of(dataset)) is not None:
         for start in range(0, len(records), _CHUNK):
-            chunk = [_numbers(tensor[start : start + _CHUNK]) for tensor in dataset.tensors]
+            chunk = [_numbers(tensor[start : start + _CHUNK]) for tensor in tensors]
             yield from (b"".join(row.tobytes() for row in rows) for rows in zip(*chunk, strict=True))
         return
     for i in range(len(records)):

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from assay._util import seals
 from assay.errors import ConfigError
@@ -158,6 +158,34 @@ class _Keys(Sequence[Key]):
 _TARGETS = ("labels", "label", "target", "targets")
 
 
+class RowsOfPersons(TensorDataset):
+    """Rows that were loaded with a unit. They keep whose they are, so that no run takes each for a person by mistake.
+
+    Args:
+        tensors: As for `TensorDataset`.
+        units: The number of each row's person.
+        unit_column: What says whose a row is.
+    """
+
+    def __init__(self, *tensors: Tensor, units: Tensor, unit_column: str) -> None:
+        super().__init__(*tensors)
+        self.units, self.unit_column = units, unit_column
+
+
+def units_of(dataset: Dataset[Any]) -> Tensor | None:
+    """Whose each row is, if the data set knows it itself: one that was loaded with a unit, or a part of one."""
+    if isinstance(dataset, Subset):
+        whole = units_of(dataset.dataset)
+        return None if whole is None else whole[torch.as_tensor(dataset.indices)]
+    return dataset.units if isinstance(dataset, RowsOfPersons) else None
+
+
+def tensors_of(dataset: Dataset[Any]) -> tuple[Tensor, ...] | None:
+    """The tensors that a data set is made of; None where its own code gives the records."""
+    plain = type(dataset) in (TensorDataset, RowsOfPersons)
+    return dataset.tensors if plain and isinstance(dataset, TensorDataset) else None
+
+
 class Records:
     """The records of a data set, with batches on one device.
 
@@ -180,7 +208,7 @@ class Records:
         self.device = torch.device(device)
         self.loading = loading
         # Tensors stay where they are and only batches move, so that the device need not hold all records.
-        self._tensors = dataset.tensors if self.plain and isinstance(dataset, TensorDataset) else None
+        self._tensors = tensors_of(dataset) if loading.collate_fn is None else None
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -198,7 +226,7 @@ class Records:
     @property
     def plain(self) -> bool:
         """Whether records are rows of tensors, put together by torch: none can then enter the row of another."""
-        return type(self._dataset) is TensorDataset and self.loading.collate_fn is None
+        return self._tensors is not None
 
     @property
     def draws(self) -> bool:

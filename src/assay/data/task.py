@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from assay.errors import ConfigError, check_fields
+from assay.errors import ConfigError, check_fields, one_of
 
 BINARY, MULTICLASS, MULTILABEL, REGRESSION = "binary", "multiclass", "multilabel", "regression"
 KINDS = (BINARY, MULTICLASS, MULTILABEL, REGRESSION)
@@ -48,9 +48,9 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ConfigError("task", self.kind, f"one of {', '.join(KINDS)}")
+            raise ConfigError("task", self.kind, one_of(self.kind, KINDS))
         if self.loss not in LOSSES:
-            raise ConfigError("loss", self.loss, f"one of {', '.join(LOSSES)}")
+            raise ConfigError("loss", self.loss, one_of(self.loss, LOSSES))
         if self.kind == REGRESSION:
             low, high = self.low, self.high
             if low is None or high is None or not (math.isfinite(low) and math.isfinite(high) and low < high):

@@ -24,7 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, check_above_zero, one_of
 from assay.features.patches import dead_leaves
 from assay.features.pictures import check_picture
 from assay.randomness.streams import Seeded
@@ -60,7 +60,7 @@ class Precondition:
             raise ConfigError("features precondition power", self.power, "a number from 0 to 1")
         check_above_zero("features precondition floor", self.floor)
         if self.probes not in _PROBES:
-            raise ConfigError("features precondition probes", self.probes, "one of " + ", ".join(_PROBES))
+            raise ConfigError("features precondition probes", self.probes, one_of(self.probes, _PROBES))
         if not _FEWEST <= self.count <= _MOST:
             raise ConfigError("features precondition count", self.count, f"a whole number from {_FEWEST} to {_MOST}")
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.features.pictures import check_picture
 
 _NORMS = ("group", "none")
@@ -57,7 +57,7 @@ class Scatter:
             if not 1 <= getattr(self, field) <= most:
                 raise ConfigError(f"features scatter {field}", getattr(self, field), f"a whole number from 1 to {most}")
         if self.norm not in _NORMS:
-            raise ConfigError("features scatter norm", self.norm, "one of " + ", ".join(_NORMS))
+            raise ConfigError("features scatter norm", self.norm, one_of(self.norm, _NORMS))
 
     def check(self, shape: tuple[int, ...]) -> None:
         check_picture(self, shape, least=2**self.J)

@@ -16,7 +16,7 @@ from assay import models
 from assay.accounting.budget import CLIENT
 from assay.data import DataBundle, catalog
 from assay.data.identity import of_bundle
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.federated import methods, partition
 from assay.federated import transport as carriers
 from assay.federated.layout import Layout
@@ -234,7 +234,7 @@ def prepare(o: FederatedSettings) -> PreparedFederation:
     chosen = methods.get(o.method, **given_once(o.option, {"variant": o.variant}))
     for name, value, known in (("unit", o.unit, UNITS), ("noise", o.noise, (*NOISES, None))):
         if value not in known:
-            raise ConfigError(name, value, "one of " + ", ".join(filter(None, known)))
+            raise ConfigError(name, value, one_of(value, filter(None, known)))
     reach = carriers.Reach(
         superlink=o.superlink, certificates=None if o.certificates is None else str(o.certificates.absolute())
     )

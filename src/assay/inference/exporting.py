@@ -23,7 +23,7 @@ from assay import features
 from assay._util import extras, seals
 from assay._util.files import replace_text, replacing
 from assay.data.task import REGRESSION, Task
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, one_of
 from assay.inference.loading import TrainedModel
 from assay.inference.loading import load as load_model
 from assay.inference.predicting import answers, free
@@ -46,7 +46,7 @@ class _Program(nn.Module):
 
 
 def export(
-    run: TrainedModel | Path | str, path: Path | str, *, format: str = "torch", force: bool = False
+    run: TrainedModel | Path | str, path: Path | str, *, format: str | None = None, force: bool = False
 ) -> dict[str, Any]:
     """Write the model of a finished run as a program that needs no Assay.
 
@@ -60,7 +60,7 @@ def export(
     Args:
         run: The directory of a finished run, or what `assay.load` returned.
         path: A new file: .pt2 for torch, .onnx for ONNX.
-        format: `torch` or `onnx`.
+        format: `torch` or `onnx`; by default as the name ends.
         force: Replace files that are there.
 
     Returns:
@@ -71,10 +71,15 @@ def export(
             the shape of a record.
         AssayError: The model cannot be written in this format, or a file of the run is damaged.
     """
-    if format not in _WRITERS:
-        raise ConfigError("format", format, f"one of {', '.join(_WRITERS)}")
-    suffix, write = _WRITERS[format]
     target = Path(path)
+    if format is None:
+        ends = {suffix: name for name, (suffix, _) in _WRITERS.items()}
+        if target.suffix.lower() not in ends:
+            raise ConfigError("out", str(path), f"a name that ends with {' or '.join(ends)}")
+        format = ends[target.suffix.lower()]
+    if format not in _WRITERS:
+        raise ConfigError("format", format, one_of(format, _WRITERS))
+    suffix, write = _WRITERS[format]
     if target.suffix.lower() != suffix:
         raise ConfigError("out", str(path), f"a name that ends with {suffix}, for format {format}")
     beside = beside_of(target)

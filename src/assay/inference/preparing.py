@@ -6,7 +6,7 @@ Every record is prepared by itself, by what the run declared. Nothing is learned
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from assay.data.formats.npz import read_inputs
 from assay.data.tables.names import SUFFIXES as TABLES
 from assay.data.tables.names import is_table
 from assay.data.tables.preparing import features
-from assay.data.tables.reading import Table, arrow, read_table
+from assay.data.tables.reading import Table, in_memory, read_table
 from assay.data.tables.schema import Schema
 from assay.errors import ConfigError, DataError
 
@@ -73,7 +73,7 @@ class Preparation:
         if isinstance(records, Tensor | np.ndarray):
             return self._of_array(records, "the array")
         if self.table is not None:
-            return self._of_table(_as_table(records))
+            return self._of_table(in_memory(records, "records"))
         if self.pictures is not None and isinstance(records, Sequence) and records:
             return self._of_pictures(records)
         try:
@@ -173,38 +173,3 @@ def _check_pixels(x: Tensor, what: str) -> None:
             low,
             high,
         )
-
-
-def _as_table(records: Any) -> Table:
-    """Rows in memory as a table: a DataFrame, a pyarrow table, a list of dicts, a dict of columns."""
-    pyarrow = arrow()
-    found: Any
-    try:
-        if hasattr(records, "num_rows") and hasattr(records, "column_names") and hasattr(records, "combine_chunks"):
-            found = records
-        elif hasattr(records, "with_format"):  # a datasets.Dataset
-            found = records.with_format("arrow")[:]
-        elif hasattr(records, "__arrow_c_stream__"):
-            found = pyarrow.table(records)
-        elif isinstance(records, Mapping):
-            found = pyarrow.table({str(name): _column(values) for name, values in records.items()})
-        elif isinstance(records, Sequence) and records and all(isinstance(row, Mapping) for row in records):
-            names = dict.fromkeys(str(name) for row in records for name in row)
-            found = pyarrow.table({name: _column([row.get(name) for row in records]) for name in names})
-        else:
-            raise ConfigError(
-                "records", type(records).__name__, "a path, a DataFrame, a pyarrow table or a list of dicts, not empty"
-            )
-    except (pyarrow.ArrowException, TypeError) as error:
-        raise DataError(f"the rows cannot be read as a table: {error}") from error
-    if found.num_rows == 0:
-        raise DataError("the table has no rows")
-    return Table(name="the rows", rows=found, first_row=1)
-
-
-def _column(values: Any) -> Any:
-    """A column; one whose values are of several types is read as texts, as in a CSV file."""
-    listed = list(values)
-    kinds = {type(value) for value in listed if value is not None}
-    mixed = str in kinds and len(kinds) > 1
-    return [None if value is None else str(value) for value in listed] if mixed else listed

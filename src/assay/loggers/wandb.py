@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.loggers import Logger
 
 _MODES = ("offline", "online")
@@ -40,7 +40,7 @@ class WandB(Logger):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mode not in _MODES:
-            raise ConfigError("log wandb mode", self.mode, "one of " + ", ".join(_MODES))
+            raise ConfigError("log wandb mode", self.mode, one_of(self.mode, _MODES))
         self._run: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:

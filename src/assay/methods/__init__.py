@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay._util.registry import MethodRegistry
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.gradients.clip_rules import ClipRule
 from assay.gradients.clip_rules.flat import Flat
 
@@ -146,7 +146,7 @@ def check_variant(value: str, known: Sequence[str] = VARIANTS) -> None:
         ConfigError: names those that do.
     """
     if value not in known:
-        raise ConfigError("variant", value, "one of " + ", ".join(known))
+        raise ConfigError("variant", value, one_of(value, known))
 
 
 def method_of(

@@ -34,7 +34,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from assay.accounting.epsilon import rdp_epsilon
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.gradients.clip_rules import ClipRule
 from assay.gradients.clip_rules.assumed import Assumed
 from assay.gradients.clip_rules.flat import Flat
@@ -100,9 +100,9 @@ class AFRRS(Method):
         if not 0 < self.share < 1:
             raise ConfigError("share", self.share, "a number between 0 and 1, both excluded")
         if self.objective not in OBJECTIVES:
-            raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
+            raise ConfigError("objective", self.objective, one_of(self.objective, OBJECTIVES))
         if self.outside not in OUTSIDE:
-            raise ConfigError("outside", self.outside, "one of " + ", ".join(OUTSIDE))
+            raise ConfigError("outside", self.outside, one_of(self.outside, OUTSIDE))
         if self.reading != Reading() and self.variant == "sound":
             raise ConfigError("variant", self.variant, f"published with {', '.join(CHOICES)}: they are readings of it")
         for name in ("units", "hidden", "classes"):

@@ -37,7 +37,7 @@ from dp_accounting.dp_event import ComposedDpEvent, GaussianDpEvent
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import rdp_epsilon
 from assay.data.samplers.poisson import Poisson
-from assay.errors import ConfigError, check_above_zero, check_number
+from assay.errors import ConfigError, check_above_zero, check_number, one_of
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import Method, check_variant
 from assay.methods.chain import Chain
@@ -80,7 +80,7 @@ class DPSUR(Method):
     def __post_init__(self) -> None:
         check_variant(self.variant)
         if self.test not in (None, *_TESTS):
-            raise ConfigError("test", self.test, "one of " + ", ".join(_TESTS))
+            raise ConfigError("test", self.test, one_of(self.test, _TESTS))
         if self.published and self.test == "sum":
             raise ConfigError("test", self.test, "mean with variant published: the paper clips the mean")
         for name in ("validation", "sigma_v", "c_v"):

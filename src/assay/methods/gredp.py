@@ -44,7 +44,7 @@ from dp_accounting.dp_event import GaussianDpEvent, PoissonSampledDpEvent, SelfC
 
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon, rdp_epsilon
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.gradients.clip_rules.per_layer import PerLayer
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
 from assay.mechanisms.spectral import Spectral
@@ -92,7 +92,7 @@ class FrequencyDomain(Method):
         if self.groups is not None and self.groups < 1:
             raise ConfigError("groups", self.groups, "the number of separately clipped layers, 1 or above")
         if self.filter not in (None, *_FILTERS):
-            raise ConfigError("filter", self.filter, "one of " + ", ".join(_FILTERS))
+            raise ConfigError("filter", self.filter, one_of(self.filter, _FILTERS))
         LowPass(rho=self.rho)
         rules(self._domain(), maps=False)
 

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, ClassVar
 from dp_accounting.dp_event import GaussianDpEvent
 
 from assay.accounting.epsilon import moments_epsilon
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.gradients.clip_rules.assumed import Assumed
 from assay.mechanisms.gaussian import Gaussian
 from assay.methods import Method, check_variant
@@ -81,7 +81,7 @@ class Smoothed(Method):
         if self.groups is not None and not (self.by_tensor and self.groups >= 1):
             raise ConfigError("groups", self.groups, "the number of clipped tensors, with variant authors alone")
         if self.claim not in _CLAIMS:
-            raise ConfigError("claim", self.claim, "one of " + ", ".join(_CLAIMS))
+            raise ConfigError("claim", self.claim, one_of(self.claim, _CLAIMS))
         self._smoothing()
 
     @property

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from assay._util.figures import at_least
 from assay._util.lazy import torch
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, check_above_zero, one_of
 from assay.mechanisms.gaussian import Gaussian
 from assay.mechanisms.types import Bounded, Denoiser, Grads
 from assay.methods import moments
@@ -79,7 +79,7 @@ class Newton(DPSGD):
         for name in ("relative", "mean", "ridge", "power", "bound"):
             check_above_zero(name, getattr(self, name))
         if self.place not in _PLACES:
-            raise ConfigError("place", self.place, "one of " + ", ".join(_PLACES))
+            raise ConfigError("place", self.place, one_of(self.place, _PLACES))
 
     def stage(self, plan: Plan) -> Stage:
         """The mean and the second moments."""

@@ -26,7 +26,7 @@ from assay.data import samplers
 from assay.data.samplers import Sampler
 from assay.data.samplers.poisson import Poisson
 from assay.data.units import Unit
-from assay.errors import ConfigError, check_above_zero, check_fields, check_number
+from assay.errors import ConfigError, check_above_zero, check_fields, check_number, one_of
 from assay.gradients import clip_rules
 from assay.gradients.clip_rules import ClipRule
 from assay.mechanisms.banded import BandedGaussian
@@ -339,6 +339,18 @@ class Plan:
     def protected(self) -> int:
         """How many there are of what ε protects: records, or persons."""
         return self.records if self.unit is None else self.unit.persons
+
+    @property
+    def sampled(self) -> str:
+        """What the sampler draws and clipping bounds, in one word."""
+        if self.unit is None:
+            return "record"
+        return "person" if self.unit.whole else "row"
+
+    @property
+    def batches_in_words(self) -> str:
+        """How batches are drawn."""
+        return self.sampler.describe().replace("record", self.sampled)
 
     @cached_property
     def sampler(self) -> Sampler:
@@ -726,4 +738,4 @@ def _adjacency(name: str) -> Adjacency:
     try:
         return Adjacency(name)
     except ValueError as error:
-        raise ConfigError("adjacency", name, "one of " + ", ".join(one.value for one in Adjacency)) from error
+        raise ConfigError("adjacency", name, one_of(name, (one.value for one in Adjacency))) from error

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from importlib import import_module
 
 import torch
 from torch import nn
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.models.custom import FORM, build_custom
 
 _FAMILIES = (
@@ -111,6 +110,4 @@ def build(name: str, *, input_shape: tuple[int, ...], classes: int) -> nn.Module
 
 
 def _known_names(name: str, known: Mapping[str, ModelInfo]) -> str:
-    close = get_close_matches(name.lower().replace("_", "-"), known, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}one of {', '.join(known)}, or {FORM}"
+    return f"{one_of(name, known)}, or {FORM}"

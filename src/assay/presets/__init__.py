@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from assay.data import catalog
 from assay.data.tables.names import is_table
 from assay.data.tables.schema import Schema, as_schema
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 
 if TYPE_CHECKING:
     from assay.training.options import Settings
@@ -157,7 +157,7 @@ def get(name: str, data: str, epsilon: float) -> Preset:
     if presets is None:
         raise ConfigError("preset", name, f"a data set that has presets ({', '.join(available())}), not {data}")
     if name not in presets:
-        raise ConfigError("preset", name, f"one of {', '.join(presets)} for {data}")
+        raise ConfigError("preset", name, f"{one_of(name, presets)} for {data}")
     preset = presets[name]
     levels = sorted(preset["at"], key=lambda level: float(level["epsilon"]))
     level = next((level for level in levels if epsilon <= level["epsilon"]), levels[-1])

@@ -48,6 +48,7 @@ class Group:
     data: str
     model: str
     setting: str
+    predicts: str | None
     target: float | None
     target_is: str
     delta: float
@@ -142,7 +143,7 @@ def finite(value: object) -> float | None:
     return parsed if parsed is not None and math.isfinite(parsed) else None
 
 
-_SHOWN = ("target", "accuracy on")  # a table has separate columns for these
+_SHOWN = ("target", "accuracy on", "protects")  # a table has separate columns for these
 
 
 def group_runs(runs: Sequence[Finished]) -> list[Group]:
@@ -176,6 +177,7 @@ def _group(key: str, members: Sequence[Finished], setting: str) -> Group:
         data=first["data"],
         model=str(first.get("model", "unnamed")) + _circulant(members[0]),
         setting=setting,
+        predicts=_predicted(members[0]),
         target=finite(eps[0].get("target")),
         target_is=str(eps[0].get("target_is", "verified")),
         delta=float(eps[0]["delta"]),
@@ -192,6 +194,12 @@ def _circulant(run: Finished) -> str:
     return "" if block is None else f", circulant {block}"
 
 
+def _predicted(run: Finished) -> str | None:
+    """The target of a run on a table."""
+    found: str | None = (run.spec.get("names") or {}).get("target")
+    return found
+
+
 _COMPARED = (
     *("method", "variant", "options", "encode", "denoise", "model"),
     *("data", "records", "clip", "micro_batch", "sampling"),
@@ -204,8 +212,8 @@ def _settings(run: Finished) -> dict[str, Any]:
     """Everything that distinguishes two settings, without the seed and what follows from it."""
     record, eps = run.record, run.record["epsilon"]
     settings = {name: record.get(name) for name in _COMPARED}
-    settings |= {"circulant": _circulant(run), "accuracy on": scored(record)}
-    if (predicted := (run.spec.get("names") or {}).get("target")) is not None:
+    settings |= {"circulant": _circulant(run), "accuracy on": scored(record), "protects": record.get("unit")}
+    if (predicted := _predicted(run)) is not None:
         settings["predicts"] = predicted
     target = eps.get("target")
     settings |= {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay._util.files import replace_text
@@ -18,7 +18,7 @@ class Written:
     """A page, and the runs that it is about; None for an experiments folder."""
 
     path: Path
-    found: Collected | None = None
+    found: Collected | None = field(default=None, repr=False)
 
 
 def write(directory: Path | str, *, out: Path | str | None = None, uncovered: bool = False) -> Written:

@@ -46,7 +46,7 @@ from assay._util.files import (
 from assay.accounting.epsilon import Adjacency
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger
 from assay.accounting.remembered import Remembered, of_run
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, nearest
 from assay.runs import schema
 
 if TYPE_CHECKING:
@@ -66,6 +66,14 @@ class _File:
 
     def __get__(self, run: RunDirectory, _: type[RunDirectory]) -> Path:
         return run.path / self._name
+
+
+def no_run(path: Path) -> ConfigError:
+    """The error about a path at which there is no run: it names the runs that are near."""
+    inside = sorted(str(spec.parent) for spec in path.glob("*/run.json"))
+    hint = nearest(path.name, (spec.parent.name for spec in path.parent.glob("*/run.json")))
+    below = f"; below it are {', '.join(inside[:8])}{' and others' if len(inside) > 8 else ''}" if inside else ""
+    return ConfigError("run", str(path), f"{hint}the directory of a run (it holds a run.json){below}")
 
 
 @dataclass(frozen=True)
@@ -318,7 +326,7 @@ class RunDirectory:
         """
         run = cls(path)
         if not run.spec.exists():
-            raise ConfigError("run", str(path), "the directory of a run (it holds a run.json)")
+            raise no_run(path)
         return run
 
     def read_spec(self) -> dict[str, Any]:

@@ -29,13 +29,14 @@ LABELS: Mapping[str, str] = {
     "test_auc": "AUC",
     "test_f1": "F1",
     "test_calibration_error": "calibration error",
+    "test_commonest": "commonest class alone",
     "test_mae": "mean absolute error",
     "test_rmse": "root mean squared error",
     "test_r2": "R²",
     "test_exact": "all labels right",
 }
 """The figures of `measured` by their name in a record, and what people call them."""
-_SHARES = ("test_balanced_accuracy", "test_exact")
+_SHARES = ("test_balanced_accuracy", "test_commonest", "test_exact")
 
 
 def shown(result: Mapping[str, Any]) -> dict[str, str]:
@@ -88,6 +89,7 @@ def _classes(task: Task, p: npt.NDArray[Any], y: npt.NDArray[Any]) -> dict[str, 
         "test_auc": _auc(p, y),
         "test_f1": float(metrics.f1_score(y, said, average=averaged, zero_division=0.0)),
         "test_calibration_error": calibration_error(p.max(1), said == y),
+        "test_commonest": float(np.bincount(y).max() / len(y)),
     }
 
 

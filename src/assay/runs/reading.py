@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from assay.errors import ConfigError
 from assay.runs.directory import RunDirectory
 from assay.runs.schema import read_record
 from assay.runs.statement import statement
@@ -25,7 +26,7 @@ def record_of(run: Path | str) -> dict[str, Any]:
         AssayError: The run is unfinished, or the record is damaged or of another version.
     """
     path = Path(run)
-    return read_record(path) if path.is_file() else RunDirectory.open(path).read_record()
+    return _of_file(path) if path.is_file() else RunDirectory.open(path).read_record()
 
 
 def statement_of(run: Path | str) -> str:
@@ -43,7 +44,7 @@ def statement_of(run: Path | str) -> str:
     """
     path = Path(run)
     if path.is_file():
-        return statement(read_record(path))
+        return statement(_of_file(path))
     directory = RunDirectory.open(path)
     directory.settle_texts()
     record = directory.read_record()  # refuses an unfinished run, and says how to resume it
@@ -52,3 +53,9 @@ def statement_of(run: Path | str) -> str:
     check_statement(directory, record, text)
     check_epsilon(directory, record)
     return text
+
+
+def _of_file(path: Path) -> dict[str, Any]:
+    if path.suffix != ".json":
+        raise ConfigError("run", str(path), "the directory of a run, or a record.json")
+    return read_record(path)

@@ -10,10 +10,11 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from assay._util.figures import at_most
 from assay._util.files import replacing
 from assay.errors import AssayError
 from assay.runs.directory import RunDirectory
-from assay.runs.metrics import cross_entropy, evaluate
+from assay.runs.metrics import cross_entropy, evaluate, shown
 from assay.runs.statement import statement
 
 __all__ = ["InterruptedRunError", "Progress", "Result", "cross_entropy", "evaluate", "save_model", "write_result"]
@@ -60,6 +61,14 @@ class Result:
     directory: RunDirectory | None
     nonfinite: int
 
+    def __repr__(self) -> str:
+        """The result in one line, for whoever looks at it in a notebook; the rest is in its attributes."""
+        spent = f"ε = {at_most(self.epsilon)} at δ = {self.record['epsilon']['delta']:g}"
+        figures = "".join(f", {name} {value}" for name, value in shown(self.record["result"]).items())
+        right = "" if self.accuracy is None else f", accuracy {self.accuracy:.2%}"
+        where = "" if self.directory is None else f", in {self.directory.path}"
+        return f"<Result: {spent} for {self.record['unit']}, claimed {at_most(self.claimed)}{right}{figures}{where}>"
+
     @property
     def epsilon(self) -> float:
         """The verified ε."""
@@ -86,9 +95,10 @@ class Result:
     def metrics(self) -> dict[str, float | None]:
         """Every figure of the task on the test records, and the loss; empty without test records.
 
-        For classes `accuracy`, `balanced_accuracy`, `auc`, `f1` and `calibration_error`; for labels `exact` in place of
-        `balanced_accuracy`; for a number `mae`, `rmse` and `r2`. None stands for a figure that is not defined for these
-        records, such as the AUC of a class that is not among them.
+        For classes `accuracy`, `balanced_accuracy`, `auc`, `f1`, `calibration_error` and `commonest`, the accuracy of
+        always saying the commonest class; for labels `exact` in place of those two about classes; for a number `mae`,
+        `rmse` and `r2`. None stands for a figure that is not defined for these records, such as the AUC of a class that
+        is not among them.
         """
         found = self.record["result"]
         if found["test_loss"] is None and found["test_accuracy"] is None:

@@ -24,7 +24,7 @@ from assay.accounting.filters import ANY
 from assay.accounting.ledger import Ledger, read_ledger
 from assay.errors import AssayError, ConfigError
 from assay.runs.budgeted import FIELD, unit_in
-from assay.runs.directory import RunDirectory
+from assay.runs.directory import RunDirectory, no_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def _begun_no_run(run: RunDirectory) -> Part:
     """
     ledgers = _ledgers(run)
     if not ledgers:
-        raise ConfigError("run", str(run.path), "the directory of a run (it holds a run.json)")
+        raise no_run(run.path)
     about: dict[str, Any] = (run.read_estimate() or {}).get("about") or {}
     replaced = sum(file.parent == run.earlier for file in ledgers)
     first = next(iter(run.replaced().values()), {})

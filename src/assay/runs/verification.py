@@ -31,7 +31,7 @@ from assay.errors import AssayError, ConfigError
 from assay.runs import signing
 from assay.runs.card import card
 from assay.runs.checks import Check, Verification
-from assay.runs.directory import RunDirectory
+from assay.runs.directory import RunDirectory, no_run
 from assay.runs.signoff import percent
 from assay.runs.statement import statement
 
@@ -63,7 +63,7 @@ def verify(
     """
     directory = RunDirectory(Path(run))
     if not (directory.spec.exists() or directory.record.exists()):
-        raise ConfigError("run", str(run), "the directory of a run (it holds a run.json)")
+        raise no_run(directory.path)
     if signature is not None and not Path(signature).is_file():
         raise ConfigError("signature", str(signature), "a file that assay sign has written")
     wanted = key if key is None or isinstance(key, PublicKey) else read_public(key)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from assay import methods as central_methods
-from assay.errors import ConfigError, check_above_zero
+from assay.errors import ConfigError, check_above_zero, one_of
 from assay.federated import methods as federated_methods
 from assay.runs.record import number
 from assay.studies import rehearsal, running, summary
@@ -101,7 +101,7 @@ def prepare(
     """
     path = Path(out)
     if equal not in _EQUAL:
-        raise ConfigError("equal", equal, "one of " + ", ".join(_EQUAL))
+        raise ConfigError("equal", equal, one_of(equal, _EQUAL))
     if seeds < 1:
         raise ConfigError("seeds", seeds, "a whole number, 1 or above")
     command, axis = method_axis(methods if isinstance(methods, str) else ",".join(methods), equal)
@@ -184,7 +184,7 @@ def _command(text: str, names: list[str]) -> str:
     known = {name: command for command, package in _METHODS.items() for name in package.available()}
     for name in names:
         if name not in known:
-            raise ConfigError("method", name, "one of " + ", ".join(known))
+            raise ConfigError("method", name, one_of(name, known))
     if len({known[name] for name in names}) > 1:
         raise ConfigError(
             "methods",

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, one_of
 from assay.studies.grid import COMMANDS, Grid
 
 SCALES = ("full", "small")
@@ -158,9 +158,9 @@ def read(where: Path, name: str, scale: str = "full") -> Table:
         AssayError: Its file is not right.
     """
     if scale not in SCALES:
-        raise ConfigError("scale", scale, "one of " + ", ".join(SCALES))
+        raise ConfigError("scale", scale, one_of(scale, SCALES))
     if name not in names(where):
-        raise ConfigError("table", name, "one of " + ", ".join(names(where)))
+        raise ConfigError("table", name, one_of(name, names(where)))
     path = where / f"{name}.toml"
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from assay.data.persons import Ids, UnitRecords
-from assay.data.records import Key, Records
+from assay.data.records import Key, Records, units_of
 from assay.distributed.world import World
 from assay.errors import ConfigError
 from assay.gradients.uses.persons import Persons
@@ -31,7 +31,7 @@ def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
 
     Args:
         records: The rows.
-        ids: Whose each row is.
+        ids: Whose each row is; None takes what the data set itself says.
         plan: Says who is protected.
 
     Returns:
@@ -46,9 +46,14 @@ def unit_records(records: Records, ids: Ids | None, plan: Plan) -> Records:
         if records.unit != unit:
             raise ConfigError("dataset", str(records.unit), f"the unit of the plan, {unit or 'one record'}")
         return records
+    ids = units_of(records.dataset) if ids is None else ids
     if unit is None:
         if ids is not None:
-            raise ConfigError("units", f"{len(ids)} ids", "a plan with a unit: this one protects single records")
+            accepted = (
+                "a plan with a unit: this one protects single records, and so would these rows if they were loaded "
+                "without one"
+            )
+            raise ConfigError("units", f"{len(ids)} ids", accepted)
         return records
     if ids is None:
         raise ConfigError("units", None, f"an id for each row: the plan protects {unit}")

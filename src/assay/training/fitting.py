@@ -25,7 +25,7 @@ from assay.accounting.budget import Budget
 from assay.data.apart import check_tested
 from assay.data.identity import contents as contents_of
 from assay.data.persons import Ids
-from assay.data.records import PLAIN, Loading, Records
+from assay.data.records import PLAIN, Loading, Records, units_of
 from assay.data.task import Task
 from assay.distributed.launch import restarted
 from assay.distributed.world import World, world
@@ -108,7 +108,8 @@ def fit(
         force: Replace an earlier run in `out`.
         names: Describes model and data in the record.
         callbacks: See the released progress and the released model, and may end the run (`assay.Callback`).
-        units: Whose each row of `train` is, if the plan's unit is a person: an id for each row.
+        units: Whose each row of `train` is, if the plan's unit is a person: an id for each row. Rows that were loaded
+            with a unit know it themselves.
         budget: What all runs on these records may spend together (`assay.Budget`), or its name. The run reserves its
             cost there first. A lease is one that was made before, for these records.
         budget_key: The file of the private key, for a budget that is signed.
@@ -134,7 +135,7 @@ def fit(
     >>> 2.99 < result.epsilon <= 3
     True
     >>> sorted(result.metrics)
-    ['accuracy', 'auc', 'balanced_accuracy', 'calibration_error', 'f1', 'loss']
+    ['accuracy', 'auc', 'balanced_accuracy', 'calibration_error', 'commonest', 'f1', 'loss']
     """
     ranks = world()
     given: dict[str, Any] = {
@@ -147,6 +148,7 @@ def fit(
         "clip": clip,
     }
     check_either(plan, given)
+    units = units_of(train) if units is None else units
     if plan is None:
         plan = plan_for(model, train, units=units, loading=loading, ranks=ranks.size, **given)
     training = Training.of_method(plan.method) if training is None else training

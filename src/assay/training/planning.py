@@ -64,7 +64,7 @@ def plan_for(
     unit, counted = None, len(records)
     if units is not None:
         counted = int(numbered(units).max()) + 1
-        unit = Unit(name="person", persons=counted)
+        unit = Unit(name=getattr(train, "unit_column", "person"), persons=counted)
     start = Plan(
         records=counted,
         batch_size=usual_batch_size(counted, table=_is_table(records)) if batch_size is None else batch_size,

@@ -121,7 +121,7 @@ def _sentences(plan: Plan, augment: str | None, randomness: Randomness) -> Sente
             *_schedule(plan),
             *([] if plan.selection is None else [f"{plan.selection.describe()}."]),
             *([f"After the noise, at no cost: {denoised}."] if denoised else []),
-            f"Batches: {_batches(plan)}; sums are divided by the constant {plan.batch_size:g}.",
+            f"Batches: {plan.batches_in_words}; sums are divided by the constant {plan.batch_size:g}.",
         ],
         caveat="; batches drawn in this way cost no more than that, but the exact cost is not known"
         if not plan.sampler.tight
@@ -152,22 +152,11 @@ def _unit(plan: Plan, names: Mapping[str, Any]) -> str:
     return str(names.get("unit", _UNIT) if plan.unit is None else plan.unit)
 
 
-def _sampled(plan: Plan) -> str:
-    """What the sampler draws and clipping bounds, in one word."""
-    if plan.unit is None:
-        return "record"
-    return "person" if plan.unit.whole else "row"
-
-
 def _adjacency(plan: Plan) -> str:
     said = _ADJACENCY[plan.adjacency]
     if plan.unit is None:
         return said
     return said.replace("one record", "one person, with all of their rows,").replace("records", "persons")
-
-
-def _batches(plan: Plan) -> str:
-    return plan.sampler.describe().replace("record", _sampled(plan))
 
 
 def _counted(plan: Plan) -> str:
@@ -217,7 +206,7 @@ def _bound(plan: Plan) -> str:
             " by counts released with noise."
         )
     averaged = f", averaged over micro-batches of {plan.micro_batch}" if plan.micro_batch > 1 else ""
-    one, unit = _sampled(plan), plan.unit
+    one, unit = plan.sampled, plan.unit
     said = (
         f"Each {one}'s gradient is bounded ({plan.clip}{averaged}); one {one} moves a step's sum by at most"
         f" {plan.chain().l2:g}"

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from assay._util import spec
 from assay.data.records import call
-from assay.errors import ConfigError, check_fields
+from assay.errors import ConfigError, check_fields, one_of
 from assay.methods import Method
 from assay.randomness.streams import Randomness, Seeded, check_source, source
 from assay.training import augment, defaults
@@ -161,7 +161,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         if self.name not in OPTIMIZERS:
-            raise ConfigError("optimizer", self.name, "one of " + ", ".join(OPTIMIZERS))
+            raise ConfigError("optimizer", self.name, one_of(self.name, OPTIMIZERS))
         for number, usual in (("lr", defaults.LR), ("momentum", defaults.MOMENTUM)):
             if getattr(self, number) is None:
                 object.__setattr__(self, number, usual[self.name])
@@ -265,7 +265,7 @@ class Training:
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
-            raise ConfigError("precision", self.precision, f"one of {', '.join(PRECISIONS)}")
+            raise ConfigError("precision", self.precision, one_of(self.precision, PRECISIONS))
         if self.ema is not None and not 0 < self.ema < 1:
             raise ConfigError("ema", self.ema, "a number between 0 and 1, both excluded")
         if self.tail is not None and not (0 < self.tail <= 1 and self.ema is None):

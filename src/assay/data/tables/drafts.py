@@ -38,7 +38,7 @@ from assay.data.tables.names import PARQUET
 from assay.data.tables.preparing import row_keys
 from assay.data.tables.reading import Table, arrow, arrow_schema, delimiter_of, header, read_table
 from assay.data.tables.schema import AUTO, Schema, column_of, is_auto, listed, read, targets, toml_of
-from assay.errors import ConfigError
+from assay.errors import ConfigError, nearest
 
 _SHARE = 0.25
 _LEFT_OUT = {NUMBER: ("low", "high"), CATEGORY: ("levels",), DATE: ("first", "last")}
@@ -174,12 +174,14 @@ def _check_names(
     path: Path, names: tuple[str, ...], said: Mapping[str, Any], chosen: tuple[str, ...], unit: str | None
 ) -> None:
     if unit is not None and unit not in names:
-        raise ConfigError("unit", unit, f"a column of {path.name}: {listed(names)}")
+        raise ConfigError("unit", unit, f"{nearest(unit, names)}a column of {path.name}: {listed(names)}")
     if not chosen:
         raise ConfigError("target", None, f"the column to predict, one of {listed(names)}")
     for name in chosen:
         if name not in names or name == unit:
-            raise ConfigError("target", name, f"a column of the table, beside the unit: {listed(names)}")
+            raise ConfigError(
+                "target", name, f"{nearest(name, names)}a column of the table, beside the unit: {listed(names)}"
+            )
     for name in names:
         if name not in said and name != unit:
             raise ConfigError(

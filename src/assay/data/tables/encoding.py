@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,6 +20,8 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
+"""With a decimal comma this is a thousand and more in one country, and a number with three decimals in another."""
 _YES, _NO = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 
@@ -107,6 +110,9 @@ def _parsed(table: Table, name: str, raw: list[str | None], missing: Mask, schem
         try:
             if "_" in value:  # float() takes 1_000, and nobody means it
                 raise ValueError
+            if decimal == "," and not schema.lenient and _THOUSANDS.fullmatch(value):
+                two = f"{value.replace('.', '')} or {value.replace('.', ',', 1)}"
+                raise table.wrong(name, at, value, f"a number without points: this may be {two}")
             found[at] = float(value.replace(",", ".")) if decimal == "," else float(value)
         except ValueError:
             if schema.lenient:
@@ -208,7 +214,8 @@ def _date(table: Table, name: str, column: Date, schema: Schema) -> tuple[Floats
                 missing[row] = True
                 continue
             like = "2024-05-17 or 17.5.2024" if column.format is None else column.format
-            raise table.wrong(name, row, value, f"a date such as {like}, or format in the schema") from None
+            accepted = f'a date such as {like}, or as the schema says: format = "%m/%d/%Y" is 05/17/2024'
+            raise table.wrong(name, row, value, accepted) from None
         season = 2 * math.pi * (when.timetuple().tm_yday - 1) / 365.25
         place = (when.toordinal() - first) / days
         found[row] = min(max(place, 0.0), 1.0), math.sin(season), math.cos(season)

@@ -17,10 +17,10 @@ from assay.data.ids import fault
 from assay.data.split import TEST_SHARE, drawn_units
 from assay.data.tables import encoding
 from assay.data.tables.preparing import Rows, prepare, task_of
-from assay.data.tables.reading import Table, header, read_table
+from assay.data.tables.reading import Table, header, in_memory, read_table
 from assay.data.tables.schema import Schema, as_schema, listed, targets
 from assay.data.tables.templates import blank, template
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, nearest
 
 _LEAST = 5  # rows, or persons, of which a fifth can be set aside
 NOTES = (
@@ -42,14 +42,15 @@ def table(
     unit: str | None = None,
     test: Path | str | Any | None = None,
 ) -> DataBundle:
-    """A CSV or Parquet file, a pyarrow table or a `datasets.Dataset` as a data set to train on.
+    """A CSV or Parquet file, or a table in memory, as a data set to train on.
 
     Nothing is computed from the rows but what the schema declares, row by row, so preparing them costs no privacy.
     Without a test part, about a fifth of the rows is set aside for testing by a keyed hash of each row's values; with a
     unit, about a fifth of the persons, by a keyed hash of the id, so that nobody has rows in both parts.
 
     Args:
-        source: The path of a file (.csv, .tsv, .parquet, .pq), or a table in memory.
+        source: The path of a file (.csv, .tsv, .parquet, .pq), a pandas or other DataFrame, a pyarrow table, a
+            `datasets.Dataset`, a list of dicts, or a dict of columns.
         target: The column to predict; several columns of type flag for a multi-label task. None takes what the schema
             names.
         schema: What is publicly known of the columns: the path of a .toml file, a `Schema`, or a mapping such as
@@ -105,13 +106,7 @@ def read(source: Path | str | Any, delimiter: str | None = None) -> Table:
     """The rows of a file or of a table in memory."""
     if isinstance(source, str | Path):
         return read_table(Path(source).expanduser(), delimiter=delimiter)
-    rows = getattr(source, "with_format", None)
-    found = rows("arrow")[:] if rows is not None else source
-    if not hasattr(found, "column_names") or not hasattr(found, "num_rows"):
-        raise ConfigError("source", type(source).__name__, "a path, a pyarrow.Table or a datasets.Dataset")
-    if found.num_rows == 0:
-        raise DataError(f"the table has no rows; at least {_LEAST} are required")
-    return Table(name=str(getattr(source, "builder_name", None) or "table"), rows=found, first_row=1)
+    return in_memory(source, "source")
 
 
 def _asks_for_one(source: Path | str | Any, target: str | Sequence[str] | None) -> str:
@@ -125,7 +120,7 @@ def _asks_for_one(source: Path | str | Any, target: str | Sequence[str] | None) 
         called = "schema.toml"
     for name in targets(target):
         if name not in names:
-            raise ConfigError("target", name, f"a column of the table: {listed(names)}")
+            raise ConfigError("target", name, f"{nearest(name, names)}a column of the table: {listed(names)}")
     return (
         f"what is publicly known of the columns. Save this as {called}, fill it in, and say --schema {called} (from "
         f'Python schema="{called}"); `assay data schema` writes it, and fills it in from a public sample. Or have it '

@@ -15,7 +15,7 @@ from assay.data.tables.columns import Category, Flag, Labels, Number
 from assay.data.tables.reading import Table, arrow, read_table
 from assay.data.tables.schema import Schema, listed
 from assay.data.task import BINARY, MULTICLASS, MULTILABEL, REGRESSION, Task
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,9 @@ def _check_all_there(table: Table, name: str, missing: npt.NDArray[np.bool_], ac
 def _check_there(table: Table, names: list[str]) -> None:
     for name in names:
         if name not in table.columns:
-            raise DataError(f"{table.name} has no column {name!r}; it has {listed(table.columns)}")
+            raise DataError(
+                f"{table.name} has no column {name!r}; {nearest(name, table.columns)}it has {listed(table.columns)}"
+            )
 
 
 def prepare(table: Table, schema: Schema, unit: str | None) -> Rows:

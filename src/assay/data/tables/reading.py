@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import codecs
 import csv
+import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.data.tables.names import PARQUET, SUFFIXES
 from assay.data.tables.schema import listed
-from assay.errors import ConfigError, DataError
+from assay.errors import ConfigError, DataError, nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_NO_NAME = re.compile(r"__index_level_\d+__")  # pandas' name for an index that has none
 _DELIMITERS = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
 _MARKS = {
     codecs.BOM_UTF16_LE: "UTF-16",
@@ -100,6 +103,53 @@ def read_table(path: Path, *, delimiter: str | None = None) -> Table:
     return table
 
 
+def in_memory(rows: Any, field: str) -> Table:
+    """Rows in memory as a table: a DataFrame, a pyarrow table, a `datasets.Dataset`, dicts, or a dict of columns.
+
+    Args:
+        rows: The rows. A DataFrame's index counts as a column if it has a name.
+        field: What an error calls them.
+
+    Raises:
+        ConfigError: They are nothing of these.
+        DataError: There are none, or they do not make a table.
+    """
+    pyarrow = arrow()
+    found: Any
+    try:
+        if hasattr(rows, "num_rows") and hasattr(rows, "column_names") and hasattr(rows, "combine_chunks"):
+            found = rows
+        elif hasattr(rows, "with_format"):  # a datasets.Dataset
+            found = rows.with_format("arrow")[:]
+        elif hasattr(rows, "__arrow_c_stream__"):
+            found = pyarrow.table(rows)
+            found = found.select([name for name in found.column_names if not _NO_NAME.fullmatch(name)])
+        elif isinstance(rows, Mapping):
+            found = pyarrow.table({str(name): _typed(values) for name, values in rows.items()})
+        elif isinstance(rows, Sequence) and rows and all(isinstance(row, Mapping) for row in rows):
+            names = dict.fromkeys(str(name) for row in rows for name in row)
+            found = pyarrow.table({name: _typed([row.get(name) for row in rows]) for name in names})
+        else:
+            accepted = "a path, a DataFrame, a pyarrow.Table, a datasets.Dataset or a list of dicts, not empty"
+            raise ConfigError(field, type(rows).__name__, accepted)
+    except ConfigError:
+        raise
+    except (pyarrow.ArrowException, TypeError, ValueError) as error:
+        raise DataError(f"the rows cannot be read as a table: {error}") from error
+    if found.num_rows == 0:
+        raise DataError("the table has no rows; at least 1 is required")
+    name = getattr(rows, "builder_name", None) or "table"
+    return Table(name=str(name), rows=found, first_row=1)
+
+
+def _typed(values: Any) -> Any:
+    """A column; one whose values are of several types is read as texts, as in a CSV file."""
+    listed = list(values)
+    kinds = {type(value) for value in listed if value is not None}
+    mixed = str in kinds and len(kinds) > 1
+    return [None if value is None else str(value) for value in listed] if mixed else listed
+
+
 def header(path: Path, *, delimiter: str | None = None) -> list[str]:
     """The names of a file's columns; no value of a row is looked at.
 
@@ -108,7 +158,8 @@ def header(path: Path, *, delimiter: str | None = None) -> list[str]:
         DataError: It has no usable names.
     """
     if not path.is_file():
-        raise ConfigError("data", str(path), f"the path of an existing file ({', '.join(SUFFIXES)})")
+        hint = nearest(path.name, (one.name for one in path.parent.glob("*")))
+        raise ConfigError("data", str(path), f"{hint}the path of an existing file ({', '.join(SUFFIXES)})")
     if path.stat().st_size == 0:
         raise DataError(f"{path} is empty: a row of column names and at least 5 rows of values are required")
     if path.suffix.lower() in PARQUET:
@@ -184,6 +235,8 @@ def _csv_header(path: Path, delimiter: str) -> list[str]:
                     f"{path}, row 1 is one single column {names[0][:60]!r}: values seem to be separated by {words}, "
                     f'not by {said}. Say delimiter = "{written}" in section [table] of the schema'
                 )
+    if names[0].lower().startswith("sep="):
+        raise DataError(f"{path}, row 1 is {names[0] + delimiter!r}, which only Excel reads: remove this row")
     for at, name in enumerate(names, 1):
         if not name:
             raise DataError(

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.data.tables.columns import TYPES, Column, Date, Flag, Number, Skip, Text
-from assay.errors import ConfigError
+from assay.errors import ConfigError, nearest
 
 MISSING_MARKS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
 """What stands for a missing value where a schema does not say otherwise."""
@@ -68,7 +68,9 @@ class Schema:
             raise ConfigError("schema.table.decimal", self.decimal, '"." or ","')
         for name in self.target:
             if name not in self.columns:
-                raise ConfigError("target", name, f"a column of the schema: {listed(self.columns)}")
+                raise ConfigError(
+                    "target", name, f"{nearest(name, self.columns)}a column of the schema: {listed(self.columns)}"
+                )
             if isinstance(self.columns[name], Date | Text | Skip):
                 kinds = "number, category, labels or flag"
                 raise ConfigError("target", name, f"a column of type {kinds}; it is of type {self.columns[name].type}")
@@ -182,7 +184,7 @@ def column_of(said: object, where: str = "column") -> Column:
     kinds = ", ".join(TYPES)
     if not isinstance(said, Mapping) or said.get("type") not in TYPES:
         shown = said.get("type", "nothing") if isinstance(said, Mapping) else said
-        raise ConfigError(f"{where}: type", shown, f"one of {kinds}")
+        raise ConfigError(f"{where}: type", shown, f"{nearest(shown, TYPES)}one of {kinds}")
     kind = TYPES[said["type"]]
     known = {one.name: one for one in fields(kind)}
     given: dict[str, Any] = {

@@ -33,6 +33,10 @@ _HEAD = """\
 # never from the private rows themselves, which no ε would cover.
 #   number: low and high      category: levels      labels: levels, separator      flag: yes or no
 #   date: first and last      text: size            skip: not used
+# Decimal commas and other marks of missing values are said once, above all columns:
+#   [table]
+#   decimal = ","
+#   missing = ["", "NA", "unknown"]
 """
 
 

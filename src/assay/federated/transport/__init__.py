@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.federated.transport.carrier import Carrier
 
 ENGINES = {
@@ -37,7 +37,7 @@ def check(engine: str, reach: Reach) -> None:
         AssayError: Flower is not installed.
     """
     if engine not in ENGINES:
-        raise ConfigError("engine", engine, "one of " + ", ".join(ENGINES))
+        raise ConfigError("engine", engine, one_of(engine, ENGINES))
     for field, value in vars(reach).items():
         if value is not None and engine != "deploy":
             raise ConfigError(field, value, f"nothing, unless the engine is deploy (it is {engine})")

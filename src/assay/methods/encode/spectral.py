@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from assay._util.lazy import torch
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 from assay.methods.denoise.lowpass import LowPass
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def rules(domain: str, *, maps: bool, rho: float = 1.0, one_sided: bool = False)
         ConfigError: there is no such domain.
     """
     if domain not in DOMAINS:
-        raise ConfigError("domain", domain, "one of " + ", ".join(DOMAINS))
+        raise ConfigError("domain", domain, one_of(domain, DOMAINS))
     if domain == "kernel":
         return {}
     return WholeCorrelations(maps, rho if rho < 1 and not maps else None, one_sided)

@@ -19,7 +19,7 @@ from dp_accounting.dp_event import DpEvent, LaplaceDpEvent, NonPrivateDpEvent, N
 
 from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency
-from assay.errors import ConfigError, DataError, check_above_zero
+from assay.errors import ConfigError, DataError, check_above_zero, one_of
 from assay.methods.perturb.regions import Regions
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def input_sensitivity(first_units: int, features: int) -> float:
 def check_outside(outside: str) -> None:
     """Refuse another treatment of features outside [0, 1] than there is."""
     if outside not in OUTSIDE:
-        raise ConfigError("outside", outside, "one of " + ", ".join(OUTSIDE))
+        raise ConfigError("outside", outside, one_of(outside, OUTSIDE))
 
 
 def check_published(*, epsilon: float, batch_size: float, first_units: int) -> None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from assay.errors import ConfigError
+from assay.errors import ConfigError, one_of
 
 CHOICES = {
     "shared": ("record", "batch", "data"),
@@ -64,7 +64,7 @@ class Reading:
     def __post_init__(self) -> None:
         for name, accepted in CHOICES.items():
             if getattr(self, name) not in accepted:
-                raise ConfigError(name, getattr(self, name), "one of " + ", ".join(accepted))
+                raise ConfigError(name, getattr(self, name), one_of(getattr(self, name), accepted))
 
     def size_of(self, batch_size: float, records: int) -> float:
         """|L|."""

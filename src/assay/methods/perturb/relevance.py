@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from assay.accounting import events
 from assay.data.records import Records
-from assay.errors import ConfigError, UnsupportedModelError, check_above_zero
+from assay.errors import ConfigError, UnsupportedModelError, check_above_zero, one_of
 from assay.methods.perturb.explain import PUBLISHED_IS_NOT_PRIVATE
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Propagation:
 
     def __post_init__(self) -> None:
         if self.rule not in RULES:
-            raise ConfigError("rule", self.rule, "one of " + ", ".join(RULES))
+            raise ConfigError("rule", self.rule, one_of(self.rule, RULES))
         if not (math.isfinite(self.beta) and self.beta > 0):
             raise ConfigError("beta", self.beta, "a finite number above 0: without it relevance is divided by zero")
 

@@ -22,7 +22,7 @@ from dp_accounting.dp_event import NonPrivateDpEvent
 
 from assay._util.lazy import torch
 from assay.accounting.epsilon import Adjacency
-from assay.errors import AssayError, ConfigError
+from assay.errors import AssayError, ConfigError, one_of
 from assay.methods.perturb.inputs import InputNoise, check_outside, check_published, local_event
 from assay.methods.perturb.objective import (
     BELOW_IS_NOT_PRIVATE,
@@ -144,7 +144,7 @@ class NoisyRecords(_WithRelevance):
 
     def __post_init__(self) -> None:
         if self.objective not in OBJECTIVES:
-            raise ConfigError("objective", self.objective, "one of " + ", ".join(OBJECTIVES))
+            raise ConfigError("objective", self.objective, one_of(self.objective, OBJECTIVES))
         check_outside(self.outside)
         check_published(epsilon=self.epsilon2, batch_size=self.size, first_units=self.units)
 

@@ -1,4 +1,4 @@
-"""Charts of all runs on one data set and model."""
+"""Charts of all runs on one data set and model that predict the same and protect the same: others do not compare."""
 
 from __future__ import annotations
 
@@ -18,15 +18,26 @@ def _charts(page: Page) -> Html | None:
 
 
 def _panels(groups: Sequence[Group], styles: Mapping[str, int]) -> Html | None:
-    panels: dict[tuple[str, str, str], list[Group]] = {}
+    panels: dict[tuple[str | None, ...], list[Group]] = {}
     for group in groups:
-        panels.setdefault((group.data, group.model, group.scored), []).append(group)
-    made = [_panel(*about, members, styles) for about, members in panels.items()]
+        about = (group.data, group.model, group.scored, group.predicts, group.unit)
+        panels.setdefault(about, []).append(group)
+    units = len({group.unit for group in groups}) > 1
+    made = [_panel(members, styles, units=units) for members in panels.values()]
     return section("charts", "Charts", made) if made else None
 
 
-def _panel(data: str, model: str, scored: str, groups: Sequence[Group], styles: Mapping[str, int]) -> Html:
-    name = f"{data}, {model}" + ("" if scored == "test" else f", on {scored} records")
+def _panel(groups: Sequence[Group], styles: Mapping[str, int], *, units: bool) -> Html:
+    first_one = groups[0]
+    data, scored = first_one.data, first_one.scored
+    name = ", ".join(
+        [
+            *(data, first_one.model),
+            *([] if first_one.predicts is None else [f"predicting {first_one.predicts}"]),
+            *([] if scored == "test" else [f"on {scored} records"]),
+            *([f"ε of {first_one.unit}"] if units else []),
+        ]
+    )
     accuracies, axis = f"{scored.capitalize()} accuracy while training", curves.accuracy_axis(scored)
     final = curves.against_epsilon(groups, styles)
     history = curves.over_time(groups, styles, "test_accuracy")

@@ -20,7 +20,7 @@ def _error(value: float | None) -> Html:
 def _headline(groups: Sequence[Group]) -> Html | None:
     if not groups:
         return None
-    more = _differing(groups)
+    meant, more = _differing(groups, _MEANT), _differing(groups, _SETTINGS)
     sent = ("up", "down") if any(group.sent("up") is not None for group in groups) else ()
     errors = [(head, what) for head, what in _ERRORS if any(group.measured(what) is not None for group in groups)]
     tuned = any(run.record.get("tuning") for group in groups for run in group.runs)
@@ -32,6 +32,7 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         ("ε claimed", True),
         ("ε verified", True),
         ("ε audited", True),
+        *((name, False) for name in meant),
         (accuracy_head, True),
         *((head, True) for head, _ in errors),
         ("verdict", False),
@@ -42,9 +43,10 @@ def _headline(groups: Sequence[Group]) -> Html | None:
         *([("settings tried", False)] if tuned else []),
         ("seeds", True),
     ]
-    rows = [_headline_row(group, more, errors, sent, tuned=tuned) for group in groups]
+    rows = [_headline_row(group, meant, more, errors, sent, tuned=tuned) for group in groups]
     deltas = ", ".join(sorted({f"{group.delta:g}" for group in groups}))
-    caption = f"Claimed, verified and audited ε at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
+    unit = "" if "unit of privacy" in meant else f" of {groups[0].unit}"
+    caption = f"Claimed, verified and audited ε{unit} at δ = {deltas}; accuracy is mean ± standard deviation over seeds"
     words = tag(
         "p",
         tag("b", "Claimed"),
@@ -58,23 +60,24 @@ def _headline(groups: Sequence[Group]) -> Html | None:
     return section("headline", "Privacy and accuracy", words, table(caption, heads, rows))
 
 
-def _differing(groups: Sequence[Group]) -> dict[str, Callable[[Group], str]]:
-    """Columns that are shown only where rows differ in them.
+_Columns = Mapping[str, Callable[[Group], str]]
+_MEANT: _Columns = {"unit of privacy": lambda group: group.unit, "δ": lambda group: f"{group.delta:g}"}
+"""What ε is about, beside it: that of a client cannot be compared with one of a record, nor 1e-5 with 1e-3."""
+_SETTINGS: _Columns = {
+    "setting": lambda group: group.setting,
+    "accuracy on": lambda group: f"{group.scored} records",
+}
 
-    An ε for a client cannot be compared with one for a record, nor one at δ = 1e-5 with one at 1e-3.
-    """
-    columns: dict[str, Callable[[Group], str]] = {
-        "setting": lambda group: group.setting,
-        "unit of privacy": lambda group: group.unit,
-        "δ": lambda group: f"{group.delta:g}",
-        "accuracy on": lambda group: f"{group.scored} records",
-    }
+
+def _differing(groups: Sequence[Group], columns: _Columns) -> _Columns:
+    """The columns in which rows differ; others are not shown."""
     return {name: value for name, value in columns.items() if len({value(group) for group in groups}) > 1}
 
 
 def _headline_row(
     group: Group,
-    more: Mapping[str, Callable[[Group], str]],
+    meant: _Columns,
+    more: _Columns,
     errors: Sequence[tuple[str, str]],
     sent: Sequence[str],
     *,
@@ -99,6 +102,7 @@ def _headline_row(
         epsilon(group.claimed),
         epsilon(group.verified),
         epsilon(group.audited, lower_bound=True),
+        [tag("td", value(group), class_="text") for value in meant.values()],
         num(mean, text),
         [_error(group.measured(what)) for _, what in errors],
         spoken,
