@@ -188,6 +188,17 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused on the first batches",
+        "test_loops.py::test_what_a_loop_keeps_after_its_step",
+        ("a loop with a queue that is filled after the step", "a total that is only shown", ""),
+    ),
+    *_each(
+        "refused on the first batches",
+        "test_loops.py::test_weights_that_a_loop_trains_by_itself",
+        ("a loop that trains an encoder on the records without noise", "on public records", ""),
+        ("a generator that matches the mean of the records", "one that learns from the discriminator", ""),
+    ),
+    *_each(
+        "refused on the first batches",
         "test_loops.py::test_batches_of_another_step_are_records_of_an_earlier_batch",
         ("a loop that scales losses by the batch of another step", "each step has its own", ""),
     ),

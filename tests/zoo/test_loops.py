@@ -48,6 +48,10 @@ class Words(nn.Module):
         return self.last(self.table(ids).mean(1))
 
 
+def refused(message: str | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if message is None else pytest.raises(UnsupportedModelError, match=message)
+
+
 Body = Callable[[nn.Module, dict[str, Any], Tensor, Tensor], Tensor]
 
 
@@ -332,6 +336,74 @@ def test_batches_of_another_step_are_records_of_an_earlier_batch() -> None:
         second.backward(losses(other(u), v) * x.mean().abs())
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_what_a_loop_keeps_after_its_step(bug: bool) -> None:
+    """A queue that is filled when the step is done, as is usual, holds an earlier batch all the same."""
+    model, queue = nn.Linear(6, 3), torch.zeros(6)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=8, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused(EARLIER if bug else None):
+        for x, y in step.batches(records()):
+            step.backward(losses(model(x - queue if bug else x), y))
+            queue[:3].lerp_(x.mean(0)[:3], 0.1)
+
+
+def of_records(model: nn.Module, made: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(made, y)
+
+
+def of_public_records(model: nn.Module, made: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return made.square().mean()
+
+
+def matching(model: nn.Module, made: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return (made - x.mean(0)).square().mean()
+
+
+def by_the_discriminator(model: nn.Module, made: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(made), torch.ones(len(made), dtype=torch.int64))
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before the step", "after it"])
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, None])
+@pytest.mark.parametrize(
+    ("given", "loss", "bug"),
+    [
+        ("records", of_records, True),
+        ("public", of_public_records, False),
+        ("noise", matching, True),
+        ("noise", by_the_discriminator, False),
+    ],
+)
+def test_weights_that_a_loop_trains_by_itself(given: str, loss: Any, bug: bool, optimizer: Any, first: bool) -> None:
+    """What the private model gets from them depends on the records of earlier batches, which were never clipped."""
+    torch.manual_seed(0)
+    model, other = nn.Linear(6, 3), nn.Linear(6, 6)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=8, noise_multiplier=1.0, delta=1e-5))
+    own: Any = None if optimizer is None else optimizer(other.parameters(), lr=0.1)
+
+    def train(x: Tensor, y: Tensor) -> None:
+        inputs = {"records": x, "public": torch.ones(4, 6), "noise": torch.randn_like(x)}[given]
+        found = loss(model, other(inputs), x, y)
+        if optimizer is None:
+            with torch.no_grad():
+                for p, g in zip(other.parameters(), torch.autograd.grad(found, [*other.parameters()]), strict=True):
+                    p.sub_(0.1 * g)
+            return
+        own.zero_grad()
+        found.backward()
+        own.step()
+
+    with contextlib.closing(step), warnings.catch_warnings(), refused(EARLIER if bug else None):
+        warnings.simplefilter("error")
+        for x, y in step.batches(records()):
+            if first:
+                train(x, y)
+            made = other(torch.randn_like(x) if given == "noise" else x).detach()
+            step.backward(losses(model(made), y) + losses(model(x), y))
+            if not first:
+                train(x, y)
 
 
 def test_nothing_of_a_loop_is_left_behind() -> None:

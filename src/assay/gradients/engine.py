@@ -16,6 +16,7 @@ change (`assay.gradients.proof.inspector`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,7 @@ from torch import Tensor, nn
 from assay._util.process import keep_freed_memory, return_freed_memory
 from assay.errors import ConfigError, UnsupportedModelError
 from assay.gradients import products
-from assay.gradients.arithmetic import full
+from assay.gradients.arithmetic import full, full_products
 from assay.gradients.inputs import Layout
 from assay.gradients.pooling import max_pool
 from assay.gradients.proof import first_batch as proof
@@ -62,6 +63,8 @@ from assay.gradients.uses.views import folded
 from assay.models import compat
 from assay.models.compat import layer_path, trainable_layers
 from assay.randomness.streams import OsSeeded
+
+_AS_IT_IS = contextlib.nullcontext()
 
 
 class Engine:
@@ -283,14 +286,15 @@ class Engine:
             if self._inspector.proof is not None:
                 self._inspector.proof.known = self._layouts if self.proven else None
             look = self._inspector.before(losses, graph)
-            if look.proof is not None:
-                self._layouts = {**(self._layouts if self.proven else {}), **look.proof.layouts}
-                if not self.proven and not self._inspector.split:
-                    look.proof.weigh(losses, views, self.parameters, self._stand_ins)
-                return_freed_memory()  # or the peak of a step would come on top of the proof's
-            self._collecting = found
-            expected = graphs.backward(losses, self.parameters, self._stand_ins, graph.outside)
-            self._collecting = None
+            with self._comparably():
+                if look.proof is not None:
+                    self._layouts = {**(self._layouts if self.proven else {}), **look.proof.layouts}
+                    if not self.proven and not self._inspector.split:
+                        look.proof.weigh(losses, views, self.parameters, self._stand_ins)
+                    return_freed_memory()  # or the peak of a step would come on top of the proof's
+                self._collecting = found
+                expected = graphs.backward(losses, self.parameters, self._stand_ins, graph.outside)
+                self._collecting = None
             self._inspector.after(look, reached=bool(found))
         finally:
             self.forget()
@@ -308,7 +312,9 @@ class Engine:
 
     def _conclude(self, look: Look, grads: RecordGrads, expected: Mapping[str, Tensor]) -> None:
         """End the proof; what it has shown to be superfluous is left out from here on."""
-        if self._inspector.conclude(look, grads, expected):
+        with self._comparably():
+            proven = self._inspector.conclude(look, grads, expected)
+        if proven:
             # a leaf has one row per record, as inputs have
             self._left_alone = frozenset(p for p in look.left_alone if self._layouts.get(p) is Layout.FIRST)
             if self._tracing is not None and not self._tracing.settle():
@@ -316,6 +322,10 @@ class Engine:
                 self._tracing = None
         if look.proof is not None:
             return_freed_memory()
+
+    def _comparably(self) -> contextlib.AbstractContextManager[None]:
+        """A context for what the first batch compares, which must not differ by rounded factors."""
+        return _AS_IT_IS if self.proven else full_products()
 
     def _check_attached(self) -> None:
         """Refuse a model that was changed since the engine was attached."""

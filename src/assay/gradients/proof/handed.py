@@ -23,7 +23,7 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -61,8 +61,9 @@ _MOVED = (
     "told by their places. Keep the order that batches() gave"
 )
 _EARLIER = (
-    "the losses depend on records of an earlier batch (a memory bank, a running mean, kept targets): clipping "
-    "cannot bound what those records do here. Use constants, or what step.backward has released"
+    "the losses depend on records of an earlier batch (a memory bank, a running mean, kept targets, weights that the "
+    "loop trains on them by itself): clipping cannot bound what those records do here. Use constants, or what "
+    "step.backward has released"
 )
 _WRITTEN = (
     "the loop writes into {} what it made of the batch (class centres, a codebook, running statistics): that would "
@@ -152,6 +153,7 @@ class LoopWatch:
     def written(self) -> str | None:
         """End the tape that is running. Why the loop must be refused for what it wrote into the model, if anything."""
         found = [tape.written_into_model() for tape in self._tapes]
+        _remember(self._tapes)
         self.stop()
         return next((_WRITTEN.format(what) for what in found if what is not None), None)
 
@@ -194,8 +196,7 @@ class LoopWatch:
         except Exception as error:  # the user's own code, which need not take other records
             self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
             found = None
-        for t in tape.kept():
-            _EARLIER_ONES[t] = True
+        _remember([tape])
         return found or (_COUNTED if _in_proportion(self._factors) else None)
 
     def _warn(self, why: str) -> None:
@@ -239,6 +240,13 @@ class LoopWatch:
             if not reordered:
                 return _PADDED
         return None
+
+
+def _remember(tapes: Iterable[Tape]) -> None:
+    """What was made of this batch will be of an earlier one."""
+    for tape in tapes:
+        for t in tape.kept():
+            _EARLIER_ONES[t] = True
 
 
 def _stop(tapes: list[Tape]) -> None:

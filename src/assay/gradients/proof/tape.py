@@ -35,6 +35,8 @@ _TIMES = frozenset(
     ["mul", "mul_", "__rmul__", "multiply", "div", "div_", "__rdiv__", "__rtruediv__", "divide", "true_divide"]
 )
 _ABOUT = frozenset(("__len__", "size", "dim", "ndimension", "numel", "nelement"))  # about a tensor, not its numbers
+_OF_A_SHAPE = frozenset(("rand_like", "randn_like", "randint_like", "empty_like", "new_empty"))  # not of its numbers
+_GRADIENT: Any = Tensor.grad
 _WRITE_UNSEEN = frozenset(("batch_norm", "instance_norm"))  # running statistics, without a new version
 
 
@@ -68,6 +70,8 @@ class _Known:
     constants: dict[int, Tensor] = field(default_factory=dict)
     """Tensors that are not made of the batch, and where they were first used."""
     from_batch: set[int] = field(default_factory=set)
+    of_shapes: set[int] = field(default_factory=set)
+    """Of these, what is made of shapes of the batch alone: random numbers, and what a generator makes of them."""
     count: int = 0
 
     def new(self) -> int:
@@ -110,6 +114,7 @@ class Tape(TorchFunctionMode):
         self._running, self._hooks = False, list[Any]()
         self._drawing: dict[int, Drawing] = {}  # the generators that a function is given, before it draws
         self._above = 0  # modes that were put on the stack after this one
+        self._trained = WeakTensorKeyDictionary()  # by a backward pass of the loop's own
         self.ended = False
         """Whether the losses are known."""
         self._wrote: str | None = None
@@ -215,10 +220,12 @@ class Tape(TorchFunctionMode):
         self.blind = not seen and (first or self.blind)
         self._note(None, args, kwargs, output, state)
 
-    def _slot(self, t: Tensor, *, from_batch: bool) -> int:
+    def _slot(self, t: Tensor, *, from_batch: bool, of_shapes: bool = False) -> int:
         number = self._known.slots[t] = self._known.new()
         if from_batch:
             self._known.from_batch.add(number)
+        if of_shapes:
+            self._known.of_shapes.add(number)
         return number
 
     def _is_constant(self, t: Tensor) -> bool:
@@ -239,6 +246,8 @@ class Tape(TorchFunctionMode):
         for a in used:
             if isinstance(a, Tensor) and a not in known.slots and a in self._earlier:
                 known.constants[self._slot(a, from_batch=True)] = a
+        if run == _GRADIENT.__get__ and known.slots.get(used[0]) in known.constants:
+            return  # of what was there before the batch; a repetition would find none
         depends = any(
             (isinstance(a, Tensor) and not self._is_constant(a)) or (type(a) is float and id(a) in known.floats)
             for a in used
@@ -246,19 +255,22 @@ class Tape(TorchFunctionMode):
         name = getattr(run, "__name__", "")
         self.touched |= depends and name not in _ABOUT and (name != "__get__" or bool(calls.tensors(out)))
         views = any(isinstance(t, Tensor) and t._base is not None for t in flat)
+        of_shapes = depends and self._of_shapes(name, used)
         if depends:
             self._see_writes(written)
+            if self._trains(run, args, kwargs, out, of_shapes=of_shapes):
+                return
         if self.ended:
-            for t in (*calls.tensors(out), *written) if depends else ():
-                self._slot(t, from_batch=True)
+            if depends:
+                self._keep(calls.tensors(out), written, of_shapes=of_shapes)
             return
         if not depends and not views and run is not None:
             return
         stored = list(map(self._stored, given))
-        outputs = [self._made(value, depends=depends) for value in flat]
+        outputs = [self._made(value, depends=depends, of_shapes=of_shapes) for value in flat]
         if depends:
             for t in written:
-                self._mark(t)
+                self._mark(t, of_shapes=of_shapes)
         if not written and all(o is None for o in outputs):
             return
         self._entries.append(
@@ -281,10 +293,41 @@ class Tape(TorchFunctionMode):
             places = frozenset(map(_memory, written))
             self._wrote = next((name for name, t in self._held() if _memory(t) in places), None)
 
-    def _made(self, value: Any, *, depends: bool) -> int | None:
+    def _keep(self, made: Iterable[Tensor], written: Iterable[Tensor], *, of_shapes: bool) -> None:
+        """Know what is made of the batch when the losses are known: it must not enter those of a later one."""
+        for t in made:
+            self._slot(t, from_batch=True, of_shapes=of_shapes)
+        for t in written:
+            self._mark(t, of_shapes=of_shapes)
+
+    def _of_shapes(self, name: str, used: Sequence[Any]) -> bool:
+        """Whether what a function makes of the batch depends on nothing but shapes."""
+        if any(type(a) is float and id(a) in self._known.floats for a in used):
+            return False
+        made = [self._known.slots[a] for a in used if isinstance(a, Tensor) and not self._is_constant(a)]
+        return self._known.of_shapes.issuperset(made[1:] if name in _OF_A_SHAPE else made)
+
+    def _trains(self, run: Any, args: Any, kwargs: Any, out: Any, *, of_shapes: bool) -> bool:
+        """Whether this is a backward pass of the loop's own. What it reaches beside the model will be of the batch."""
+        if run is Tensor.backward:
+            reached = leaves_of(calls.tensors((args, kwargs)))
+        elif run is torch.autograd.grad:
+            reached = calls.tensors(args[1] if len(args) > 1 else kwargs["inputs"])
+            slots, there = self._known.slots, self._known.constants
+            if not all(t not in slots or slots[t] in there for t in reached):  # a gradient of the records themselves
+                return False
+        else:
+            return False
+        own = {id(p) for p in self._model.parameters()}
+        for t in (*reached, *calls.tensors(out)):
+            if id(t) not in own and not of_shapes:
+                self._trained[t] = True
+        return True
+
+    def _made(self, value: Any, *, depends: bool, of_shapes: bool) -> int | None:
         """The slot of what a function returned."""
         if isinstance(value, Tensor):
-            return self._slot(value, from_batch=depends)
+            return self._slot(value, from_batch=depends, of_shapes=of_shapes)
         if type(value) is not float or not depends:
             return None
         number = self._known.new()
@@ -292,13 +335,15 @@ class Tape(TorchFunctionMode):
         self._known.from_batch.add(number)
         return number
 
-    def _mark(self, t: Tensor) -> None:
+    def _mark(self, t: Tensor, *, of_shapes: bool) -> None:
         """What is written with something of the batch, and what it is a view of, is made of the batch from here on."""
         for one in (t, t._base):
             if one is not None:
                 if one not in self._known.slots:
                     self._stored(one)
                 self._known.from_batch.add(self._known.slots[one])
+                if not of_shapes:
+                    self._known.of_shapes.discard(self._known.slots[one])
 
     def _stored(self, value: Any) -> Any:
         known = self._known
@@ -319,8 +364,9 @@ class Tape(TorchFunctionMode):
 
     def kept(self) -> Iterator[Tensor]:
         """What was made of the batch and is still there, for the next tape to know."""
+        yield from self._trained
         for t, number in self._known.slots.items():
-            if number in self._known.from_batch:
+            if number in self._known.from_batch and number not in self._known.of_shapes:
                 yield t
 
     def path_to(self, losses: Tensor) -> Path:
@@ -335,6 +381,20 @@ class Tape(TorchFunctionMode):
             taken.append(entry)
         slot, constants = self._known.slots[losses], self._known.constants
         return Path(slot, taken[::-1], self._batch, constants, self._model, self._copied)
+
+
+def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves that the graphs of these tensors end with."""
+    todo: list[Any] = [t.grad_fn for t in tensors if t.grad_fn is not None]
+    seen, found = set[Any](todo), list[Tensor]()
+    while todo:
+        node = todo.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            found.append(node.variable)
+        new = {parent for parent, _ in node.next_functions if parent is not None} - seen
+        seen |= new
+        todo += new
+    return found
 
 
 def with_rows(batch: Any, rows: int) -> list[Tensor]:
