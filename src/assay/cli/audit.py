@@ -72,7 +72,7 @@ def audit(
     ] = False,
     releases: Annotated[
         int | None,
-        typer.Option(help="Releases of one step to count, with and without the canary each. (default: enough)"),
+        typer.Option(help="How often one step is released, with the canary and as often without. (default: enough)"),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Confidence of the audited ε.")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="Fix the audit's randomness.")] = None,

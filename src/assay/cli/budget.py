@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
 def new(
     name: Annotated[str, typer.Argument(help="The budget's name; the folder NAME.budget is made.")],
     epsilon: Annotated[float, typer.Option(help="The most that all runs together may spend.")],
-    data: Annotated[str, typer.Option(help="A data set's name (`assay data`), or a file: the records that are meant.")],
+    data: Annotated[str, typer.Option(help="A data set's name (`assay data`), or a file: the records that it covers.")],
     delta: options.Delta = 1e-5,
     unit: Annotated[
         str, typer.Option(help="What ε protects: record, client, or a column that says whose a row is.")

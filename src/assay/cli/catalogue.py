@@ -116,7 +116,7 @@ def check_model(
 
 
 def write_patches(
-    out: Annotated[Path, typer.Option(help="Write them there, as safetensors.")],
+    out: Annotated[Path, typer.Option(help="The file to write, as safetensors.")],
     count: Annotated[int, typer.Option(help="How many patches.")] = 256,
     shape: Annotated[str, typer.Option(help="Shape of one picture, as 3,32,32.")] = "3,32,32",
 ) -> None:
@@ -187,9 +187,9 @@ def write_schema(
         typer.Option(help="Another table, whose rows are public: types, ranges and levels are taken from it."),
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="Between values of a CSV file. (default: as its row of names shows)")
+        str | None, typer.Option(help="What separates the values of a CSV file. (default: as its row of names shows)")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write it there; without it, it is printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The file to write; without one, the schema is printed.")] = None,
 ) -> None:
     """Write a schema for a table: empty, for a person to fill in, or from a public sample."""
     from assay._util.files import replace_text

@@ -54,7 +54,7 @@ def federate(
     unit: Annotated[str, typer.Option(help="What ε protects: client or record.")] = "client",
     noise: Annotated[
         str | None,
-        typer.Option(help="Who adds it: central (the server), local (each client) or distributed (all together)."),
+        typer.Option(help="Who adds it: central (the server), local (each client) or distributed (all of them)."),
     ] = None,
     min_answers: Annotated[
         int | None,

@@ -58,7 +58,7 @@ def join(
     superlink: Annotated[str, typer.Option(help="The superlink, host:port, by a name that is in its certificate.")],
     certificates: _Certificates,
     key: Annotated[Path, typer.Option(help="This node's key.")],
-    node: Annotated[int, typer.Option(help="Which node this is, from 0 on.")],
+    node: Annotated[int, typer.Option(help="The number of this node, from 0.")],
     nodes: Annotated[
         int, typer.Option(help="How many nodes there are. Node i holds clients i, i + nodes, i + 2 nodes, ...")
     ],

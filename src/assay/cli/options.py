@@ -108,7 +108,7 @@ Schema = Annotated[
 ]
 Variant = Annotated[
     str | None,
-    typer.Option(help="sound (default), published (as the paper's text has it) or authors (as their code has it)."),
+    typer.Option(help="sound (default), published (by the paper's text) or authors (by their code)."),
 ]
 NoiseForm = Annotated[
     str | None,

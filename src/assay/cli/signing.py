@@ -70,7 +70,7 @@ def sign(
 def verify(
     run: Annotated[Path, typer.Argument(help="The directory of a finished run, or a copy of it.")],
     key: Annotated[
-        Path | None, typer.Option(help="The public key that must have signed the run; without one, any key may have.")
+        Path | None, typer.Option(help="The public key that must have signed the run; by default any key is accepted.")
     ] = None,
     signature: Annotated[
         Path | None, typer.Option(help="The signature, if it is not signature.json in the directory.")

@@ -26,7 +26,7 @@ def predict(
             help="New records: a .csv, .tsv, .parquet or .npz file (array x), a picture or a folder of them."
         ),
     ],
-    out: Annotated[Path | None, typer.Option(help="A new .csv file; without one, they are printed.")] = None,
+    out: Annotated[Path | None, typer.Option(help="A new .csv file; without one, predictions are printed.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data sets are; only for runs of versions before 0.2.")
