@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from assay.training.options import Settings
 
 
+_EXAMPLES = """\b
+For example:
+  assay train --data digits --model logistic --epsilon 3 --delta 1e-4 --out runs/first
+  assay train --data stays.csv --target back --schema auto --unit patient --epsilon 3 --out runs/stays
+  assay train --preset best --data mnist --epsilon 1 --out runs/mnist --dry-run
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(train)
+    app.command(epilog=_EXAMPLES)(train)
     app.command()(resume)
     app.command()(show)
 
