@@ -192,7 +192,6 @@ def end(
     result: Result,
     as_json: bool,
     *,
-    left_out: str,
     steps: str = "steps",
     ranks: World | None = None,
     quiet: bool = False,
@@ -205,7 +204,6 @@ def end(
     Args:
         result: The run's.
         as_json: Print the record.
-        left_out: What was left out, after a number: "answers were not usable".
         steps: What advances are called.
         ranks: The processes that trained, if there are several.
         quiet: Do not print the outcome.
@@ -215,8 +213,6 @@ def end(
     """
     if ranks is not None and not ranks.leader:
         return
-    if result.nonfinite:
-        note(f"{result.nonfinite} {left_out} and were left out; this count is not private")
     if as_json:
         print_json(result.record)
     elif not quiet:

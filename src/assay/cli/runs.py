@@ -227,7 +227,7 @@ def train(
     showing = progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(made.names), lines=not quiet)
     with showing as bar:
         result = made.fit(out=out, force=force, callbacks=[bar])
-    end(result, json, left_out="gradients were not finite", ranks=ranks, quiet=quiet)
+    end(result, json, ranks=ranks, quiet=quiet)
 
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
@@ -272,7 +272,7 @@ def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) 
     ranks = world()
     with progress(spec["plan"]["epsilon_limit"], leader=ranks.leader, scored=scored(spec["names"])) as bar:
         result = from_names.resume(run, data_dir=data_dir, callbacks=[bar])
-    end(result, json, left_out="gradients were not finite", ranks=ranks)
+    end(result, json, ranks=ranks)
 
 
 _RESUME: Mapping[str, Callable[[Path, dict[str, Any], Path | None, bool], None]] = {
