@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 from torch.utils import _pytree as pytree
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
-from assay.data.records import Collate, Records, seeded
+from assay.data.records import Collate, Records, seeded, tensors_of
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -150,8 +150,8 @@ def _origin(dataset: Any, sources: dict[int, int]) -> np.ndarray[Any, np.dtype[n
         return np.concatenate([_origin(one, sources) for one in dataset.datasets])
     size, first = len(dataset), 0
     key: Any = id(dataset)
-    if type(dataset) is TensorDataset and dataset.tensors[0].dim() and dataset.tensors[0].stride(0):
-        rows = dataset.tensors[0]  # several data sets may be made of one tensor, or of slices of it
+    if (tensors := tensors_of(dataset)) is not None and tensors[0].dim() and tensors[0].stride(0):
+        rows = tensors[0]  # several data sets may be made of one tensor, or of slices of it
         first, rest = divmod(int(rows.storage_offset()), rows.stride(0))
         key = rows.untyped_storage().data_ptr(), rows.stride(0), rest
     number = sources.setdefault(key, len(sources))
