@@ -12,6 +12,8 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 
 import assay
 from assay.data import Loading
+from assay.data.apart import padded_less
+from assay.data.records import Records
 from assay.data.units import Unit
 from assay.errors import ConfigError
 from assay.randomness.streams import Seeded
@@ -167,3 +169,17 @@ def test_rows_of_persons_are_fetched_by_workers_as_without() -> None:
         return [parameter.detach().clone() for parameter in model.parameters()]
 
     assert all(map(torch.equal, run(0), run(2)))
+
+
+def test_a_part_of_a_large_data_set_is_compared_by_its_own_records() -> None:
+    """A record of a `Subset` is a view of the whole tensor, which a deep copy of the record would copy each time."""
+    whole, seen = TensorDataset(torch.zeros(5000, 3), torch.zeros(5000, dtype=torch.int64)), []
+
+    def collate(records: list[Any]) -> Any:
+        seen.append(max(x.untyped_storage().nbytes() for x, _ in records))
+        return torch.utils.data.default_collate(records)
+
+    records = Records(Subset(whole, range(100)), loading=Loading(collate_fn=collate))
+    assert padded_less(records, torch.arange(8), seed=0) == []
+    assert seen
+    assert max(seen) == 3 * 4

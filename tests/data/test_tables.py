@@ -201,6 +201,16 @@ def test_rows_in_memory_are_those_of_the_file(tmp_path: Path) -> None:
             data.table(bad, target="ill", schema=schema)
 
 
+@pytest.mark.parametrize(("each", "unit", "told"), [(3, None, True), (3, "patient", False), (1, None, False)])
+def test_an_id_that_is_skipped_though_it_repeats_is_named(each: int, unit: str | None, told: bool, caplog: Any) -> None:
+    rows = [{"patient": f"p{i // each}", "age": i, "house": "A", "ill": i % 2} for i in range(90)]
+    schema: dict[str, Any] = {name: {"type": "skip"} for name in ("patient", "house")}
+    schema |= {"age": {"type": "number", "low": 0, "high": 90}, "ill": {"type": "flag"}}
+    data.table(rows, target="ill", schema=schema, unit=unit)
+    assert ("column 'patient', which is skipped" in caplog.text) is told
+    assert "house" not in caplog.text
+
+
 def test_a_template_tells_names_and_declared_types_and_no_value(tmp_path: Path) -> None:
     path = tmp_path / "patients.csv"
     path.write_text('"patient id",age,died\n4711,33,yes\n' * 5)

@@ -399,3 +399,10 @@ def test_axes_end_beyond_the_data():
     numbers = re.findall(r'text-anchor="(middle|end)">([\d.]+)', drawn)
     assert max(float(n) for where, n in numbers if where == "end") >= 89
     assert max(float(n) for where, n in numbers if where == "middle") >= 14.15
+
+
+def test_an_axis_of_shares_ends_at_100_percent():
+    points = [Point(x=1.0, y=0.982, tip="t")]
+    one = Series(label="a", style=0, method="m", points=points)
+    drawn = charts.plot("t", [one], Axis(label="x"), Axis(label="y", percent=True))
+    assert max(map(float, re.findall(r"([\d.]+) %", drawn))) == 100

@@ -1,5 +1,6 @@
 """What the page says of several runs on the same records."""
 
+import dataclasses
 import re
 
 import pytest
@@ -48,6 +49,16 @@ def test_runs_without_a_common_budget_are_added_up(pages):
     *_, page, root = pages
     total = assay.runs.total([root / "runs" / name for name in ("one", "two", "three")])
     assert f"3 runs on patients (unit: record, add-or-remove-one): together ε ≤ {assay.at_most(total.epsilon)}" in page
+
+
+def test_runs_that_protect_different_units_have_no_total_and_the_page_says_so(tmp_path):
+    fit(tmp_path / "one")
+    other = dataclasses.replace(PLAN, adjacency=assay.Adjacency.REPLACE_ONE)
+    names = {"data": "patients"}
+    assay.fit(nn.Linear(2, 2), RECORDS, plan=other, out=tmp_path / "two", names=names)
+    assert "Runs on patients protect different units (record, add-or-remove-one; record, replace-one)." in text(
+        tmp_path
+    )
 
 
 def test_settings_that_were_tried_and_not_charged_take_the_green_tick_away(tmp_path):

@@ -83,7 +83,8 @@ def converted(field: str, kind: type[Any], given: Mapping[str, object]) -> dict[
     out = {}
     for key, value in given.items():
         if key not in asked:
-            raise ConfigError(field, key, "one of its settings: " + (", ".join(asked) or "it has none"))
+            known = f"{nearest(key, asked)}one of its settings: {', '.join(asked) or 'it has none'}"
+            raise ConfigError(field, key, known)
         out[key] = _read(f"{field} {key}", value, asked[key]) if isinstance(value, str) else value
     return out
 

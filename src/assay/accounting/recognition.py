@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay._util.files import replace_file
-from assay.errors import AssayError
+from assay.errors import AssayError, ConfigError
 
 Tags = NDArray[np.uint64]
 _MAGIC = b"assay.records/1\n"
@@ -109,6 +109,8 @@ def hash_records(contents: Iterable[bytes], known: Sequence[KnownRecords]) -> li
     start = [hashlib.blake2b(digest_size=8, key=one.key) for one in known]
     found: list[list[bytes]] = [[] for _ in known]
     for content in contents:
+        if not isinstance(content, bytes | bytearray | memoryview):
+            raise ConfigError("contents", type(content).__name__, "bytes for each record: assay.data.contents(data)")
         for fresh, into in zip(start, found, strict=True):
             digest: Any = fresh.copy()
             digest.update(content)

@@ -116,7 +116,7 @@ def federate(
         return
     with progress(plan.epsilon_limit) as shown:
         result = made.run(out=out, force=force, callbacks=[shown])
-    end(result, json, left_out="answers were not usable", steps="rounds")
+    end(result, json, steps="rounds")
 
 
 def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -> None:
@@ -127,7 +127,7 @@ def resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) -
     check_alone("resume of a federated run")
     with progress(spec["plan"]["epsilon_limit"]) as shown:
         result = from_names.resume(run, data_dir=data_dir, callbacks=[shown])
-    end(result, json, left_out="answers were not usable", steps="rounds")
+    end(result, json, steps="rounds")
 
 
 def _warn(plan: FederatedPlan) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
@@ -104,6 +105,14 @@ def console(*, stderr: bool = False, wrap: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=not wrap, highlight=False, markup=False, emoji=False)
 
 
+def _between_words(text: str, out: Console, indent: str) -> str:
+    """A line as a terminal shows it without cutting words; elsewhere, and of several lines, as it is."""
+    if not out.is_terminal or "\n" in text:
+        return text
+    width = max(40, out.width - 1)
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
 def say(text: str) -> None:
     """A line on standard error."""
     console(stderr=True).print(text)
@@ -111,12 +120,18 @@ def say(text: str) -> None:
 
 def note(text: str) -> None:
     """A remark on standard error."""
-    console(stderr=True).print(Text.assemble(("note:", "yellow"), " ", text))
+    _prefixed("note:", "yellow", text)
 
 
 def fail(text: str) -> None:
     """An error on standard error."""
-    console(stderr=True).print(Text.assemble(("error:", "bold red"), " ", text))
+    _prefixed("error:", "bold red", text)
+
+
+def _prefixed(what: str, style: str, text: str) -> None:
+    out = console(stderr=True)
+    words = _between_words(f"{what} {text}", out, " " * (len(what) + 1))
+    out.print(Text.assemble((what, style), words.removeprefix(what)))
 
 
 def note_delta(delta: float, units: int) -> None:
@@ -164,21 +179,19 @@ def outcome(result: Result) -> None:
         "weights": initial_weights(record),
         "note": None if record["seed"] is None else "fixed seed: reproducible, not private",
     }
-    if result.directory is not None:
-        rows["statement"] = str(result.directory.statement)
-        rows["record"] = str(result.directory.record)
-        rows["model"] = str(result.directory.model)
-    out = console()  # paths stay whole, however narrow the terminal
+    out = console()
     for name, value in rows.items():
         if value is not None:
-            out.print(f"{name:<14} {value}")
+            out.print(_between_words(f"{name:<14} {value}", out, " " * 15))
+    if result.directory is not None:  # paths stay whole, however narrow the terminal
+        for name in ("statement", "record", "model"):
+            out.print(f"{name:<14} {getattr(result.directory, name)}")
 
 
 def end(
     result: Result,
     as_json: bool,
     *,
-    left_out: str,
     steps: str = "steps",
     ranks: World | None = None,
     quiet: bool = False,
@@ -191,7 +204,6 @@ def end(
     Args:
         result: The run's.
         as_json: Print the record.
-        left_out: What was left out, after a number: "answers were not usable".
         steps: What advances are called.
         ranks: The processes that trained, if there are several.
         quiet: Do not print the outcome.
@@ -201,8 +213,6 @@ def end(
     """
     if ranks is not None and not ranks.leader:
         return
-    if result.nonfinite:
-        note(f"{result.nonfinite} {left_out} and were left out; this count is not private")
     if as_json:
         print_json(result.record)
     elif not quiet:

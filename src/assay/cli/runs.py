@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from assay.training.options import Settings
 
 
+_EXAMPLES = """\b
+For example:
+  assay train --data digits --model logistic --epsilon 3 --delta 1e-4 --out runs/first
+  assay train --data stays.csv --target back --schema auto --unit patient --epsilon 3 --out runs/stays
+  assay train --preset best --data mnist --epsilon 1 --out runs/mnist --dry-run
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands."""
-    app.command()(train)
+    app.command(epilog=_EXAMPLES)(train)
     app.command()(resume)
     app.command()(show)
 
@@ -219,7 +227,7 @@ def train(
     showing = progress(plan.epsilon_limit, leader=ranks.leader, scored=scored(made.names), lines=not quiet)
     with showing as bar:
         result = made.fit(out=out, force=force, callbacks=[bar])
-    end(result, json, left_out="gradients were not finite", ranks=ranks, quiet=quiet)
+    end(result, json, ranks=ranks, quiet=quiet)
 
 
 def settings_of(context: typer.Context, asked: dict[str, Any]) -> Settings:
@@ -264,7 +272,7 @@ def _resume(run: Path, spec: dict[str, Any], data_dir: Path | None, json: bool) 
     ranks = world()
     with progress(spec["plan"]["epsilon_limit"], leader=ranks.leader, scored=scored(spec["names"])) as bar:
         result = from_names.resume(run, data_dir=data_dir, callbacks=[bar])
-    end(result, json, left_out="gradients were not finite", ranks=ranks)
+    end(result, json, ranks=ranks)
 
 
 _RESUME: Mapping[str, Callable[[Path, dict[str, Any], Path | None, bool], None]] = {

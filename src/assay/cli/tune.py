@@ -75,7 +75,7 @@ def tune(
         rehearsal=dry_run,
     )
     if not dry_run:
-        end(choice.run(), json, left_out="gradients were not finite")
+        end(choice.run(), json)
     elif isinstance(choice, PrivateChoice):
         _report_choice(choice, json)
     else:

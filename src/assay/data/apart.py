@@ -26,9 +26,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
+from torch.utils import _pytree as pytree
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, default_collate
 
-from assay.data.records import Collate, Records, seeded
+from assay.data.records import Collate, Records, seeded, tensors_of
 from assay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ def _origin(dataset: Any, sources: dict[int, int]) -> np.ndarray[Any, np.dtype[n
         return np.concatenate([_origin(one, sources) for one in dataset.datasets])
     size, first = len(dataset), 0
     key: Any = id(dataset)
-    if type(dataset) is TensorDataset and dataset.tensors[0].dim() and dataset.tensors[0].stride(0):
-        rows = dataset.tensors[0]  # several data sets may be made of one tensor, or of slices of it
+    if (tensors := tensors_of(dataset)) is not None and tensors[0].dim() and tensors[0].stride(0):
+        rows = tensors[0]  # several data sets may be made of one tensor, or of slices of it
         first, rest = divmod(int(rows.storage_offset()), rows.stride(0))
         key = rows.untyped_storage().data_ptr(), rows.stride(0), rest
     number = sources.setdefault(key, len(sources))
@@ -194,7 +195,7 @@ class _Comparison(Dataset[Any]):
             return self._alone(one, self._seed)
 
         for one, *two in zip(index[0::3], index[1::3], index[2::3], strict=False):
-            first, second = (copy.deepcopy(after(before, one)) for before in two)
+            first, second = _copied([after(before, one) for before in two])
             if _difference(first, second) is None or _difference(first, after(two[0], one)) is not None:
                 continue
             # Both may have been chance. Records that do not look back repeat these coins less than once in 10^7 times.
@@ -236,7 +237,7 @@ class _Comparison(Dataset[Any]):
         """A batch, and whether random numbers were drawn. Some functions change the records that they get."""
         with seeded(seed):
             before = _drawn_so_far()
-            batch = self._collate(copy.deepcopy(records))
+            batch = self._collate(_copied(records))
             return batch, _drawn_so_far() != before
 
 
@@ -293,7 +294,17 @@ def _batch(records: Records, index: Tensor, places: list[int], seed: int) -> Any
         else:  # in one order, for a data set may draw
             each = [dataset[i] for i in index.tolist()]
             found = [each[place] for place in places]
-        return records.loading.collate(copy.deepcopy(found))
+        return records.loading.collate(_copied(found))
+
+
+def _copied(records: list[Any]) -> list[Any]:
+    """Copies of records. Of a tensor that is a part of a larger one (a row of a `TensorDataset`) only the part."""
+    alone = {
+        id(leaf): leaf.clone()
+        for leaf in pytree.tree_leaves(records)
+        if type(leaf) is Tensor and not leaf.requires_grad and leaf.layout == torch.strided
+    }
+    return copy.deepcopy(records, alone)
 
 
 def _drawn_so_far() -> tuple[Any, ...]:

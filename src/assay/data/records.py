@@ -199,11 +199,10 @@ class Records:
 
     def __init__(self, dataset: Dataset[Any], device: torch.device | str = "cpu", loading: Loading = PLAIN) -> None:
         if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-            raise ConfigError(
-                "dataset",
-                type(dataset).__name__,
-                "a map-style data set (with __len__ and __getitem__): private sampling picks records by index",
-            )
+            accepted = "a map-style data set (with __len__ and __getitem__): private sampling picks records by index"
+            if isinstance(dataset, DataLoader):
+                accepted = f"the loader's .dataset: {accepted}"
+            raise ConfigError("dataset", type(dataset).__name__, accepted)
         self._dataset = dataset
         self.device = torch.device(device)
         self.loading = loading

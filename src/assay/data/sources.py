@@ -84,6 +84,9 @@ def load(
     torch.Size([1437, 1, 8, 8])
     """
     rule = SplitRule(by=split)
+    if not isinstance(name_or_path, str | Path):
+        accepted = "a name or a path; rows in memory go through assay.data.table and assay.fit"
+        raise ConfigError("data", type(name_or_path).__name__, accepted)
     if name_or_path in DATASETS:
         for field, value in (("target", target), ("schema", schema), ("unit", unit)):
             if value is not None:

@@ -641,11 +641,9 @@ class Plan:
         if whole and batch_size is None:
             batch_size = records
         if [noise_multiplier, length, batch_size].count(None) != 1:
-            raise ConfigError(
-                "calibrated",
-                given,
-                "exactly one of noise_multiplier, epochs/steps and batch_size left out, to be found",
-            )
+            known = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+            wanted = "exactly one of noise_multiplier, epochs/steps and batch_size left out, to be found"
+            raise ConfigError("calibrated", known or "nothing", wanted)
         start = cls(
             records=records,
             batch_size=1 if batch_size is None else batch_size,

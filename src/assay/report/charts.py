@@ -126,6 +126,7 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad
     if axis.log:  # 0 is drawn at the end, and must not stretch the axis
         values = [value for value in values if value > 0] or [1.0]
     low, high = min(values), max(values)
+    whole = 1.0 if high <= 1 else math.inf
     if axis.log:
         return _Scale(_round_below(max(low, 1e-9)), _round_above(max(high, 1e-9)), start, end, True)
     if axis.from_zero:
@@ -136,7 +137,7 @@ def _scale(values: Sequence[float], axis: Axis, start: float, end: float, *, pad
     margin = (0.08 if pad else 0.0) * (high - low)
     low, high = (low if axis.from_zero else low - margin), high + margin
     if axis.percent:
-        low, high = max(0.0, low), min(1.0, high) if high - margin <= 1.0 else high
+        low, high = max(0.0, low), min(whole, high)
     step = max(axis.least, _step(low, high, _TICKS))  # the axis ends at a number, beyond the data
     low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
     return _Scale(low, high, start, end, False, axis.least)

@@ -6,6 +6,7 @@ asked to, and writes record, statement and model. Its `Course` says how it advan
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
@@ -28,6 +29,8 @@ from assay.runs.directory import RunDirectory
 from assay.runs.metrics import measured, outputs_of, recalls
 from assay.runs.record import Priced, build_record, number
 from assay.runs.result import InterruptedRunError, Progress, Result, evaluate, write_result
+
+_LOG = logging.getLogger("assay")
 
 
 def steps_covered(state: Mapping[str, Any]) -> int:
@@ -325,6 +328,9 @@ class Run:
             )
         )
         model, tensors, left_out = course.finish()
+        if left_out and self._world.leader:
+            said = "%d gradients or answers were not finite and were left out; this count is not private"
+            _LOG.warning(said, left_out)
         return write_result(model, record, self._directory, left_out, tensors)
 
 

@@ -115,8 +115,8 @@ def total(runs: Sequence[Path | str], *, delta: float | None = None) -> Total:
             one of them released cannot be added up.
         AssayError: A ledger is damaged.
     """
-    if not runs:
-        raise ConfigError("run", [], "at least one run")
+    if not runs or isinstance(runs, str | Path):
+        raise ConfigError("run", runs, "at least one run: a list of their directories")
     parts = tuple(part_of(Path(run)) for run in runs)
     places = [Path(run).resolve() for run in runs]
     for place in places:

@@ -26,7 +26,7 @@ from assay.data.apart import check_tested
 from assay.data.identity import contents as contents_of
 from assay.data.persons import Ids
 from assay.data.records import PLAIN, Loading, Records, units_of
-from assay.data.task import Task
+from assay.data.task import KINDS, Task
 from assay.distributed.launch import restarted
 from assay.distributed.world import World, world
 from assay.errors import AssayError, ConfigError
@@ -137,6 +137,7 @@ def fit(
     >>> sorted(result.metrics)
     ['accuracy', 'auc', 'balanced_accuracy', 'calibration_error', 'commonest', 'f1', 'loss']
     """
+    _check_kinds(model, task, callbacks := tuple(callbacks))
     ranks = world()
     given: dict[str, Any] = {
         "epsilon": epsilon,
@@ -202,6 +203,17 @@ def fit(
         loading=loading,
         progress=progress,
     )
+
+
+def _check_kinds(model: object, task: object, callbacks: Iterable[object]) -> None:
+    """Refuse what has nothing of a model, a task or a callback, before something fails for want of it."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError("model", type(model).__name__, "a torch.nn.Module")
+    if task is not None and not isinstance(task, Task):
+        raise ConfigError("task", task, f"assay.data.Task(kind=...), of kind {', '.join(KINDS)}")
+    for one in callbacks:
+        if not hasattr(one, "on_step"):
+            raise ConfigError("callbacks", one, "objects of classes that derive from assay.Callback")
 
 
 def _check_whole(train: Dataset[Any], plan: Plan, units: Ids | None, ranks: World) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +17,14 @@ from assay.data.bundle import DataBundle
 from assay.data.ids import fault
 from assay.data.split import TEST_SHARE, drawn_units
 from assay.data.tables import encoding
+from assay.data.tables.columns import Skip
 from assay.data.tables.preparing import Rows, prepare, task_of
-from assay.data.tables.reading import Table, header, in_memory, read_table
+from assay.data.tables.reading import Table, arrow, header, in_memory, read_table
 from assay.data.tables.schema import Schema, as_schema, listed, targets
 from assay.data.tables.templates import blank, template
 from assay.errors import ConfigError, DataError, nearest
 
+_LOG = logging.getLogger("assay")
 _LEAST = 5  # rows, or persons, of which a fifth can be set aside
 NOTES = (
     "Rows were prepared one by one by the schema in the record, which is taken as public: declared bounds and levels, "
@@ -71,6 +74,8 @@ def table(
     declared = as_schema(schema, target)
     found = read(source, declared.delimiter)
     rows = prepare(found, declared, unit)
+    if unit is None:
+        _note_repeated(found, declared)
     task = task_of(declared)
     if test is None:
         first, second = _divided(found.name, rows, unit)
@@ -100,6 +105,22 @@ def table(
         schema=declared.to_json(),
     )
     return bundle if test is None else check_parts(bundle)
+
+
+def _note_repeated(table: Table, schema: Schema) -> None:
+    """Name skipped columns that look like ids of whoever has several rows: ε of a row says little of such a person."""
+    pyarrow = arrow()
+    for name in (one for one, column in schema.columns.items() if isinstance(column, Skip) and one in table.columns):
+        values = table.column(name)
+        if not (pyarrow.types.is_string(values.type) or pyarrow.types.is_integer(values.type)):
+            continue
+        different = pyarrow.compute.count_distinct(values).as_py()
+        if max(10, len(table) / 100) < different < 0.95 * len(table):
+            _LOG.warning(
+                "column %r, which is skipped, has the same value in several rows. If it says whose a row is, name it as"
+                " the unit: then ε protects all rows of a person",
+                name,
+            )
 
 
 def read(source: Path | str | Any, delimiter: str | None = None) -> Table:

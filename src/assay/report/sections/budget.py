@@ -65,7 +65,7 @@ def _budget(runs: Sequence[Finished]) -> Html:
     spent = _number(last["spent"])
     others = int(last["runs"]) - len(runs)
     words = (
-        f"Budget {name}: when the last of these runs ended, all {last['runs']} runs together had spent or reserved"
+        f"Budget {name}: when the last of these runs ended, {_runs(int(last['runs']))} had spent or reserved"
         f" ε = {'∞' if math.isinf(spent) else at_most(spent)} of at most {ceiling:g} at δ = {delta:g}"
         + (f"; {others} of them are not on this page." if others > 0 else ".")
         + f" assay budget show {name} says what is left now."
@@ -112,6 +112,16 @@ def _together(found: Collected) -> list[Html]:
         if len(parts) < 2 or (len(under) == 1 and None not in under):  # their budget says it
             continue
         said.append(_total(data, unit, adjacency.value, parts))
+    for data in dict.fromkeys(data for data, _, _ in alike):
+        kinds = [f"{unit}, {adjacency.value}" for other, unit, adjacency in alike if other == data]
+        if len(kinds) > 1:
+            said.append(
+                tag(
+                    "p",
+                    f"Runs on {data} protect different units ({'; '.join(kinds)}). If they are on the same records, no"
+                    " number here says what all of them spend together.",
+                )
+            )
     if said and None in spent:
         said.append(tag("p", f"{spent.count(None)} runs of this page are not counted: their ledgers cannot be read."))
     return said
@@ -132,6 +142,10 @@ def _total(data: str, unit: str | None, adjacency: str, parts: Sequence[Part]) -
         ", if they are on the same records. Valid although each may have been chosen after seeing others. Runs that are"
         " not on this page add to it.",
     )
+
+
+def _runs(count: int) -> str:
+    return "it alone" if count == 1 else f"all {count} runs together"
 
 
 def _number(value: Any) -> float:

@@ -102,7 +102,7 @@ def _headline_row(
         epsilon(group.claimed),
         epsilon(group.verified),
         epsilon(group.audited, lower_bound=True),
-        [tag("td", value(group), class_="text") for value in meant.values()],
+        [tag("td", value(group), class_="setting") for value in meant.values()],
         num(mean, text),
         [_error(group.measured(what)) for _, what in errors],
         spoken,
