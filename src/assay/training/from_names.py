@@ -352,7 +352,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         "data": o.data,
         "features": o.features,
         "inputs": bundle.inputs(),
-        "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
+        "validation_of": bundle.counted + _tested(bundle) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "split": bundle.split.to_json(),
         "target": None if bundle.schema is None else o.target,
@@ -376,6 +376,11 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         budget_key=o.budget_key,
         lease=None if estimated is None or o.budget is None else Lease.from_json(estimated.lease),
     )
+
+
+def _tested(bundle: DataBundle) -> int:
+    """How many test records, or persons, there are."""
+    return len(bundle.test_x) if bundle.test_units is None else int(bundle.test_units.max()) + 1
 
 
 def _counted(bundle: DataBundle, unit: Unit | None) -> int:
