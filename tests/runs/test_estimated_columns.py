@@ -16,6 +16,7 @@ from assay.accounting.ledger import read_ledger
 from assay.data.tables.drafts import read_draft, training_rows
 from assay.errors import AssayError, BudgetSpentError, ConfigError
 from assay.presets import of_options
+from assay.runs.callbacks import Callback
 from assay.runs.result import InterruptedRunError
 from assay.training.budgets import create
 from assay.training.from_names import resume
@@ -119,6 +120,22 @@ def test_a_budget_covers_the_estimate_before_it_is_made(stays: Path, tmp_path: P
     assert not account.open
     assert result.epsilon <= 1
     assert Budget("stays").spent() >= result.epsilon * 0.9
+
+
+def test_a_run_under_a_budget_is_resumed_although_somebody_has_no_usable_target(
+    stays: Path, tmp_path: Path, monkeypatch
+) -> None:
+    class Stops(Callback):
+        def on_step(self, progress):
+            raise TimeoutError
+
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "some.csv"
+    path.write_text(stays.read_text() + "".join(f"p{i},40,heart,\n" for i in range(50)))
+    create("stays", epsilon=3, delta=1e-4, data=str(path), unit="who")
+    with pytest.raises(TimeoutError):
+        assay.train(asked(path, epsilon=1, budget="stays"), out=tmp_path / "one", callbacks=[Stops()])
+    assert resume(tmp_path / "one").epsilon <= 1
 
 
 @pytest.mark.parametrize(

@@ -501,6 +501,11 @@ ZOO: tuple[Mutant, ...] = (
         ("rows kept by what they draw after others", "by what they always draw", "least_rows_as_they_come"),
     ),
     *_each(
+        "what the files tell",
+        "test_persons.py::test_how_many_rows_persons_have_is_not_told",
+        ("the number of rows of persons in their run's record", "the number of persons", "counts_rows"),
+    ),
+    *_each(
         "refused before anything runs",
         "test_persons.py::test_a_factory_whose_records_change_at_every_look",
         ("a factory's records read once, each drawing after the last", "records that stay what they are", ""),

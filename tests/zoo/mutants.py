@@ -568,6 +568,12 @@ def least_rows_as_they_come(dataset, ids, most):
     return [i for at, i in enumerate(order) if at < most or ids[order[at - most]] != ids[i]]
 
 
+@property
+def counts_rows(bundle):
+    """Counts rows, also where persons are protected with all of theirs."""
+    return len(bundle.train_x)
+
+
 # --- columns of a table ---
 
 

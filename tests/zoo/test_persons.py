@@ -9,14 +9,16 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
-from assay import Plan, PrivateStep, data
+from assay import Plan, PrivateStep, Settings, data
 from assay.audit import from_scores
+from assay.data.bundle import DataBundle
 from assay.data.persons import UnitRecords, numbered
 from assay.data.records import Records, seeded
 from assay.data.samplers.full import FullBatch
 from assay.data.units import Sampled, Unit
 from assay.errors import ConfigError, DataError
 from assay.randomness.streams import Seeded
+from assay.training.from_names import prepare
 
 from . import mutants
 
@@ -188,6 +190,22 @@ def test_a_factory_whose_records_change_at_every_look(bug):
     x = torch.arange(300.0).view(100, 3)
     with pytest.raises(ConfigError, match="change at every look") if bug else contextlib.nullcontext():
         data.of_datasets(Views(x) if bug else TensorDataset(x, torch.arange(100) % 2))
+
+
+@pytest.mark.parametrize("counted", [mutants.counts_rows, DataBundle.counted], ids=["bug", "twin"])
+def test_how_many_rows_persons_have_is_not_told(counted, tmp_path, monkeypatch):
+    """Some persons have one row more. What is noted of the run, and its plan, are the same."""
+    monkeypatch.setattr(DataBundle, "counted", counted)
+    said = []
+    for more in (0, 9):
+        ids = np.concatenate([np.repeat(np.arange(200), 3), np.arange(more)])
+        x = np.random.default_rng(0).normal(size=(len(ids), 3)).astype("float32")
+        (tmp_path / str(more)).mkdir()
+        np.savez(path := tmp_path / str(more) / "visits.npz", x=x, y=np.arange(len(ids)) % 2, patient_id=ids)
+        asked = Settings(data=str(path), model="logistic", unit="patient_id", records=120, validation=True)
+        made = prepare(replace(asked, epsilon=3.0, epochs=2, delta=1e-3))
+        said.append((made.plan, {**made.names, "data": None}))
+    assert (said[0] == said[1]) == (counted is not mutants.counts_rows)
 
 
 def test_a_split_by_rows_would_put_persons_into_both_parts(tmp_path):

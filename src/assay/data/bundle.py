@@ -121,6 +121,11 @@ class DataBundle:
         return None if self.train_units is None else int(self.train_units.max()) + 1
 
     @property
+    def counted(self) -> int:
+        """The number of training records, or of persons: how many rows these have is a fact about them, and private."""
+        return len(self.train_x) if self.persons is None else self.persons
+
+    @property
     def what(self) -> Task:
         """What is predicted; without a `task`, one of `classes` classes that have no names."""
         return Task.of_classes(self.classes) if self.task is None else self.task
@@ -158,8 +163,8 @@ class DataBundle:
         """The data set with some of its training records only.
 
         Args:
-            records: how many. By content it is about that many, because a share of the records is drawn. By position it
-                is the first of them. None means the share that the rule names.
+            records: how many; persons, where records belong to them. By content it is about that many, because a share
+                of them is drawn. By position it is the first of them. None means the share that the rule names.
             rule: how records are chosen.
 
         Returns:
@@ -168,26 +173,26 @@ class DataBundle:
         Raises:
             ConfigError: there are not that many records, or none was drawn.
         """
-        count = len(self.train_x)
+        count, noun = self.counted, "records" if self.unit_column is None else "persons"
         if records is not None and not 1 <= records <= count:
-            accepted = f"a whole number from 1 to {count}, the training records of {self.name}"
+            accepted = f"a whole number from 1 to {count}, the training {noun} of {self.name}"
             raise ConfigError("records", records, accepted)
         if rule.by == POSITION:
-            return replace(self.only(torch.arange(count) < (count if records is None else records)), split=rule)
+            return replace(self.only(torch.arange(len(self.train_x)) < (records or len(self.train_x))), split=rule)
         share = rule.share if records is None else records / count
         if share is None or share == 1:
             return self
         kept = self.drawn("records", share)
         if not kept.any():
-            accepted = f"more of the {count} training records: none was drawn for so small a share"
+            accepted = f"more of the {count} training {noun}: none was drawn for so small a share"
             raise ConfigError("records", records, accepted)
+        used = self.only(kept)
         notes = (
-            f"{self.notes} Of the {count} training records {int(kept.sum())} are used, those whose hash is below "
+            f"{self.notes} Of the {count} training {noun} {used.counted} are used, those whose hash is below "
             f"{share:.6g}: whether a record is one of them follows from "
             f"{'its own content' if self.unit_column is None else 'whose it is'}, and not from other records."
         )
-        split = replace(rule, share=share)
-        return replace(self.only(kept), notes=notes, split=split)
+        return replace(used, notes=notes, split=replace(rule, share=share))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -59,18 +59,19 @@ def of_bundle(bundle: DataBundle) -> Iterator[bytes]:
     return contents(bundle.train) if bundle.row_keys is None else _keys(b"row", bundle.row_keys)
 
 
-def of_table(source: Path | str, unit: str | None = None) -> Iterator[bytes]:
+def of_table(source: Path | str, unit: str | None = None, delimiter: str | None = None) -> Iterator[bytes]:
     """The same of the training part of a table, without a schema: all but the fifth that is set aside for testing.
 
     Args:
         source: The path of a table.
         unit: The column that says whose a row is.
+        delimiter: What stands between values, if a schema says that.
 
     Raises:
         DataError: The table cannot be read.
         ConfigError: There is no such column.
     """
-    found = read(source)
+    found = read(source, delimiter)
     if unit is not None and unit not in found.columns:
         raise ConfigError("unit", unit, f"record, client, or a column of {found.name}: {', '.join(found.columns)}")
     keys = np.unique(row_keys(found) if unit is None else unit_keys(encoding.ids(found, unit)))

@@ -135,7 +135,7 @@ def sentences(spec: Mapping[str, Any]) -> Sentences:
 
 def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Randomness) -> Sentences:
     shares = plan.unit == "client" and plan.noise == "distributed"
-    sizes = ", how many records each client has" if plan.unit == "record" else ""
+    sizes = f"how many records {'each client has' if plan.unit == 'record' else 'all clients have together'}"
     return Sentences(
         randomness=randomness.describe(),
         method=f"{plan.method.summary}. As published it is: {plan.method.soundness}",
@@ -145,7 +145,7 @@ def _sentences(plan: FederatedPlan, names: Mapping[str, Any], randomness: Random
         mechanism=_mechanism(plan),
         accountant=_INTEGERS if shares else "",
         covered=f"{_released(plan)}. That includes every checkpoint and the final model",
-        public="the number of clients, every setting in the record, the architecture and the initial weights" + sizes,
+        public=f"the number of clients, {sizes}, every setting in the record, the architecture and the initial weights",
         uncovered=[_partition(names)],
         assumed=[
             _asking(plan),

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from assay import loggers
 from assay.data import DataBundle, samplers
-from assay.data.identity import of_bundle
+from assay.data.identity import of_bundle, of_table
 from assay.data.persons import rows_kept
 from assay.data.tables.drafts import is_draft
 from assay.data.tables.loading import ESTIMATED_NOTES, NOTES
+from assay.data.tables.schema import Schema
 from assay.data.units import Sampled, Unit
 from assay.distributed.world import world
 from assay.errors import BudgetSpentError, ConfigError
@@ -185,7 +186,10 @@ def resume(run: Path | str, *, data_dir: Path | None = None, callbacks: Iterable
     contents = None
     if spec.get(FIELD) is not None:
         made = names.get("features") is not None and bundle.train_keys is None and bundle.row_keys is None
-        contents = of_bundle(data_of(spec, data_dir) if made else bundle)
+        if spec["plan"].get("columns") is None:
+            contents = of_bundle(data_of(spec, data_dir) if made else bundle)
+        else:  # those without a usable target are protected, too, and were reserved for
+            contents = of_table(names["data"], names.get("unit_column"), Schema.from_json(names["schema"]).delimiter)
     with loggers.logging(names.get("log"), path, scored(names)) as logged:
         return resume_run(
             network,
@@ -352,7 +356,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         "data": o.data,
         "features": o.features,
         "inputs": bundle.inputs(),
-        "validation_of": len(bundle.train_x) + len(bundle.test_x) if o.validation else None,
+        "validation_of": bundle.counted + _tested(bundle) if o.validation else None,
         "data_dir": None if o.data_dir is None else str(o.data_dir),
         "split": bundle.split.to_json(),
         "target": None if bundle.schema is None else o.target,
@@ -376,6 +380,11 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
         budget_key=o.budget_key,
         lease=None if estimated is None or o.budget is None else Lease.from_json(estimated.lease),
     )
+
+
+def _tested(bundle: DataBundle) -> int:
+    """How many test records, or persons, there are."""
+    return len(bundle.test_x) if bundle.test_units is None else int(bundle.test_units.max()) + 1
 
 
 def _counted(bundle: DataBundle, unit: Unit | None) -> int:
