@@ -10,6 +10,7 @@
 Everything else is in the modules named in docs/architecture.md.
 """
 
+import os
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -48,6 +49,12 @@ if TYPE_CHECKING:
     from assay.training.tuning import choose
 
 __version__ = version("assay-dp")
+
+# The batches of Poisson sampling differ in size, and oneDNN compiles its kernels for every size. It keeps 1024, as many
+# as a CNN needs for 25 sizes, and compiling them again takes a quarter of a step. A kernel takes some 20 KB. oneDNN
+# reads this when it compiles its first.
+if os.environ.keys().isdisjoint({"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"}):
+    os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8192"
 
 __all__ = [
     "Adjacency",

@@ -174,7 +174,7 @@ def test_factors_know_norm_sum_and_gradients(dims: int, few_positions: bool, dat
     weights = torch.rand(3, dtype=torch.float64)
     squares = expected.flatten(1).square().sum(1)
     size = x.flatten(1).square().sum(1) * g.flatten(1).square().sum(1)  # where windows see padding only, squares are 0
-    uses: list[Use] = [Convolved(shape, x, g), convolved(shape, x, g)]
+    uses: list[Use] = [Convolved(shape, x, g), Convolved(shape, x, g, quick=True), convolved(shape, x, g)]
     uses += [way(shape, x, g) for way in ways(shape, x, g)]
     if shape.has_windows:
         last = [t.contiguous(memory_format=torch.channels_last) for t in (x, g)]

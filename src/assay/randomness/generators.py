@@ -90,19 +90,24 @@ class PiecewiseNormal(ABC):
                 self._add(vectors, std)
 
     def _add(self, vectors: Sequence[Tensor], std: float) -> None:
-        ends = list(itertools.accumulate(map(len, vectors)))
+        sizes = [v.numel() for v in vectors]
+        ends = list(itertools.accumulate(sizes))
         beyond: dict[int, float] = {}
+        i = done = 0  # which vector gets the next number, and how many it has
         for start in range(0, ends[-1], PIECE):
             count = min(PIECE, ends[-1] - start)
             piece = _memory.numbers if count == PIECE else _memory.numbers[:count]
             beyond.update(_placed(self.fill(piece), start))
-            for vector, end in zip(vectors, ends, strict=True):
-                first = end - len(vector)
-                if first >= start + count or end <= start:
-                    continue
-                low, high = max(first, start), min(end, start + count)
-                target = vector if high - low == len(vector) else vector[low - first : high - first]
-                target.add_(piece[low - start : high - start], alpha=std)
+            targets: list[Tensor] = []
+            parts: list[int] = []
+            while count:
+                part = min(sizes[i] - done, count)
+                targets.append(vectors[i] if part == sizes[i] else vectors[i][done : done + part])
+                parts.append(part)
+                count, done = count - part, done + part
+                if done == sizes[i]:
+                    i, done = i + 1, 0
+            torch._foreach_add_(targets, piece.split_with_sizes(parts), alpha=std)
         for place, number in self._tail(beyond).items():
             i = bisect.bisect_right(ends, place)
             vectors[i][place - ends[i]].add_(number, alpha=std)  # from the end: negative

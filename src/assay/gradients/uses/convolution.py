@@ -8,7 +8,8 @@ The engine takes the cheapest way for the shape:
   channels, backends are faster if the kernel's columns become channels. Only a measurement can tell which is best
   (`assay.gradients.record_grads`).
 - If they are larger (many channels on small maps), the ghost norm ‖Σ_t g_t p_tᵀ‖² comes from the two Gram matrices of
-  output gradients and patches, and the sum is the ordinary weight gradient of the scaled output gradients.
+  output gradients and patches, and the sum is the ordinary weight gradient of the scaled output gradients. Where Gram
+  matrices are no larger than the factors, a measurement may find this faster in any case.
 - If neither is small, the norm is computed the first way in pieces, and the sum as the ordinary weight gradient.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -137,46 +138,74 @@ class ConvShape:
         )
         return outputs[1]
 
-    def patch_gram(self, x: Tensor) -> Tensor:
+    def patch_gram(self, x: Tensor, *, stepwise: bool = False) -> Tensor:
         """Inner products of all pairs of input windows, [B·groups, positions, positions].
 
-        Sums the Gram matrix of single (padded) input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ},
-        x_{s+δ}⟩. So the channels are contracted once, and not for every offset.
+        Sums the Gram matrix of single input points over the window's offsets: ⟨p_t, p_s⟩ = Σ_δ ⟨x_{t+δ}, x_{s+δ}⟩. So
+        the channels are contracted once, and not for every offset.
+
+        Args:
+            x: The input.
+            stepwise: Leave out the padding, and sum over the window's columns, then over its rows: fewer operations,
+                whose last bits differ.
         """
-        x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
+        padding = self.padding if stepwise else (0,) * len(self.padding)
+        if not stepwise:
+            x = F.pad(x, [p for pad in reversed(self.padding) for p in (pad, pad)])
         x = x.reshape(x.shape[0] * self.groups, x.shape[1] // self.groups, *x.shape[2:])
-        sides = x.shape[2:]
+        sides, dims = x.shape[2:], range(len(self.kernel))
         points = x.flatten(2)
         gram = inner(points.mT, points.mT).view(x.shape[0], *sides, *sides)
-        outs = [
-            (side - step * (k - 1) - 1) // stride + 1
-            for side, step, k, stride in zip(sides, self.dilation, self.kernel, self.stride, strict=True)
-        ]
-        total = None
-        for offset in itertools.product(*map(range, self.kernel)):
-            window = tuple(
-                slice(o * step, o * step + stride * (n - 1) + 1, stride)
-                for o, step, stride, n in zip(offset, self.dilation, self.stride, outs, strict=True)
-            )
-            part = gram[(slice(None), *window, *window)]
-            total = part.clone() if total is None else total.add_(part)
-        assert total is not None
-        positions = math.prod(outs)
-        return total.view(x.shape[0], positions, positions)
+        for over in reversed([(i,) for i in dims]) if stepwise else [tuple(dims)]:
+            gram = self._summed_over(gram, over, padding)
+        positions = math.prod(gram.shape[1 : 1 + len(dims)])
+        return gram.view(x.shape[0], positions, positions)
+
+    def _summed_over(self, gram: Tensor, over: Sequence[int], padding: Sequence[int]) -> Tensor:
+        """A Gram matrix [B, *sides, *sides] with inner products of windows in these dimensions, in place of points."""
+        half, size = len(self.kernel), list(gram.shape)
+        reached = {i: self._reached(i, size[1 + i], padding[i]) for i in over}
+        for i, (count, _) in reached.items():
+            size[1 + i] = size[1 + half + i] = count
+        total = gram.new_zeros(size)
+        for offset in itertools.product(*(reached[i][1] for i in over)):
+            to, of = [slice(None)] * len(size), [slice(None)] * len(size)
+            for i, (window, point) in zip(over, offset, strict=True):
+                to[1 + i] = to[1 + half + i] = window
+                of[1 + i] = of[1 + half + i] = point
+            total[tuple(to)] += gram[tuple(of)]
+        return total
+
+    def _reached(self, i: int, side: int, padding: int) -> tuple[int, list[tuple[slice, slice]]]:
+        """How many windows there are in a dimension, and for each offset those with a point, and the points."""
+        stride, dilation = self.stride[i], self.dilation[i]
+        starts = [k * dilation - padding for k in range(self.kernel[i])]
+        count = (side + padding - 1 - starts[-1]) // stride + 1
+        found = []
+        for start in starts:
+            first, end = max(0, -(start // stride)), min(count, (side - 1 - start) // stride + 1)
+            if first < end:
+                points = slice(first * stride + start, (end - 1) * stride + start + 1, stride)
+                found.append((slice(first, end), points))
+        return count, found
 
 
 @dataclass(slots=True)
 class Convolved:
-    """The weight of a convolution by its factors: input `x` and output gradient `g`, for kernels too large to keep."""
+    """The weight of a convolution by its factors: input `x` and output gradient `g`, for kernels too large to keep.
+
+    With `quick`, norms come from Gram matrices in any case, whose additions are done in the quicker order.
+    """
 
     shape: ConvShape
     x: Tensor
     g: Tensor
+    quick: bool = False
 
     def sq_norm(self) -> Tensor:
         out, window = self.shape.weight[0] // self.shape.groups, math.prod(self.shape.weight[1:])
         positions = math.prod(self.g.shape[2:])
-        ghost = positions * (out + window) <= out * window
+        ghost = self.quick or positions * (out + window) <= out * window
         return self.raised(self._ghost() if ghost else torch.cat([Dense(part).sq_norm() for part in self.pieces()]))
 
     def raised(self, sq: Tensor) -> Tensor:
@@ -192,7 +221,7 @@ class Convolved:
     def _ghost(self) -> Tensor:
         B, groups = self.x.shape[0], self.shape.groups
         g = self.g.reshape(B * groups, self.g.shape[1] // groups, -1)
-        both = inner(g.mT, g.mT).mul_(self.shape.patch_gram(self.x))
+        both = inner(g.mT, g.mT).mul_(self.shape.patch_gram(self.x, stepwise=self.quick))
         return both.sum((1, 2)).clamp_min_(0).view(B, groups).sum(1)
 
     def pieces(self) -> Iterator[Tensor]:
@@ -209,7 +238,7 @@ class Convolved:
         return self.shape.weight_gradients(self.x, self.g)
 
     def without(self, bad: Tensor) -> Convolved:
-        return Convolved(self.shape, masked(self.x, bad), masked(self.g, bad))
+        return Convolved(self.shape, masked(self.x, bad), masked(self.g, bad), self.quick)
 
 
 @dataclass(slots=True)
@@ -233,7 +262,7 @@ def channels_first(values: Tensor) -> Tensor:
     return values.movedim(-1, -3)
 
 
-Way = Callable[[ConvShape, Tensor, Tensor], Dense]
+Way = Callable[[ConvShape, Tensor, Tensor], Use]
 """One way to a convolution's gradients, from its shape, its input and the gradient of its output."""
 Choice = Callable[[ConvShape, Tensor, Tensor], Way]
 """Which way to take."""
@@ -254,26 +283,46 @@ def by_columns(shape: ConvShape, x: Tensor, g: Tensor) -> Dense:
     return Arranged(shape.column_gradients(x, g), shape.from_columns)
 
 
+def by_factors(shape: ConvShape, x: Tensor, g: Tensor) -> Convolved:
+    """By the norms alone, and the ordinary weight gradient."""
+    return Convolved(shape, x, g)
+
+
+def by_grams(shape: ConvShape, x: Tensor, g: Tensor) -> Convolved:
+    """The same with norms from Gram matrices, in the quicker order."""
+    return Convolved(shape, x, g, quick=True)
+
+
+def by_patches(shape: ConvShape, x: Tensor, g: Tensor) -> Reshaped:
+    """As a linear map of the input's patches."""
+    return Reshaped(Outer(g.flatten(2).mT, shape.patches(x, g)), shape.weight)
+
+
 _WINDOWS = 4  # times the memory of input and output gradient: larger ones are never the fastest way
 
 
 def ways(shape: ConvShape, x: Tensor, g: Tensor) -> list[Way]:
-    """All ways that apply to this input and output gradient and may be the fastest."""
-    windows = math.prod(shape.weight[1:]) * math.prod(g.shape[2:])
-    small = windows <= _WINDOWS * (math.prod(x.shape[1:]) + math.prod(g.shape[1:]))
-    others = {by_windows: shape.has_windows and small, by_columns: shape.has_columns}
+    """All ways that apply to this input and output gradient and may be the fastest; the first for seeded runs."""
+    factors = math.prod(x.shape[1:]) + math.prod(g.shape[1:])
+    few_points = math.prod(x.shape[2:]) ** 2 + math.prod(g.shape[2:]) ** 2 <= factors
+    if math.prod(shape.weight) > 5 * factors:
+        if shape.has_patches:
+            return [by_patches]
+        return [by_factors, by_grams] if few_points else [by_factors]
+    small = math.prod(shape.weight[1:]) * math.prod(g.shape[2:]) <= _WINDOWS * factors
+    others: dict[Way, bool] = {
+        by_windows: shape.has_windows and small,
+        by_columns: shape.has_columns,
+        by_grams: few_points,
+    }
     return [by_groups, *(way for way, applies in others.items() if applies)]
 
 
-def same_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:  # noqa: ARG001
+def same_way(shape: ConvShape, x: Tensor, g: Tensor) -> Way:
     """Always the first way, for runs that must repeat to the last bit."""
-    return by_groups
+    return ways(shape, x, g)[0]
 
 
 def convolved(shape: ConvShape, x: Tensor, g: Tensor, choose: Choice = same_way) -> Use:
     """The cheapest form for this shape (see the module's docstring)."""
-    if math.prod(shape.weight) <= 5 * (math.prod(x.shape[1:]) + math.prod(g.shape[1:])):
-        return choose(shape, x, g)(shape, x, g)
-    if shape.has_patches:
-        return Reshaped(Outer(g.flatten(2).mT, shape.patches(x, g)), shape.weight)
-    return Convolved(shape, x, g)
+    return choose(shape, x, g)(shape, x, g)

@@ -11,7 +11,7 @@ for that of its person. A number that is not finite stays with its person, becau
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -123,10 +123,10 @@ def _taken(use: Use, bucket: _Bucket) -> Use:
             rows = Rows(pick(use.rows.index), pick(use.rows.g), use.rows.rows)
             return Tied(rows, Outer(pick(use.outer.g), pick(use.outer.x)))
         case Convolved():
-            return Convolved(use.shape, pick(use.x), pick(use.g))
+            return replace(use, x=pick(use.x), g=pick(use.g))
         case Projected():
             kernel = use.kernel
-            return Projected(Convolved(kernel.shape, pick(kernel.x), pick(kernel.g)), use.onto)
+            return replace(use, kernel=replace(kernel, x=pick(kernel.x), g=pick(kernel.g)))
     raise AssertionError(f"{type(use).__name__} is not folded by rows")
 
 
