@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 _EXAMPLES = """\b
 For example:
-  assay train --data digits --model logistic --epsilon 3 --delta 1e-4 --out runs/first
-  assay train --data stays.csv --target back --schema auto --unit patient --epsilon 3 --out runs/stays
-  assay train --preset best --data mnist --epsilon 1 --out runs/mnist --dry-run
+  assay train --data digits --model logistic --epsilon 3 --out runs/first
+  assay train --data stays.csv --target back --schema auto --unit patient \\
+      --epsilon 3 --out runs/stays
 """
 
 
