@@ -153,7 +153,7 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that draws records again", "a loop that puts them in another order", ""),
     ),
     *_each(
-        "refused on the first batch",
+        "refused on the first batches",
         "test_before_the_model.py::test_a_loop_that_mixes_targets_is_refused",
         ("a loop that mixes targets", "a loop that leaves them", ""),
     ),

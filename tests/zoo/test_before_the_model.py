@@ -203,13 +203,17 @@ def test_a_loop_that_mixes_records_is_refused_every_time(change: Change) -> None
 
 
 def test_a_loop_that_mixes_targets_is_refused() -> None:
+    # a batch alone misses it in 1 of 100 runs: rows that are put in place of others often have their class
     data = TensorDataset(records().tensors[0], nn.functional.one_hot(records().tensors[1], 3).float())
     model = nn.Linear(6, 3)
-    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=2, noise_multiplier=1.0, delta=1e-5))
-    x, y = next(step.batches(data))
-    losses = cross_entropy(model(x), 0.5 * y + 0.5 * y.roll(1, 0))
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5))
+
+    def train() -> None:
+        for x, y in step.batches(data):
+            step.backward(cross_entropy(model(x), 0.5 * y + 0.5 * y.roll(1, 0)))
+
     with pytest.raises(UnsupportedModelError, match="enters the losses of several"):
-        step.backward(losses)
+        train()
     step.close()
 
 
