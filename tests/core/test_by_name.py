@@ -35,6 +35,14 @@ def test_a_preset_gives_objects_that_fit_takes(tmp_path):
     assert tuning["changed"] == ["batch_size", "epochs"]
 
 
+def test_a_table_needs_no_model(tmp_path):
+    rows = "".join(f"{age},{'yes' if age > 50 else 'no'}\n" for age in range(20, 90) for _ in range(8))
+    (tmp_path / "stays.csv").write_text(f"age,back\n{rows}")
+    table = {"data": str(tmp_path / "stays.csv"), "target": "back", "schema": "auto"}
+    result = assay.train(assay.Settings(**table, epsilon=8.0, epochs=1, seed=0))
+    assert result.record["model"] == "linear-head"
+
+
 def test_a_choice_is_charged_and_recorded(tmp_path):
     shared = assay.Settings(**SMALL)
     result = assay.choose(shared, {"lr": [0.5, 2]}, out=tmp_path / "chosen", epsilon=3, trials=4, seed=1)

@@ -79,7 +79,7 @@ def train(
         str | None,
         typer.Option(
             help="A model's name (`assay models`) or package.module:factory. (default: the one that the method brings"
-            " for such records, or lenet5)"
+            " for such records, lenet5 for pictures, or linear-head)"
         ),
     ] = None,
     init: Annotated[

@@ -43,7 +43,7 @@ from assay.training.planning import planned
 from assay.training.preflight import check_ranks
 from assay.training.settings import Training, pick_device
 
-_DEFAULT_MODEL = "lenet5"
+_DEFAULT_MODEL, _FOR_TABLES = "lenet5", "linear-head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -325,7 +325,8 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
-    model = o.model or chosen.model_for(bundle.input_shape) or _DEFAULT_MODEL
+    usual = _DEFAULT_MODEL if len(bundle.input_shape) == 3 else _FOR_TABLES
+    model = o.model or chosen.model_for(bundle.input_shape) or usual
     network = build(model, o.circulant, bundle, o.seed)
     digest, fresh = (None, []) if init is None else load_initial(network, init)
     if o.train_layers != "all":
@@ -347,7 +348,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
     )
     names = {
         "model": model,
-        "model_by": "name" if o.model is not None else "default" if model == _DEFAULT_MODEL else "method",
+        "model_by": "name" if o.model is not None else "default" if model == usual else "method",
         "circulant": o.circulant,
         "init": None if init is None else str(init),
         "init_sha256": digest,

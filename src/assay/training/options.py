@@ -65,7 +65,8 @@ class Settings:
     validation: bool = False
     features: str | None = None
     model: str | None = None
-    """A model's name. None: the one that the method brings for such records (`Method.model_for`), or LeNet-5."""
+    """A model's name. None: what the method brings for such records (`Method.model_for`), or else `lenet5` for pictures
+    and `linear-head` for rows of numbers."""
     init: Path | None = None
     train_layers: str = "all"
     circulant: int | None = None
