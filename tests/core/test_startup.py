@@ -102,3 +102,32 @@ def test_epsilon_takes_at_most_three_seconds_of_a_core():
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3
+
+
+CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
+ELSE = {name: value for name, value in os.environ.items() if "PRIMITIVE_CACHE" not in name}
+SIZES = """
+import assay, torch
+kernel, records = torch.ones(1, 1, 1, 1), torch.ones(360, 1, 2, 2)
+for _ in range(2):
+    print("turn", flush=True)
+    for n in range(1, 361):
+        torch.mkldnn_convolution(records[:n], kernel, None, [0, 0], [1, 1], [1, 1], 1)
+"""
+
+
+def test_kernels_for_many_batch_sizes_are_compiled_once():
+    """360 sizes need 1080 kernels here, more than oneDNN keeps by itself."""
+    given = ELSE | {"ONEDNN_VERBOSE": "2"}
+    done = subprocess.run([sys.executable, "-c", SIZES], capture_output=True, text=True, check=True, env=given)
+    _, first, second = done.stdout.split("turn\n")
+    assert first.count("create:cache_miss") >= 1080
+    assert "create:cache_miss" not in second
+
+
+@pytest.mark.parametrize("name", [CAPACITY, CAPACITY.replace("ONEDNN", "DNNL")])
+def test_how_many_kernels_are_kept_is_the_users_choice(name):
+    command = f"import assay, os; print(os.environ.get({CAPACITY!r}))"
+    given = ELSE | {name: "16"}
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True, check=True, env=given)
+    assert done.stdout.strip() == ("16" if name == CAPACITY else "None")
