@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 __version__ = version("assay-dp")
 
-# The batches of Poisson sampling differ in size, and oneDNN compiles its kernels for every size. It keeps 1024. A CNN of
-# six convolutions needs 39 for a size, so at batch 64 every fifth step would compile its kernels again, which takes a
-# fifth of a step. A kernel takes some 20 KB. oneDNN reads this when it compiles its first.
+# The batches of Poisson sampling differ in size, and oneDNN compiles its kernels for every size. It keeps 1024. A CNN
+# of six convolutions needs 39 for a size, so at batch 64 every fifth step would compile its kernels again, which takes
+# a fifth of a step. A kernel takes some 20 KB. oneDNN reads this when it compiles its first.
 if os.environ.keys().isdisjoint({"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"}):
     os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "8192"
 
