@@ -237,7 +237,7 @@ def test_lists(assay):
         (("train",), "--out"),
         ((*TRAIN, "--epsilon", -1, "--out", "x"), "epsilon = -1.0 is not accepted"),
         ((*TRAIN, "--delta", 2, "--out", "x"), "delta = 2.0 is not accepted"),
-        ((*TRAIN, "--method", "dpsdg", "--out", "x"), "method = 'dpsdg' is not accepted: one of"),
+        ((*TRAIN, "--method", "dpsdg", "--out", "x"), "method = 'dpsdg' is not accepted: did you mean 'dpsgd'? one of"),
         ((*TRAIN, "--clip", "hard:1", "--out", "x"), "clip = 'hard:1' is not accepted"),
         ((*TRAIN, "--batch-size", 1e6, "--out", "x"), "at most the number of records, 1437"),
         ((*TRAIN, "--optimizer", "lion", "--out", "x"), "optimizer = 'lion' is not accepted: one of sgd, adam, adamw"),
