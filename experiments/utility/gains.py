@@ -10,10 +10,11 @@ import statistics
 from pathlib import Path
 
 MEASURED = Path(__file__).with_name("choose-cifar10-heads.json")
-PLAIN, LITE0 = "DP-SGD, C 1, lr 0.5, 40 epochs", "Lite0 on 128, lr 0.5"
+PLAIN, LITE0, LARGER = "DP-SGD, C 1, lr 0.5, 40 epochs", "Lite0 on 128, lr 0.5", "Lite0 on 224, lr 0.5"
 GAINS = {
     "features of three layers": ("Lite0 on 128, three layers, lr 0.5", LITE0),
-    "a larger network on larger pictures: Lite2 on 224 in place of Lite0 on 128": (PLAIN, LITE0),
+    "larger pictures: Lite0 on 224 in place of 128": (LARGER, LITE0),
+    "a larger network: Lite2 in place of Lite0, both on 224": (PLAIN, LARGER),
     "whitened by generated pictures": ("preconditioned by noise, lr 0.5", PLAIN),
     "all records of one length after that": (
         "preconditioned by noise, then one length, lr 0.5",
