@@ -426,7 +426,7 @@ ZOO: tuple[Mutant, ...] = (
     *_each(
         "refused",
         "test_budgets.py::test_other_records_whose_contents_were_read_before",
-        ("a run on other records whose contents were read before, and are empty", "read anew", ""),
+        ("a run on other records whose contents were read before, and are empty", "read once", ""),
     ),
     *_each(
         "refused",
