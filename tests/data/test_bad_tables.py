@@ -70,6 +70,20 @@ KINDS: dict[str, Bad] = {
         ("row 3", "'age'", "'1.013'", "1013 or 1,013"),
         {"table": {"decimal": ","}, "columns": SCHEMA},
     ),
+    "commas that do not stand between thousands": Bad(
+        having('p1,"1,49",surgery,yes'),
+        ("row 3", "'age'", "'1,49'", 'thousands = ","'),
+        {"table": {"thousands": ","}, "columns": SCHEMA},
+    ),
+    "thousands and decimals with one mark": Bad(
+        HEADER + "".join(ROWS), ("thousands", "not the decimal mark"), {"table": {"thousands": "."}, "columns": SCHEMA}
+    ),
+    "dates without a format": Bad(
+        HEADER + "".join(ROWS), ("dates", "%m/%d/%Y"), {"table": {"dates": "US"}, "columns": SCHEMA}
+    ),
+    "setting of the table mistyped": Bad(
+        HEADER + "".join(ROWS), ("table.date", "mean 'dates'"), {"table": {"date": "%d"}, "columns": SCHEMA}
+    ),
     "Excel's own first row": Bad("sep=,\n" + HEADER + "".join(ROWS), ("row 1", "'sep=,'", "remove this row")),
     "name of a column mistyped": Bad(HEADER.replace("age", "Age") + "".join(ROWS), ("no column 'age'", "mean 'Age'?")),
     "infinite number": Bad(having("p1,inf,surgery,yes"), ("row 3", "'age'", "finite number")),

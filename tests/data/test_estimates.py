@@ -72,11 +72,11 @@ def noisy(values: list[str], noise: float = 10.0) -> np.ndarray:
 def test_columns_are_what_their_noisy_counts_show() -> None:
     draw = np.random.default_rng(1)
     ages = [str(a) for a in draw.integers(18, 90, 3000)]
-    assert estimates.found_in(noisy(ages), 10.0).column == Number(low=16.0, high=96.0)
-    assert estimates.found_in(noisy(["0", "1"] * 500), 10.0).column == Flag()
-    assert estimates.found_in(noisy(["red", "blue"] * 500), 10.0).column is None
-    assert estimates.found_in(noisy([]), 10.0).column == Skip()
-    dates = estimates.found_in(noisy([f"20{y:02}-03-01" for y in range(10, 20)] * 100), 10.0).column
+    assert estimates.found_in(noisy(ages), 10.0) == Number(low=16.0, high=96.0)
+    assert estimates.found_in(noisy(["0", "1"] * 500), 10.0) == Flag()
+    assert estimates.found_in(noisy(["red", "blue"] * 500), 10.0) is None
+    assert estimates.found_in(noisy([]), 10.0) == Skip()
+    dates = estimates.found_in(noisy([f"20{y:02}-03-01" for y in range(10, 20)] * 100), 10.0)
     assert isinstance(dates, Date)
     assert (dates.first.year, dates.last.year) == (2010, 2019)
 

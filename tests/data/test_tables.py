@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from assay import data
 from assay.data import tables
 from assay.data.tables.cells import MISSING, count_cells
+from assay.data.tables.columns import read_number
 from assay.data.tables.drafts import read_draft, training_rows
 from assay.data.tables.encoding import texts
 from assay.data.tables.loading import read
@@ -178,6 +179,71 @@ def test_numbers_with_a_decimal_comma_are_estimated_as_numbers_and_dates_as_date
         counted.append([count_cells(there.table, name, there.weights, draft.reading) for name in ("crp", "seen")])
     assert np.array_equal(counted[0], counted[1])
     assert counted[0][0][MISSING:].sum() == 0, "all of the first column are numbers"
+
+
+AMERICAN = {"dates": "%m/%d/%Y", "thousands": ","}
+
+
+def american(folder: Path) -> tuple[Path, Path]:
+    """The same rows twice: plain, and as American software writes dates and amounts."""
+    plain, ours = folder / "plain.csv", folder / "american.csv"
+    rows = [(f"p{row}", 900.5 + 7 * row, datetime.date(2019 + row % 4, 3, 1 + row % 28)) for row in range(500)]
+    plain.write_text("who,cost,seen,back\n" + "".join(f"{who},{cost},{seen},no\n" for who, cost, seen in rows))
+    with ours.open("w") as file:
+        file.write("who,cost,seen,back\n")
+        for who, cost, seen in rows:
+            file.write(f'{who},"${cost:,.2f}",{seen:%m/%d/%Y},no\n')
+    return plain, ours
+
+
+def test_dates_and_amounts_are_read_as_the_schema_says_that_they_are_written(tmp_path: Path) -> None:
+    plain, ours = american(tmp_path)
+    schema = {
+        "cost": {"type": "number", "low": 0, "high": 5000},
+        "seen": {"type": "date", "first": "2019-01-01", "last": "2023-01-01"},
+        "back": {"type": "category", "levels": ["no", "yes"]},
+    }
+    table = {"table": AMERICAN, "columns": schema}
+    assert as_schema(as_schema(table, "back").to_json()) == as_schema(table, "back"), "a run keeps it"
+    found = tables.features(ours, as_schema(table, "back"))
+    assert np.array_equal(found, tables.features(plain, as_schema(schema, "back")))
+    assert found[100, 0] == np.float32(1600.5 / 5000)
+
+
+def test_a_schema_may_say_how_values_are_written_and_leave_all_else_to_the_estimate(tmp_path: Path) -> None:
+    plain, ours = american(tmp_path)
+    schema = tmp_path / "schema.toml"
+    schema.write_text('[table]\ncolumns = "auto"\ndates = "%m/%d/%Y"\nthousands = ","\n')
+    counted = []
+    for path, said in ((plain, "auto"), (ours, schema)):
+        draft = read_draft(path, said, "back", "who")
+        assert set(draft.wanted) == {"cost", "seen", "back"}
+        there = training_rows(path, draft, "who")
+        counted.append([count_cells(there.table, name, there.weights, draft.reading) for name in ("cost", "seen")])
+    assert np.array_equal(counted[0], counted[1])
+
+
+@pytest.mark.parametrize("value", ["1,49", "1,4920", "12,34,567", "$", "--5", "1.5.2", "(5)", "5 $ 5"])
+def test_what_no_writer_of_numbers_means_is_none(value: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        read_number(value, thousands=",")
+
+
+@pytest.mark.parametrize(
+    ("value", "decimal", "thousands", "number"),
+    [
+        ("1,492.18", ".", ",", 1492.18),
+        ("-$1,492", ".", ",", -1492),
+        ("$ -0.5", ".", None, -0.5),
+        ("1.234.567,5 €", ",", ".", 1234567.5),
+        ("1\u202f234,5", ",", " ", 1234.5),
+        ("1'234", ".", "'", 1234),
+        ("2.5e3", ".", ",", 2500),
+        ("999", ".", ",", 999),
+    ],
+)
+def test_a_number_is_what_its_writer_means(value: str, decimal: str, thousands: str | None, number: float) -> None:
+    assert read_number(value, decimal, thousands) == number
 
 
 def test_rows_in_memory_are_those_of_the_file(tmp_path: Path) -> None:

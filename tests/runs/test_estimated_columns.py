@@ -14,7 +14,7 @@ from assay.accounting.budget import Budget
 from assay.accounting.epsilon import Adjacency, epsilon
 from assay.accounting.ledger import read_ledger
 from assay.data.tables.drafts import read_draft, training_rows
-from assay.errors import AssayError, BudgetSpentError, ConfigError
+from assay.errors import AssayError, BudgetSpentError, ConfigError, DataError
 from assay.presets import of_options
 from assay.runs.callbacks import Callback
 from assay.runs.result import InterruptedRunError
@@ -156,6 +156,19 @@ def test_what_cannot_be_estimated_is_refused_before_it_is_charged(stays, tmp_pat
 class Stops(assay.Callback):
     def on_step(self, progress: assay.Progress) -> None:
         raise InterruptedRunError(f"after step {progress.step}")
+
+
+def test_a_value_that_a_person_declared_otherwise_is_refused_before_anything_is_charged(stays, tmp_path) -> None:
+    """An estimate leaves out what does not fit; what somebody declared must fit, as without an estimate."""
+    schema, run = tmp_path / "schema.toml", tmp_path / "run"
+    schema.write_text('[table]\ncolumns = "auto"\n[columns.age]\ntype = "number"\nlow = 0\nhigh = 120\n')
+    with pytest.raises(DataError, match=r"row 4002, column 'age': 'about 40' is not accepted"):
+        assay.train(asked(stays, schema=str(schema)), out=run)
+    assert not run.exists()
+    schema.write_text('[table]\ncolumns = "auto"\n[columns.back]\ntype = "flag"\n')
+    with pytest.raises(DataError, match=r"row 4002, column 'back': 'never seen' is not accepted"):
+        assay.train(asked(stays, schema=str(schema)), out=run)
+    assert not run.exists()
 
 
 def test_rows_without_a_usable_target_are_left_out_and_counted_in_every_rate(tmp_path: Path) -> None:

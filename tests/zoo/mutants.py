@@ -17,7 +17,7 @@ from assay.accounting.budget import Budget
 from assay.accounting.ledger import Fits, Ledger
 from assay.data.persons import row_hash
 from assay.data.tables import cells, estimates
-from assay.data.tables.columns import Number
+from assay.data.tables.columns import Column, Number
 from assay.features import Finished
 from assay.gradients.clipping import Flat
 from assay.mechanisms.gaussian import Gaussian, gaussian_event
@@ -584,10 +584,10 @@ class ListsEveryLevel(estimates.Levels):
         return tuple(noisy)
 
 
-def exact_bounds(counts: Sequence[float], noise: float) -> estimates.Found:
+def exact_bounds(counts: Sequence[float], noise: float) -> Column:
     """Bounds that are the outermost cells that any row is in, charged as if they came from the noisy counts."""
     there = [cells.NUMBERS[i] for i in range(len(cells.NUMBERS)) if counts[i] > 0]
-    return estimates.Found(column=Number(low=there[0][0], high=there[-1][1]))
+    return Number(low=there[0][0], high=there[-1][1])
 
 
 def same_noise_for_every_request(private, draft, columns, randomness, request):

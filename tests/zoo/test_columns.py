@@ -40,7 +40,7 @@ def counts_of(values, draw):
 def bounds_show(rows, draw, mutant):
     exact, noisy = counts_of(rows, draw)
     found = mutants.exact_bounds(exact, NOISE) if mutant else estimates.found_in(noisy, NOISE)
-    return found.column.high > 1000
+    return found.high > 1000
 
 
 def level_shows(rows, draw, mutant):

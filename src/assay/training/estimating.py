@@ -123,7 +123,7 @@ def release(
     counts = {name: cells.count_cells(private.table, name, private.weights, reading) for name in names}
     noisy = _release(counts, columns.noise, source.stream("cells", 0))
     std = _std(columns.noise, len(names))
-    found = {name: estimates.found_in(noisy[name], std, draft.wanted[name]).column for name in names}
+    found = {name: estimates.found_in(noisy[name], std, draft.wanted[name]) for name in names}
     texts = [name for name in names if found[name] is None]
     if not texts:
         return {name: column for name, column in found.items() if column is not None}
@@ -266,6 +266,12 @@ def _not_free(directory: RunDirectory | None) -> ConfigError:
     )
 
 
+_OTHERWISE = (
+    "numbers such as 1,492.18 and dates such as 05/17/2024 are found if a schema says how they are written: "
+    '[table] columns = "auto", thousands = ",", dates = "%m/%d/%Y"'
+)
+
+
 def _usable(draft: Draft, found: Mapping[str, Column]) -> Schema:
     for name in draft.target:
         if name in found and found[name].type not in ("number", "category", "flag"):
@@ -276,6 +282,11 @@ def _usable(draft: Draft, found: Mapping[str, Column]) -> Schema:
             )
     for name, column in found.items():
         _LOG.info("estimated: %s", describe(name, column))
+    if (
+        any(column.type == "skip" for column in found.values())
+        and (draft.reading.thousands or draft.reading.dates) is None
+    ):
+        _LOG.info("%s", _OTHERWISE)
     return draft.schema(found)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from assay.data.tables.columns import read_date
+from assay.data.tables.columns import read_date, read_number
 from assay.data.tables.encoding import is_missing, texts
 from assay.data.tables.reading import Table
 
@@ -52,10 +52,12 @@ CELLS = _FIRST_YEAR + len(YEARS)
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How a cell is found: what stands for a missing value, and the decimal mark."""
+    """How a cell is found: what stands for a missing value, and how numbers and dates are written."""
 
     missing: tuple[str, ...]
     decimal: str = "."
+    thousands: str | None = None
+    dates: str | None = None
 
 
 def cell_of(value: str | None, reading: Reading) -> int:
@@ -68,26 +70,24 @@ def cell_of(value: str | None, reading: Reading) -> int:
     """
     if value is None or value in reading.missing:
         return MISSING
-    if (number := _number(value, reading.decimal)) is not None:
+    if (number := _number(value, reading)) is not None:
         return _cell_of_number(number)
-    if (year := _year(value)) is not None:
+    if (year := _year(value, reading)) is not None:
         return _FIRST_YEAR + year - YEARS[0]
     return FEW_WORDS if len(value.split()) < _MANY_WORDS else MANY_WORDS
 
 
-def _number(value: str, decimal: str) -> float | None:
-    if "_" in value:
-        return None
+def _number(value: str, reading: Reading) -> float | None:
     try:
-        number = float(value.replace(",", ".") if decimal == "," else value)
+        number = read_number(value, reading.decimal, reading.thousands)
     except ValueError:
         return None
     return number if math.isfinite(number) else None
 
 
-def _year(value: str) -> int | None:
+def _year(value: str, reading: Reading) -> int | None:
     try:
-        year = read_date(value).year
+        year = read_date(value, reading.dates).year
     except ValueError:
         return None
     return year if year in YEARS else None

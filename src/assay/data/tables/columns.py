@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 import re
@@ -108,21 +109,66 @@ class Flag(Column):
     type: ClassVar[str] = "flag"
 
 
+_MONEY = re.compile(r"([+-]?) ?[$€£¥]? ?(.*?) ?[$€£¥]?")
+THOUSANDS = (",", ".", "'", " ")
+"""What may stand between groups of three digits."""
+_BLANKS = str.maketrans("\u00a0\u202f\u2009", "   ")
+
+
+def read_number(value: str, decimal: str = ".", thousands: str | None = None) -> float:
+    """A number as people write it, with or without a sign of a currency; it may be infinite or not a number.
+
+    Args:
+        value: The text.
+        decimal: The decimal mark.
+        thousands: Between groups of three digits; None where nothing stands there.
+
+    Raises:
+        ValueError: It is no number.
+
+    Example:
+        >>> read_number("$1,492.18", thousands=","), read_number("-3,5 €", decimal=",")
+        (1492.18, -3.5)
+    """
+    if "_" in value:  # float() takes 1_000, and nobody means it
+        raise ValueError(value)
+    if thousands is None:
+        with contextlib.suppress(ValueError):  # most numbers need no more
+            return float(value.replace(decimal, "."))
+    found = _MONEY.fullmatch(value.translate(_BLANKS).strip())
+    if found is None:
+        raise ValueError(value)
+    sign, plain = found.groups()
+    whole, mark, rest = plain.partition(decimal)
+    if thousands is not None and thousands in whole:
+        first, *groups = whole.split(thousands)
+        if not 1 <= len(first.lstrip("+-")) <= 3 or any(len(group) != 3 or not group.isdigit() for group in groups):
+            raise ValueError(value)
+        whole = first + "".join(groups)
+    return float(sign + whole + ("." if mark else "") + rest)
+
+
 _DOTTED = re.compile(r"(\d{1,2})\.(\d{1,2})\.(\d{4})(?: +(.+))?")
 
 
-def read_date(value: str) -> datetime.datetime:
+def read_date(value: str, format: str | None = None) -> datetime.datetime:
     """A date in ISO 8601, or the day, the month and the year with full stops between them; a time may follow.
 
-    Dates with slashes are not read: some countries write the day first, others the month.
+    Dates with slashes are read only with a format: some countries write the day first, others the month.
+
+    Args:
+        value: The text.
+        format: How it is written otherwise, in the terms of `datetime.strptime`.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: It is none of these.
 
     Example:
         >>> read_date("2024-05-17") == read_date("17.5.2024"), read_date("17.05.2024 08:30").hour
         (True, 8)
     """
+    if format is not None:
+        return datetime.datetime.strptime(value, format)
     if (dotted := _DOTTED.fullmatch(value)) is None:
         return datetime.datetime.fromisoformat(value)
     day, month, year, time = dotted.groups()
@@ -134,7 +180,8 @@ def read_date(value: str) -> datetime.datetime:
 class Date(Column):
     """A day, or a day with a time, in a declared range: its place in the range, and its season as sine and cosine.
 
-    `format` is that of Python's strptime, for example "%m/%d/%Y"; without one it is 2024-05-17 (ISO 8601) or 17.5.2024.
+    `format` is that of Python's strptime, for example "%m/%d/%Y". Without one it is that of the schema's section
+    [table], and without that 2024-05-17 (ISO 8601) or 17.5.2024.
     """
 
     type: ClassVar[str] = "date"
@@ -159,14 +206,6 @@ class Date(Column):
     def width(self) -> int:
         """Three."""
         return 3
-
-    def read(self, value: str) -> datetime.datetime:
-        """The day and time that a value of this column says.
-
-        Raises:
-            ValueError: It says none in the column's format.
-        """
-        return read_date(value) if self.format is None else datetime.datetime.strptime(value, self.format)
 
     def names(self, column: str) -> list[str]:
         """Its place in the range, and its season."""

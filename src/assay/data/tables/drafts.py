@@ -14,8 +14,9 @@
     [columns.pulse]
     type = "auto"
 
-Public are the names of the columns, the types that a Parquet file declares, and what the file says. All else is
-released with noise that is charged, the type of a column included.
+With `columns = "auto"` in its section [table], so are all columns that it does not name. Public are the names of the
+columns, the types that a Parquet file declares, and what the file says. All else is released with noise that is
+charged, the type of a column included.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import numpy.typing as npt
 
 from assay._util import spec
 from assay.data.split import TEST_SHARE, drawn_units, unit_keys
-from assay.data.tables import encoding
+from assay.data.tables import encoding, preparing
 from assay.data.tables.cells import Reading
 from assay.data.tables.columns import Column, Flag, Skip
 from assay.data.tables.estimates import CATEGORY, DATE, NUMBER
 from assay.data.tables.names import PARQUET
 from assay.data.tables.preparing import row_keys
 from assay.data.tables.reading import Table, arrow, arrow_schema, delimiter_of, header, read_table
-from assay.data.tables.schema import AUTO, Schema, column_of, is_auto, listed, read, targets, toml_of
+from assay.data.tables.schema import AUTO, Schema, column_of, is_auto, listed, others_are_auto, read, targets, toml_of
 from assay.errors import ConfigError, nearest
 
 _SHARE = 0.25
@@ -85,7 +86,7 @@ class Draft:
     def reading(self) -> Reading:
         """How values are read."""
         known = self.schema({})
-        return Reading(missing=known.missing, decimal=known.decimal)
+        return Reading(missing=known.missing, decimal=known.decimal, thousands=known.thousands, dates=known.dates)
 
     def schema(self, found: Mapping[str, Column]) -> Schema:
         """The schema, with what was found; columns that were not found are skipped."""
@@ -93,7 +94,7 @@ class Draft:
         if not found:
             return read(self.table, {name: one.to_json() for name, one in columns.items()}, (), "schema")
         said = {name: one.to_json() for name, one in columns.items()}
-        return read({**self.table, "lenient": True}, said, self.target, "schema")
+        return read({**self.table, "lenient": tuple(self.wanted)}, said, self.target, "schema")
 
     def to_json(self) -> dict[str, Any]:
         """What decides the estimate, for its digest."""
@@ -113,10 +114,10 @@ def is_draft(schema: object) -> bool:
     if not isinstance(schema, str | Path):
         return False
     try:
-        _, columns, _ = toml_of(schema)
+        table, columns, _ = toml_of(schema)
     except ConfigError:
         return False
-    return any(_leaves_something(said) for said in columns.values())
+    return others_are_auto(table) or any(_leaves_something(said) for said in columns.values())
 
 
 def _leaves_something(said: object) -> bool:
@@ -145,6 +146,9 @@ def read_draft(path: Path, schema: Path | str, target: str | None, unit: str | N
         table, said, own = toml_of(schema)
         share = Share(share=table.pop("share", _SHARE)).share
         names = tuple(header(path, delimiter=table.get("delimiter")))
+        if others_are_auto(table):
+            said = {**{name: {"type": AUTO} for name in names}, **said}
+            del table["columns"]
         chosen = targets(target) or own
     if path.suffix.lower() not in PARQUET and delimiter_of(path, table.get("delimiter")) == ";":
         table = {"decimal": ",", **table}
@@ -242,13 +246,24 @@ class Private:
     keys: npt.NDArray[np.int64]
 
 
+def _check_declared(table: Table, draft: Draft) -> None:
+    """Refuse values that are not what a person declared, as for a schema without estimates: before ε is spent."""
+    schema = draft.schema({})
+    for name, column in draft.declared.items():
+        if name in draft.target:
+            preparing.targets(table, replace(schema, target=(name,)))
+        elif not isinstance(column, Skip):
+            encoding.encoded(table, name, column, schema)
+
+
 def training_rows(path: Path, draft: Draft, unit: str | None) -> Private:
     """The rows that training will see: all but the fifth that is set aside for testing, whatever the schema.
 
     Raises:
-        DataError: The table cannot be read, or too few rows are left.
+        DataError: The table cannot be read, or a value is not what its column declares.
     """
     found = read_table(path, delimiter=draft.table.get("delimiter"))
+    _check_declared(found, draft)
     marks = tuple(draft.table.get("missing", ()))
     keys = row_keys(found) if unit is None else unit_keys(encoding.ids(found, unit, marks))
     kept = ~drawn_units(keys, "test", TEST_SHARE)

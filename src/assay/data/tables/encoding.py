@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from assay.data.ids import fault
-from assay.data.tables.columns import Category, Column, Date, Flag, Labels, Number, Text
+from assay.data.tables.columns import Category, Column, Date, Flag, Labels, Number, Text, read_date, read_number
 from assay.data.tables.reading import Table, arrow
 from assay.data.tables.schema import Schema, listed
 from assay.errors import DataError
@@ -93,7 +94,7 @@ def numbers(table: Table, name: str, schema: Schema) -> tuple[npt.NDArray[np.flo
         missing = is_missing(raw, schema.missing)
         found = _parsed(table, name, raw, missing, schema)
     infinite = np.isinf(found)
-    if schema.lenient:
+    if name in schema.lenient:
         missing = missing | infinite
     elif infinite.any():
         at = int(infinite.argmax())
@@ -102,27 +103,26 @@ def numbers(table: Table, name: str, schema: Schema) -> tuple[npt.NDArray[np.flo
 
 
 def _parsed(table: Table, name: str, raw: list[str | None], missing: Mask, schema: Schema) -> npt.NDArray[np.float64]:
-    decimal, marks = schema.decimal, schema.missing
+    decimal, thousands, marks = schema.decimal, schema.thousands, schema.missing
     found = np.zeros(len(raw))
     for at, value in enumerate(raw):
         if missing[at] or value is None:
             continue
         try:
-            if "_" in value:  # float() takes 1_000, and nobody means it
-                raise ValueError
-            if decimal == "," and not schema.lenient and _THOUSANDS.fullmatch(value):
+            if decimal == "," and thousands is None and name not in schema.lenient and _THOUSANDS.fullmatch(value):
                 two = f"{value.replace('.', '')} or {value.replace('.', ',', 1)}"
-                raise table.wrong(name, at, value, f"a number without points: this may be {two}")
-            found[at] = float(value.replace(",", ".")) if decimal == "," else float(value)
+                accepted = f"a number without points: this may be {two}. In section [table] of the schema, "
+                raise table.wrong(name, at, value, f'{accepted}thousands = "." says that it is the first')
+            found[at] = read_number(value, decimal, thousands)
         except ValueError:
-            if schema.lenient:
+            if name in schema.lenient:
                 missing[at] = True
                 continue
             accepted = f"a number, or a mark of a missing value ({', '.join(mark or 'nothing' for mark in marks)})"
             if decimal == "." and "," in value:
                 accepted += (
-                    '; for a decimal comma say decimal = "," in the [table] section of the schema, and remove commas '
-                    "between thousands"
+                    '; where commas stand between thousands say thousands = "," in the [table] section of the schema, '
+                    'and for a decimal comma decimal = ","'
                 )
             raise table.wrong(name, at, value, accepted) from None
     return found
@@ -191,7 +191,7 @@ def _flag(table: Table, name: str, column: Flag, schema: Schema) -> tuple[Floats
         if missing[row] or value is None:
             continue
         if value.lower() not in _YES + _NO:
-            if schema.lenient:
+            if name in schema.lenient:
                 missing[row] = True
                 continue
             raise table.wrong(name, row, value, f"yes ({', '.join(_YES)}) or no ({', '.join(_NO)})")
@@ -202,18 +202,19 @@ def _flag(table: Table, name: str, column: Flag, schema: Schema) -> tuple[Floats
 def _date(table: Table, name: str, column: Date, schema: Schema) -> tuple[Floats, Mask]:
     raw = texts(table, name)
     missing = is_missing(raw, schema.missing)
+    written = schema.dates if column.format is None else column.format
     first, days = column.first.toordinal(), column.last.toordinal() - column.first.toordinal()
     found = np.zeros((len(raw), 3), np.float32)
     for row, value in enumerate(raw):
         if missing[row] or value is None:
             continue
         try:
-            when = column.read(value)
+            when = read_date(value, written)
         except ValueError:
-            if schema.lenient:
+            if name in schema.lenient:
                 missing[row] = True
                 continue
-            like = "2024-05-17 or 17.5.2024" if column.format is None else column.format
+            like = "2024-05-17 or 17.5.2024" if written is None else datetime.datetime(2024, 5, 17).strftime(written)
             accepted = f'a date such as {like}, or as the schema says: format = "%m/%d/%Y" is 05/17/2024'
             raise table.wrong(name, row, value, accepted) from None
         season = 2 * math.pi * (when.timetuple().tm_yday - 1) / 365.25

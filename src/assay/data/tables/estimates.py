@@ -53,26 +53,16 @@ _ALPHABETS = {"printable": (tuple(range(32, 127)), math.log(95)), "bytes": (tupl
 NUMBER, CATEGORY, DATE = "number", "category", "date"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What the first round showed of a column.
-
-    Attributes:
-        column: What it is; None for one whose levels the second round must show.
-        words: What was found, for the log and the record.
-    """
-
-    column: Column | None
-    words: str = ""
-
-
-def found_in(counts: Floats, noise: float, wanted: str | None = None) -> Found:
+def found_in(counts: Floats, noise: float, wanted: str | None = None) -> Column | None:
     """What a column holds, by its noisy counts.
 
     Args:
         counts: Of all cells, with noise.
         noise: Its standard deviation.
         wanted: The type, where it is declared: number, category or date; None where it is to be found as well.
+
+    Returns:
+        The column, `skip` where nothing stands out; None for one whose levels the second round must show.
     """
     numbers, years = counts[: len(cells.NUMBERS)], cells.years_of(counts)
     span, when = _span(numbers, noise), _span(years, noise)
@@ -84,17 +74,17 @@ def found_in(counts: Floats, noise: float, wanted: str | None = None) -> Found:
     }
     kind = wanted or max(weights, key=lambda one: weights[one])
     if kind == CATEGORY and (wanted or weights[kind] > 0):
-        return Found(column=None)
+        return None
     if weights[kind] <= 0:
-        return Found(column=Skip(), words="nothing stands out of the noise")
+        return Skip()
     if kind == DATE:
         assert when is not None
         first, last = cells.YEARS[when.start], cells.YEARS[when.stop - 1]
-        return Found(column=Date(first=datetime.date(first, 1, 1), last=datetime.date(last, 12, 31)))
+        return Date(first=datetime.date(first, 1, 1), last=datetime.date(last, 12, 31))
     if kind == "text":
-        return Found(column=Text())
+        return Text()
     assert span is not None
-    return Found(column=_bounded(numbers, span, noise, flags=wanted is None))
+    return _bounded(numbers, span, noise, flags=wanted is None)
 
 
 def _alone(count: float, noise: float) -> float:

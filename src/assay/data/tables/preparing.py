@@ -147,7 +147,7 @@ def prepare(table: Table, schema: Schema, unit: str | None) -> Rows:
     if unit is not None and unit in schema.target:
         raise ConfigError("unit", unit, "another column than the target")
     persons = None if unit is None else unit_keys(encoding.ids(table, unit, schema.missing))
-    if schema.lenient:
+    if set(schema.target) & set(schema.lenient):
         usable = _usable(table, schema)
         table = replace(table, rows=table.rows.filter(arrow().array(usable)))
         persons = None if persons is None else persons[usable]
@@ -157,13 +157,13 @@ def prepare(table: Table, schema: Schema, unit: str | None) -> Rows:
 
 
 def _usable(table: Table, schema: Schema) -> npt.NDArray[np.bool_]:
-    """Which rows have a target that the schema declares: a matter of each row alone.
+    """Which rows have the targets that were estimated: a matter of each row alone.
 
     Raises:
         DataError: Too few rows have one.
     """
     usable = np.ones(len(table), np.bool_)
-    for name in schema.target:
+    for name in set(schema.target) & set(schema.lenient):
         column = schema.columns[name]
         if isinstance(column, Category):
             usable &= encoding.codes(table, name, column, schema)[0] >= 0

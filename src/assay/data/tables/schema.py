@@ -3,6 +3,8 @@
     [table]                       # optional
     delimiter = ","
     decimal = "."
+    thousands = ","
+    dates = "%m/%d/%Y"
     missing = ["", "NA", "?"]
 
     [columns.age]
@@ -26,7 +28,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from assay.data.tables.columns import TYPES, Column, Date, Flag, Number, Skip, Text
+from assay.data.tables.columns import THOUSANDS, TYPES, Column, Date, Flag, Number, Skip, Text
 from assay.errors import ConfigError, nearest
 
 MISSING_MARKS = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "?")
@@ -44,9 +46,12 @@ class Schema:
         target: The columns to predict; `--target` names them.
         delimiter: Between values of a CSV file; None takes what its row of names shows.
         decimal: The decimal mark of numbers in a CSV file, "." or ",".
+        thousands: What stands between groups of three digits of such numbers; None for nothing.
+        dates: How dates are written, in the terms of Python's strptime, in columns that do not say it themselves; None
+            for 2024-05-17 or 17.5.2024.
         missing: What stands for a missing value.
-        lenient: A value that is not what its column declares counts as missing, and a row whose target is unusable is
-            left out. For schemas that were estimated: nobody has looked at the values.
+        lenient: Columns in which a value that is not what is declared counts as missing, and as targets leave a row
+            out. They were estimated: nobody has looked at their values.
 
     Raises:
         ConfigError: A part is not accepted; the message names the column.
@@ -56,8 +61,10 @@ class Schema:
     target: tuple[str, ...] = ()
     delimiter: str | None = None
     decimal: str = "."
+    thousands: str | None = None
+    dates: str | None = None
     missing: tuple[str, ...] = field(default=MISSING_MARKS)
-    lenient: bool = False
+    lenient: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.columns:
@@ -66,6 +73,11 @@ class Schema:
             raise ConfigError("schema.table.delimiter", self.delimiter, 'one character, such as ","')
         if self.decimal not in (".", ","):
             raise ConfigError("schema.table.decimal", self.decimal, '"." or ","')
+        if self.thousands is not None and (self.thousands not in THOUSANDS or self.thousands == self.decimal):
+            accepted = ", ".join(f'"{one}"' for one in THOUSANDS if one != self.decimal)
+            raise ConfigError("schema.table.thousands", self.thousands, f"one of {accepted}: not the decimal mark")
+        if self.dates is not None and (not isinstance(self.dates, str) or "%" not in self.dates):
+            raise ConfigError("schema.table.dates", self.dates, 'a format such as "%m/%d/%Y", which is 05/17/2024')
         for name in self.target:
             if name not in self.columns:
                 raise ConfigError(
@@ -108,11 +120,18 @@ class Schema:
                 "delimiter": self.delimiter,
                 "decimal": self.decimal,
                 "missing": list(self.missing),
-                **({"lenient": True} if self.lenient else {}),  # not in schemas of earlier versions
+                # what earlier versions did not have is there only where it says something
+                **{name: one for name in ("thousands", "dates") if (one := getattr(self, name)) is not None},
+                **({"lenient": self._lenient} if self.lenient else {}),
             },
             "target": list(self.target),
             "columns": [{"name": name, **column.to_json()} for name, column in self.columns.items()],
         }
+
+    @property
+    def _lenient(self) -> bool | list[str]:
+        """True for all columns, as earlier versions wrote it."""
+        return True if set(self.lenient) == set(self.columns) else list(self.lenient)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
@@ -150,20 +169,25 @@ def toml_of(path: Path | str) -> tuple[dict[str, Any], dict[str, Any], tuple[str
 
 
 def _sections(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
-    if (extra := data.keys() - {"table", "columns"}) or not isinstance(data.get("columns"), dict):
+    columns = data.get("columns", {} if others_are_auto(data.get("table")) else None)
+    if (extra := data.keys() - {"table", "columns"}) or not isinstance(columns, dict):
         wrong = f"not {min(extra)}" if extra else "there is no [columns.NAME]"
         said = f"the sections [table] and [columns.NAME]; {wrong}"
         raise ConfigError("schema", where, said)
     table = dict(data.get("table", {}))
     target = table.pop("target", [])
-    return table, data["columns"], (target,) if isinstance(target, str) else tuple(target)
+    return table, columns, (target,) if isinstance(target, str) else tuple(target)
 
 
 def read(table: Mapping[str, Any], columns: Mapping[str, Any], target: tuple[str, ...], where: str) -> Schema:
     """A schema from its sections, as `toml_of` returns them; `where` is what to call it in an error."""
-    if extra := table.keys() - {"delimiter", "decimal", "missing", "lenient"}:
-        raise ConfigError(f"{where}: table.{min(extra)}", table[min(extra)], "delimiter, decimal, missing or target")
+    known = ("delimiter", "decimal", "thousands", "dates", "missing")
+    if extra := table.keys() - {*known, "lenient"}:
+        hint = nearest(min(extra), known)
+        raise ConfigError(f"{where}: table.{min(extra)}", table[min(extra)], f"{hint}{', '.join(known)} or target")
     settings: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in table.items()}
+    if isinstance(settings.get("lenient"), bool):  # as earlier versions wrote it
+        settings["lenient"] = tuple(columns) if settings["lenient"] else ()
     read = {name: column_of(said, f"{where}: column {name!r}") for name, said in columns.items()}
     return Schema(columns=read, target=target, **settings)
 
@@ -239,6 +263,11 @@ def as_schema(schema: Schema | Mapping[str, Any] | Path | str, target: Sequence[
     if not names:
         raise ConfigError("target", target, f"the column to predict, one of {listed(found.columns)}")
     return replace(found, target=names)
+
+
+def others_are_auto(table: object) -> bool:
+    """Whether a section [table] leaves columns that have no section of their own to an estimate: `columns = "auto"`."""
+    return isinstance(table, Mapping) and table.get("columns") == AUTO
 
 
 def is_auto(schema: object) -> bool:

@@ -33,9 +33,11 @@ _HEAD = """\
 # never from the private rows themselves, which no ε would cover.
 #   number: low and high      category: levels      labels: levels, separator      flag: yes or no
 #   date: first and last      text: size            skip: not used
-# Decimal commas and other marks of missing values are said once, above all columns:
+# How the file is written is said once, above all columns, where it is not as usual:
 #   [table]
-#   decimal = ","
+#   decimal = ","         # 3,5
+#   thousands = "."       # 1.492
+#   dates = "%d/%m/%Y"    # 17/05/2024
 #   missing = ["", "NA", "unknown"]
 """
 
