@@ -321,6 +321,21 @@ def test_a_full_disk_names_the_file_and_how_to_go_on(tmp_path, monkeypatch):
     assert isinstance(caught.value, OSError)
 
 
+def test_a_place_where_nobody_may_write_is_named_before_anything_is_trained(tmp_path):
+    """Tests run as root, who may write anywhere; below a file nobody may."""
+    (tmp_path / "file").write_text("")
+    below = tmp_path / "file" / "run"
+    for out in (below, tmp_path / "file" / "runs" / "run"):
+        with pytest.raises(
+            AssayError, match=rf"cannot write {tmp_path}/file.*: (Not a directory|File exists). Name a place"
+        ):
+            fit(network(), records(), plan=plan(), out=out, names=NAMES)
+    with pytest.raises(AssayError, match=rf"cannot write {tmp_path}: Is a directory"):
+        files.replace_text(tmp_path, "report")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert not [path for path in tmp_path.parent.iterdir() if path.name.endswith(".part")]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

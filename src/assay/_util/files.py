@@ -27,6 +27,17 @@ except ImportError:  # a system without such file locks
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The numbers of an `OSError` for a full disk, an exhausted quota, or a file too large for its file system."""
 
+_NOT_HERE = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOENT,
+    errno.EEXIST,
+    errno.ENOTDIR,
+    errno.EISDIR,
+)
+"""Of one for a place where we may not write, or where something else stands in the way."""
+
 
 class NoRoomError(AssayError, OSError):
     """The disk is full. The message names the file and says what to do."""
@@ -42,16 +53,41 @@ class NoRoomError(AssayError, OSError):
         return self._message
 
 
-@contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Name the file in errors about a full disk, which the system and safetensors do not.
+class NotWritableError(AssayError, OSError):
+    """Nothing may be written here. The message names the file or folder."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        self._message = f"cannot write {path}: {error.strerror}. Name a place where you may write"
+        super().__init__(error.errno, error.strerror)
+
+    def __str__(self) -> str:
+        return self._message
+
+
+def make_folder(path: Path, *, mode: int = 0o777) -> None:
+    """Make a folder that somebody asked for, and those above it, unless it is there.
 
     Raises:
-        NoRoomError: there is no room for the file.
+        NotWritableError: The system does not let us.
+        NoRoomError: The disk is full.
+    """
+    with writing(path):
+        path.mkdir(mode=mode, parents=True, exist_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in errors about a full disk or a missing right, which the system and safetensors do not.
+
+    Raises:
+        NoRoomError: There is no room for the file.
+        NotWritableError: The system lets nobody, or not us, write there.
     """
     try:
         yield
     except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno in _NOT_HERE:
+            raise NotWritableError(path, error) from error
         full = error.errno in NO_ROOM if isinstance(error, OSError) else "No space left" in str(error)
         if not full:
             raise
@@ -73,6 +109,7 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
 
     Raises:
         NoRoomError: the disk is full; the old file is unchanged.
+        NotWritableError: the system does not let us write there.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -82,9 +119,10 @@ def replacing(path: Path, *, private: bool = False) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb+") as handle:
                 os.fsync(handle.fileno())
-        temporary.replace(path)
+            temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(NotADirectoryError):
+            temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 

@@ -46,6 +46,7 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util import journal
 from assay._util.figures import at_least, at_most
+from assay._util.files import make_folder
 from assay._util.journal import Journal
 from assay._util.signatures import PublicKey, read_private
 from assay.accounting import events
@@ -170,7 +171,7 @@ class Budget:
                     f"records without a budget; all of these are in the budget {other['name']} already, which counts "
                     "for them under any name and in any order",
                 )
-        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(where, mode=0o700)
         with journal.alone(where / _JOURNAL, create=True) as file:
             if file.lines:
                 raise ConfigError("budget", str(path), "a name that is not taken; there is a budget of that name")

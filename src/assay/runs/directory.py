@@ -38,6 +38,7 @@ from assay._util.files import (
     create_json,
     is_abandoned,
     lock,
+    make_folder,
     remove_abandoned,
     replace_json,
     replace_text,
@@ -160,11 +161,11 @@ class RunDirectory:
         """
         run = cls(path)
         if not path.is_file():
-            path.absolute().parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.absolute().parent)
         with alone_in(path.absolute().parent):  # nobody else may come between looking and writing run.json
             if run._replaces(force=force):
                 run._clear()
-            path.mkdir(parents=True, exist_ok=True)
+            make_folder(path)
             remove_abandoned(path)
             columns = (spec.get("plan") or {}).get("columns")
             if columns is None:  # the run does not pay for an estimate that was made here

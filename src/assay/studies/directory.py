@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay._util.files import lock, replace_json
+from assay._util.files import lock, make_folder, replace_json
 from assay.errors import AssayError, ConfigError
 from assay.runs.directory import RunDirectory
 from assay.studies.grid import Grid, Run
@@ -62,7 +62,7 @@ class Study:
             raise ConfigError("out", str(path), "a directory; there is a file of that name")
         if path.exists() and any(not entry.name.startswith(".study.json.") for entry in path.iterdir()):
             raise ConfigError("out", str(path), "a new or empty directory, or a study; this one holds other files")
-        path.mkdir(parents=True, exist_ok=True)
+        make_folder(path)
         replace_json(study.file, wanted)
         return study
 

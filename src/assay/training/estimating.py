@@ -30,7 +30,7 @@ import torch
 from dp_accounting.dp_event import GaussianDpEvent
 
 from assay._util import seals
-from assay._util.files import replace_json
+from assay._util.files import make_folder, replace_json
 from assay.accounting.adjacency import Adjacency
 from assay.accounting.calibrate import smallest_noise
 from assay.accounting.epsilon import epsilon
@@ -212,7 +212,7 @@ def estimate(
             schema = Schema.from_json(kept["found"])
             return Estimated(schema=schema, columns=columns, units=private.units, counted=counted, lease=lease)
         _check_unspent(directory, force=force)
-        directory.path.mkdir(parents=True, exist_ok=True)
+        make_folder(directory.path)
     ledger = Ledger(
         None if directory is None else directory.estimate_ledger,
         delta=terms.delta,
