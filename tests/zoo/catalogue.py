@@ -647,6 +647,12 @@ ZOO: tuple[Mutant, ...] = (
         "refused",
         "test_around_a_run.py::test_test_records_that_are_training_records",
         ("exact accuracies of training records in the record", "of test records", ""),
+        ("the same, with names like those that `assay train` notes", "of test records", ""),
+    ),
+    *_each(
+        "refused",
+        "test_budgets.py::test_a_budget_of_rows_beside_one_of_their_persons",
+        ("a budget of rows beside one of their persons, each with its own total", "rows of another table", ""),
     ),
     *_each(
         "two worlds",

@@ -93,7 +93,7 @@ def test_what_was_spent_before_the_thousandth_run_of_a_directory(tmp_path, kind,
     assert len(set(spent)) == kept
 
 
-@pytest.mark.parametrize("bug", ["the same", "the same again", "in another order", "a part", None])
+@pytest.mark.parametrize("bug", ["the same", "the same again", "in another order", "a part", "by names", None])
 def test_test_records_that_are_training_records(bug):
     """What is measured on them is exact, and in record and statement."""
     plan = Plan(records=80, batch_size=10, steps=2, noise_multiplier=2.0, delta=1e-3)
@@ -104,10 +104,12 @@ def test_test_records_that_are_training_records(bug):
         "the same again": TensorDataset(x[:80].clone(), y[:80].clone()),
         "in another order": Subset(train, torch.randperm(80).tolist()),
         "a part": TensorDataset(x[75:], y[75:]),
+        "by names": train,
         None: TensorDataset(x[80:], y[80:]),
     }
     with contextlib.nullcontext() if bug is None else pytest.raises(ConfigError, match="training records"):
-        library.fit(nn.Linear(3, 2), train, plan=plan, test=tests[bug])
+        names = {"data_dir": None} if bug == "by names" else None  # as `assay train` notes them
+        library.fit(nn.Linear(3, 2), train, plan=plan, test=tests[bug], names=names)
 
 
 @pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])

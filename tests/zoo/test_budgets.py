@@ -32,6 +32,7 @@ from assay.runs.budgeted import FIELD, Lease, lease, settle_by_ledgers
 from assay.runs.callbacks import Callback
 from assay.runs.directory import RunDirectory
 from assay.runs.totals import total
+from assay.training.budgets import create
 
 from . import mutants
 
@@ -528,3 +529,19 @@ def test_clients_of_another_partition_are_others(tmp_path):
     total(runs[:2])
     with pytest.raises(ConfigError, match="the same unit"):
         total(runs[1:])
+
+
+@pytest.mark.parametrize("bug", ["rows after persons", "persons after rows", "other persons", None])
+def test_a_budget_of_rows_beside_one_of_their_persons(bug, tmp_path):
+    """Each counts its own runs, and a person's rows are in both: neither ceiling holds for anybody."""
+    tables = {name: tmp_path / f"{name}.csv" for name in ("visits", "others")}
+    for name, table in tables.items():
+        table.write_text("patient,age,ward\n" + "".join(f"p{i // 3},{i}.5,{name}\n" for i in range(60)))
+    first, second = ("record", "patient") if bug == "persons after rows" else ("patient", "record")
+    if bug == "other persons":
+        first, second = "patient", "ward"
+    create(tmp_path / "first", epsilon=3, delta=1e-3, data=str(tables["visits"]), unit=first)
+    with pytest.raises(ConfigError, match="neither budget") if bug else contextlib.nullcontext() as refused:
+        create(tmp_path / "b", epsilon=3, delta=1e-3, data=str(tables["visits" if bug else "others"]), unit=second)
+    if "record" in (first, second) and bug:
+        assert "--unit patient --unit-sampling rows" in str(refused.value)

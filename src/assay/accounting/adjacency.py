@@ -1,8 +1,10 @@
-"""Which data sets are neighbours."""
+"""Which data sets are neighbours, and the units of privacy that are not the name of a column."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+RECORD, CLIENT = "record", "client"
 
 
 class Adjacency(StrEnum):

@@ -50,19 +50,17 @@ from assay._util.files import make_folder
 from assay._util.journal import Journal
 from assay._util.signatures import PublicKey, read_private
 from assay.accounting import events
-from assay.accounting.adjacency import Adjacency
+from assay.accounting.adjacency import CLIENT, RECORD, Adjacency
 from assay.accounting.budget_entries import SCHEMA, BudgetError, State, public_key, read_entries
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import Costs, RenyiFilter
 from assay.accounting.ledger import Ledger
 from assay.accounting.marks import Mark
-from assay.accounting.recognition import KnownRecords, Recognised, hash_records
+from assay.accounting.recognition import Beside, Compared, KnownRecords, Recognised, hash_records, one_for_both
 from assay.accounting.remembered import Remembered
 from assay.errors import BudgetSpentError, ConfigError, DataError
 
 SUFFIX = ".budget"
-RECORD, CLIENT = "record", "client"
-"""Units of privacy that are not the name of a column."""
 _SLACK = 1 + 1e-9  # entries say this much more: the same releases, added up in another order, must not seem to be more
 _MOST_NOISE = 1e4
 
@@ -135,6 +133,7 @@ class Budget:
         adjacency: Adjacency = Adjacency.ADD_OR_REMOVE_ONE,
         key: str | Path | None = None,
         by: str | None = None,
+        rows: Iterable[bytes] = (),
     ) -> Budget:
         """Make a new budget for records that have none.
 
@@ -147,6 +146,7 @@ class Budget:
             adjacency: Which data sets are neighbours. Every run under the budget must have the same.
             key: A private key (`assay keys new`) that signs every entry; runs then need it too.
             by: Who makes it; the user of this process by default.
+            rows: Where persons are protected, what each row of the table is recognised by: budgets of rows know those.
 
         Returns:
             The budget.
@@ -158,25 +158,15 @@ class Budget:
         chosen = RenyiFilter.for_ceiling(epsilon, delta)
         signer = None if key is None else read_private(key)
         others = _beside(where)
-        fresh = KnownRecords.empty()
-        own, *theirs = hash_records(contents, [fresh, *(known for _, known in others)])
-        if not len(own):
+        found = Compared.of(contents, rows, KnownRecords.empty(), others, unit)
+        if not found.records:
             raise ConfigError("data", "no records", "at least one record")
-        overlaps = _overlaps(others, theirs)
-        for other in overlaps:
-            if other["records"] == len(np.unique(own)):
-                raise ConfigError(
-                    "data",
-                    f"{other['records']} records",
-                    f"records without a budget; all of these are in the budget {other['name']} already, which counts "
-                    "for them under any name and in any order",
-                )
+        found.check_new()
         make_folder(where, mode=0o700)
         with journal.alone(where / _JOURNAL, create=True) as file:
             if file.lines:
                 raise ConfigError("budget", str(path), "a name that is not taken; there is a budget of that name")
-            known = fresh.with_tags(own)
-            known.write(where / _RECORDS)
+            found.known.write(where / _RECORDS)
             header = {
                 "schema": SCHEMA,
                 "kind": "new",
@@ -189,9 +179,9 @@ class Budget:
                 "orders": chosen.orders,
                 "weights": chosen.weights,
                 "public_key": None if signer is None else signer.public.raw.hex(),
-                "records": len(known.tags),
-                "known": known.digest,
-                "overlaps": overlaps,
+                "records": found.records,
+                "known": found.known.digest,
+                "overlaps": found.overlaps,
                 **_now(by),
             }
             file.append(header, signer)
@@ -258,12 +248,13 @@ class Budget:
             )
         return found
 
-    def add_records(self, contents: Iterable[bytes], *, by: str | None = None) -> int:
+    def add_records(self, contents: Iterable[bytes], *, by: str | None = None, rows: Iterable[bytes] = ()) -> int:
         """Cover more records: they have the same ceiling, and count as if they had been there from the beginning.
 
         Args:
             contents: What each record is recognised by.
             by: Who adds them.
+            rows: As for `create`.
 
         Returns:
             How many of them are new.
@@ -271,19 +262,17 @@ class Budget:
         others = _beside(self.path)
         with self._alone() as file:
             state = read_entries(file)
-            known = self._known(state)
-            own, *theirs = hash_records(contents, [known, *(one for _, one in others)])
-            more = known.with_tags(own)
+            found = Compared.of(contents, rows, self._known(state), others, self.unit)
             # the entry first: until the file follows it is refused, which is the safe side
             line = {
                 "kind": "records",
-                "records": len(more.tags),
-                "known": more.digest,
-                "overlaps": _overlaps(others, theirs),
+                "records": state.records + found.new,
+                "known": found.known.digest,
+                "overlaps": found.overlaps,
             }
             file.append({**line, **_now(by)}, self._key)
-            more.write(self.path / _RECORDS)
-        return len(more.tags) - len(known.tags)
+            found.known.write(self.path / _RECORDS)
+        return found.new
 
     def check_terms(self, *, adjacency: Adjacency, unit: str) -> None:
         """Refuse a run whose ε does not mean what the budget's means.
@@ -294,7 +283,8 @@ class Budget:
         if adjacency is not self.adjacency:
             raise ConfigError("adjacency", adjacency.value, f"{self.adjacency.value}, that of the budget {self.name}")
         if unit != self.unit:
-            raise ConfigError("unit", unit, f"{self.unit}, that of the budget {self.name}: what ε protects must be one")
+            accepted = f"{self.unit}, that of the budget {self.name}: what ε protects must be one"
+            raise ConfigError("unit", unit, accepted + one_for_both(self.unit, unit))
         self._check_key()
 
     def check_fits(self, event: DpEvent, noisier: Callable[[float], tuple[DpEvent, float]] | None = None) -> None:
@@ -672,19 +662,13 @@ def _now(by: str | None) -> dict[str, Any]:
     return {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "by": by}
 
 
-def _beside(where: Path) -> list[tuple[Budget, KnownRecords]]:
+def _beside(where: Path) -> list[Beside]:
     """The budgets in the same folder, and which records they cover."""
     found = []
     for path in sorted(where.absolute().parent.glob(f"*{SUFFIX}")):
         if path != where.absolute() and (path / _JOURNAL).exists() and (path / _JOURNAL).stat().st_size:
             other = Budget(path)
-            found.append((other, other._known(other.state())))
+            state = other.state()
+            said = {"id": other.id, "name": other.name, "epsilon": other.epsilon}
+            found.append(Beside(said=said, unit=other.unit, records=state.records, known=other._known(state)))
     return found
-
-
-def _overlaps(others: Sequence[tuple[Budget, KnownRecords]], theirs: Sequence[Any]) -> list[dict[str, Any]]:
-    said = []
-    for (other, known), tags in zip(others, theirs, strict=True):
-        if common := known.look_up(tags).known:
-            said.append({"id": other.id, "name": other.name, "epsilon": other.epsilon, "records": common})
-    return said

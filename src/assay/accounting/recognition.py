@@ -4,13 +4,16 @@ The key is random and stands in the same file. Whoever has the file can therefor
 guess is among those of the budget. The file is as private as the records themselves, and stays with them: mode 0600,
 never part of a run, never published. What leaves is a digest over the key and all hashes, which tells nothing without
 the key.
+
+Budgets that lie side by side are compared, so that no records have two. Where a budget protects persons, its file knows
+the rows of their table, too: a budget of rows and one of persons on one table would each miss what the other spends.
 """
 
 from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay._util.files import replace_file
+from assay.accounting.adjacency import CLIENT, RECORD
 from assay.errors import AssayError, ConfigError
 
 Tags = NDArray[np.uint64]
@@ -116,3 +120,103 @@ def hash_records(contents: Iterable[bytes], known: Sequence[KnownRecords]) -> li
             digest.update(content)
             into.append(digest.digest())
     return [np.frombuffer(b"".join(one), dtype="<u8").astype(np.uint64) for one in found]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beside:
+    """Another budget in the same folder.
+
+    Attributes:
+        said: What the entries and records of others say of it.
+        unit: What its ε protects.
+        records: How many records or persons it covers.
+        known: What they are recognised by.
+    """
+
+    said: Mapping[str, Any]
+    unit: str
+    records: int
+    known: KnownRecords
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Records that a budget is to cover, beside what the other budgets cover.
+
+    Attributes:
+        records: How many different records, or persons, there are.
+        new: How many of them the budget did not cover before.
+        known: What it covers with them.
+        unit: What its ε protects.
+        others: The other budgets, with how many of the records each covers, and how many of all rows.
+        rows: How many different rows there are, where persons are protected.
+    """
+
+    records: int
+    new: int
+    known: KnownRecords
+    unit: str
+    others: Sequence[tuple[Beside, int, int]]
+    rows: int
+
+    @classmethod
+    def of(
+        cls, contents: Iterable[bytes], rows: Iterable[bytes], known: KnownRecords, others: Sequence[Beside], unit: str
+    ) -> Compared:
+        """The records of these contents, and the rows of the table that they are the persons of."""
+        keys = [known, *(other.known for other in others)]
+        (own, *theirs), (own_rows, *their_rows) = hash_records(contents, keys), hash_records(rows, keys)
+        return cls(
+            records=(found := known.look_up(own)).records,
+            new=found.records - found.known,
+            known=known.with_tags(np.concatenate([own, own_rows])),
+            unit=unit,
+            others=[
+                (other, *(other.known.look_up(tags).known for tags in both))  # type: ignore[misc]
+                for other, *both in zip(others, theirs, their_rows, strict=True)
+            ],
+            rows=len(np.unique(own_rows)),
+        )
+
+    @property
+    def overlaps(self) -> list[dict[str, Any]]:
+        """What the entry says of the others that cover some of the records: how many, and their unit if it is another.
+
+        A budget of rows and one of persons have rows in common.
+        """
+        found = []
+        for other, records, rows in self.others:
+            if (common := records if other.unit == self.unit else max(records, rows)) > 0:
+                unit = {} if other.unit == self.unit else {"unit": other.unit}
+                found.append({**other.said, "records": common, **unit})
+        return found
+
+    def check_new(self) -> None:
+        """Refuse a second budget for the same records, or one of persons and one of their rows.
+
+        Raises:
+            ConfigError: There is such a budget: neither would count what the other spends.
+        """
+        for other, records, rows in self.others:
+            differ = other.unit != self.unit
+            if records != self.records and not (differ and rows and rows in (self.rows, other.records)):
+                continue
+            counts = (
+                f"whose ε is that of each {other.unit}: neither budget would count what the other spends"
+                if differ
+                else "which counts for them under any name and in any order"
+            )
+            raise ConfigError(
+                "data",
+                f"{max(records, rows)} records",
+                f"records without a budget; all of these are in the budget {other.said['name']} already, {counts}"
+                + one_for_both(other.unit, self.unit),
+            )
+
+
+def one_for_both(*units: str | None) -> str:
+    """How runs on rows count for the persons whose they are; empty where that is not what the units are."""
+    persons = [unit for unit in units if unit not in (RECORD, CLIENT, None)]
+    if RECORD not in units or not persons:
+        return ""
+    return f". A run on rows counts for each {persons[0]} with --unit {persons[0]} --unit-sampling rows --unit-rows K"

@@ -128,10 +128,12 @@ def _print_head(budget: Budget, state: State) -> None:
         f" δ = {budget.delta:g} ({budget.adjacency.value}){signed}"
     )
     for other in state.overlaps:
-        out.print(
-            f"{other['records']} of them are also in the budget {other['name']}: for those, what is spent there comes"
-            " on top"
+        rows, spent = (
+            ("rows", f", whose ε is that of each {other['unit']}: neither counts what the other spends")
+            if "unit" in other
+            else ("of them", ": for those, what is spent there comes on top")
         )
+        out.print(f"{other['records']} {rows} are also in the budget {other['name']}{spent}")
 
 
 def _print_left(budget: Budget, state: State) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from assay.data.bundle import DataBundle
 from assay.data.records import Records, tensors_of
@@ -59,13 +60,21 @@ def of_bundle(bundle: DataBundle) -> Iterator[bytes]:
     return contents(bundle.train) if bundle.row_keys is None else _keys(b"row", bundle.row_keys)
 
 
-def of_table(source: Path | str, unit: str | None = None, delimiter: str | None = None) -> Iterator[bytes]:
+def rows_of(bundle: DataBundle) -> Iterator[bytes]:
+    """What a data set of records, in place of persons, would be recognised by: all rows, whichever it tests on."""
+    return itertools.chain(contents(TensorDataset(bundle.train_x, bundle.train_y)), contents(bundle.test))
+
+
+def of_table(
+    source: Path | str, unit: str | None = None, delimiter: str | None = None, *, whole: bool = False
+) -> Iterator[bytes]:
     """The same of the training part of a table, without a schema: all but the fifth that is set aside for testing.
 
     Args:
         source: The path of a table.
         unit: The column that says whose a row is.
         delimiter: What stands between values, if a schema says that.
+        whole: With the fifth, too.
 
     Raises:
         DataError: The table cannot be read.
@@ -75,7 +84,7 @@ def of_table(source: Path | str, unit: str | None = None, delimiter: str | None 
     if unit is not None and unit not in found.columns:
         raise ConfigError("unit", unit, f"record, client, or a column of {found.name}: {', '.join(found.columns)}")
     keys = np.unique(row_keys(found) if unit is None else unit_keys(encoding.ids(found, unit)))
-    trained = keys[~drawn_units(keys, "test", TEST_SHARE)]
+    trained = keys if whole else keys[~drawn_units(keys, "test", TEST_SHARE)]
     return _keys(b"row" if unit is None else b"person", torch.from_numpy(trained))
 
 

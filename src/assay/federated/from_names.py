@@ -13,7 +13,7 @@ import torch
 from dp_accounting.dp_event import DpEvent
 
 from assay import models
-from assay.accounting.budget import CLIENT
+from assay.accounting.adjacency import CLIENT
 from assay.data import DataBundle, catalog
 from assay.data.identity import of_bundle
 from assay.errors import ConfigError, one_of

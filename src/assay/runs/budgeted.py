@@ -19,7 +19,8 @@ from dp_accounting.dp_event import DpEvent
 
 from assay._util.files import lock
 from assay._util.signatures import read_either
-from assay.accounting.budget import CLIENT, RECORD, Budget, Reservation, Spends, check_independent, check_lines
+from assay.accounting.adjacency import CLIENT, RECORD
+from assay.accounting.budget import Budget, Reservation, Spends, check_independent, check_lines
 from assay.accounting.budget_entries import Account, BudgetError, State
 from assay.accounting.epsilon import epsilon
 from assay.accounting.ledger import Ledger, LedgerError, read_ledger

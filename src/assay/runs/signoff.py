@@ -248,6 +248,10 @@ def budget_headline(record: Mapping[str, Any]) -> list[str]:
         )
     lines = [said, ""]
     for other in budget["overlaps"]:
+        if "unit" in other:
+            said = f"Some rows are also in the budget {other['name']}, whose ε is that of each {other['unit']}"
+            lines += [f"> {said}: neither budget counts what the other spends.", ""]
+            continue
         noun = "persons" if record.get("persons") else "records"
         some = f"{other['records']} of the {noun}" if "records" in other else f"Some {noun}"  # of earlier versions
         lines += [f"> {some} are also in the budget {other['name']}: for those, both add up.", ""]

@@ -22,6 +22,7 @@ from assay.accounting.adjacency import Adjacency
 from assay.accounting.epsilon import epsilon
 from assay.accounting.filters import ANY
 from assay.accounting.ledger import Ledger, read_ledger
+from assay.accounting.recognition import one_for_both
 from assay.errors import AssayError, ConfigError
 from assay.runs.budgeted import FIELD, unit_in
 from assay.runs.directory import RunDirectory, no_run
@@ -131,7 +132,8 @@ def compose(parts: Sequence[Part], *, delta: float | None = None) -> Total:
     Raises:
         ConfigError: As `total`.
     """
-    unit = _same("unit", [part.unit for part in parts], "the same unit of privacy in all runs") or "not known"
+    units = [part.unit for part in parts]
+    unit = _same("unit", units, f"the same unit of privacy in all runs{one_for_both(*units)}") or "not known"
     adjacency = _same("adjacency", [part.adjacency for part in parts], "the same adjacency in all runs")
     if delta is None:
         delta = _same("delta", [part.delta for part in parts], "the same δ in all runs, or one for the total (--delta)")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from assay.accounting.adjacency import Adjacency
-from assay.accounting.budget import CLIENT, RECORD, Budget
-from assay.data.identity import of_bundle, of_table
+from assay.accounting.adjacency import CLIENT, RECORD, Adjacency
+from assay.accounting.budget import Budget
+from assay.data.identity import of_bundle, of_table, rows_of
 from assay.data.tables.names import is_table
 from assay.training.inputs import load
 
@@ -49,11 +49,11 @@ def create(
         name,
         epsilon=epsilon,
         delta=delta,
-        contents=_contents(data, data_dir, unit),
         unit=unit,
         adjacency=adjacency,
         key=key,
         by=by,
+        **_contents(data, data_dir, unit),
     )
 
 
@@ -73,11 +73,14 @@ def add(
         The budget, and how many records are new.
     """
     budget = Budget(name, key=key)
-    return budget, budget.add_records(_contents(data, data_dir, budget.unit), by=by)
+    return budget, budget.add_records(by=by, **_contents(data, data_dir, budget.unit))
 
 
-def _contents(data: str, data_dir: Path | None, unit: str) -> Iterator[bytes]:
-    column = None if unit in (RECORD, CLIENT) else unit
+def _contents(data: str, data_dir: Path | None, unit: str) -> dict[str, Iterator[bytes]]:
+    """What the training records are recognised by, or the persons and all rows of the table."""
+    if unit in (RECORD, CLIENT):
+        return {"contents": of_table(data) if is_table(data) else of_bundle(load(data, data_dir, None))}
     if is_table(data):
-        return of_table(data, column)
-    return of_bundle(load(data, data_dir, None, unit=column))
+        return {"contents": of_table(data, unit), "rows": of_table(data, whole=True)}
+    bundle = load(data, data_dir, None, unit=unit)
+    return {"contents": of_bundle(bundle), "rows": rows_of(bundle)}

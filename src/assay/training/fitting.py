@@ -42,7 +42,7 @@ from assay.runs.directory import RunDirectory
 from assay.runs.metrics import loss_of
 from assay.runs.result import Result
 from assay.runs.run import Run
-from assay.runs.schema import CENTRAL, is_by_name
+from assay.runs.schema import CENTRAL
 from assay.runs.statement import scored
 from assay.training.batches import unit_records
 from assay.training.loop import Loop
@@ -158,8 +158,7 @@ def fit(
     loss = loss_of(_task(names or {})) if loss is None else loss
     if test is not None:
         Records(test, loading=loading).check_pairs("test")
-        if not is_by_name({"names": names or {}}):  # those are separate by how they were split
-            check_tested(Records(train, loading=loading), Records(test, loading=loading))
+        check_tested(Records(train, loading=loading), Records(test, loading=loading))
     unit_records(Records(train), units, plan)
     check_untrained(model, Records(train, loading=loading), budget=ranks.once(budgeted.id_of, budget))
     plan = check_run(model, train, loss, plan, training, (names or {}).get("data"), ranks.size, loading=loading)
@@ -375,7 +374,7 @@ def resume(
     """
     ranks = world()
     directory, spec = ranks.once(lambda: _unfinished(Path(out)))
-    if test is not None and not is_by_name(spec):
+    if test is not None:
         check_tested(Records(train, loading=loading), Records(test, loading=loading))
     plan, training = Plan.from_json(spec["plan"]), training_from_json(spec["training"])
     if (lease := budgeted.Lease.from_json(spec.get(budgeted.FIELD))) is not None:

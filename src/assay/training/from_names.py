@@ -43,7 +43,7 @@ from assay.training.planning import planned
 from assay.training.preflight import check_ranks
 from assay.training.settings import Training, pick_device
 
-_DEFAULT_MODEL, _FOR_TABLES = "lenet5", "linear-head"
+_FOR_PICTURES, _FOR_ROWS = "lenet5", "linear-head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +288,7 @@ def _check_early(o: Settings) -> None:
         )
     if o.log is not None:
         loggers.check(o.log)
-    check_features(o.features, o.model or _DEFAULT_MODEL, o.augment)
+    check_features(o.features, o.model, o.augment)
     samplers.parse(o.sampling)  # these are refused before data are loaded
     if o.clip is not None:
         clip_rules.rule_of(o.clip)
@@ -325,7 +325,7 @@ def _prepared(o: Settings, like: Prepared | None, rehearsal: bool, estimated: Es
     if o.augment is not None:
         augment_room.check(o.augment, bundle.input_shape)
     init = None if o.init is None else located(o.init, o.data_dir)
-    usual = _DEFAULT_MODEL if len(bundle.input_shape) == 3 else _FOR_TABLES
+    usual = _FOR_PICTURES if len(bundle.input_shape) == 3 else _FOR_ROWS
     model = o.model or chosen.model_for(bundle.input_shape) or usual
     network = build(model, o.circulant, bundle, o.seed)
     digest, fresh = (None, []) if init is None else load_initial(network, init)

@@ -100,8 +100,13 @@ def _validated(bundle: DataBundle, aside: torch.Tensor) -> DataBundle:
     return replace(bundle.with_test(aside), notes=notes)
 
 
-def check_features(features: str | None, model: str, augment: str | None) -> None:
+def check_features(features: str | None, model: str | None, augment: str | None) -> None:
     """Refuse a model without the features that it is made for, and views of features.
+
+    Args:
+        features: The features that replace the records.
+        model: The model that was asked for; None for the one that suits the records.
+        augment: The views that were asked for.
 
     Raises:
         ConfigError: The settings do not go together.
