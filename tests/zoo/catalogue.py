@@ -199,6 +199,25 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused on the first batches",
+        "test_loops.py::test_a_backward_pass_of_the_loop_s_own",
+        ("a loop that calls torch.autograd.backward on the batch", "on the weights alone", ""),
+        ("a loop that calls backward for some weights", "on the weights alone", ""),
+        ("a loop that takes torch.autograd.grad of the batch", "on the weights alone", ""),
+        ("a loop that takes torch.func.grad of the batch", "on the weights alone", ""),
+        ("a loop that takes torch.autograd.functional.vjp of the batch", "on the weights alone", ""),
+    ),
+    *_each(
+        "refused on the first batches",
+        "test_loops.py::test_a_copy_that_the_loop_trains_and_loads_back",
+        ("a copy of the model that is trained without noise and loaded back", "trained by what is released", ""),
+    ),
+    *_each(
+        "refused on the first batches",
+        "test_loops.py::test_weights_that_the_loop_moves_for_a_moment",
+        ("weights moved by a raw gradient while the model is called", "by what was released", ""),
+    ),
+    *_each(
+        "refused on the first batches",
         "test_loops.py::test_batches_of_another_step_are_records_of_an_earlier_batch",
         ("a loop that scales losses by the batch of another step", "each step has its own", ""),
     ),

@@ -1,6 +1,7 @@
 """What a loop of one's own does with a batch, before the model and after it, is repeated with other records in it."""
 
 import contextlib
+import copy
 import warnings
 from collections import UserDict
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._C import _len_torch_function_stack
+from torch._C import _len_torch_dispatch_stack, _len_torch_function_stack
 from torch.nn import functional as F
 from torch.optim.swa_utils import update_bn
 from torch.overrides import TorchFunctionMode
@@ -406,6 +407,110 @@ def test_weights_that_a_loop_trains_by_itself(given: str, loss: Any, bug: bool, 
                 train(x, y)
 
 
+def by_torch_autograd_backward(loss: Any, weights: list[Tensor]) -> list[Any]:
+    torch.autograd.backward([loss(*weights)])
+    return [p.grad for p in weights]
+
+
+def by_backward_for_some(loss: Any, weights: list[Tensor]) -> list[Any]:
+    loss(*weights).backward(inputs=weights)
+    return [p.grad for p in weights]
+
+
+def by_autograd_grad(loss: Any, weights: list[Tensor]) -> list[Any]:
+    return list(torch.autograd.grad(loss(*weights), weights))
+
+
+def by_torch_func(loss: Any, weights: list[Tensor]) -> list[Any]:
+    return list(torch.func.grad(loss, (0, 1))(*weights))
+
+
+def by_autograd_functional(loss: Any, weights: list[Tensor]) -> list[Any]:
+    found: Any = torch.autograd.functional.vjp(loss, tuple(weights))[1]
+    return list(found)
+
+
+def of_what_is_public(loss: Any, weights: list[Tensor]) -> list[Any]:
+    torch.autograd.backward(sum((p.square().sum() for p in weights), torch.zeros(())))
+    return [p.grad for p in weights]
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["on the model's weights", "on weights beside it"])
+@pytest.mark.parametrize(
+    ("way", "bug"),
+    [
+        (by_torch_autograd_backward, True),
+        (by_backward_for_some, True),
+        (by_autograd_grad, True),
+        (by_torch_func, True),
+        (by_autograd_functional, True),
+        (of_what_is_public, False),
+    ],
+)
+def test_a_backward_pass_of_the_loop_s_own(way: Any, bug: bool, own: bool) -> None:
+    """Whatever computes it, a gradient of the batch that no ε counts may not move what the losses are made with."""
+    model, beside = nn.Linear(6, 3), nn.Linear(6, 6)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    weights = list((model if own else beside).parameters())
+    with contextlib.closing(step), refused(("without noise" if own else EARLIER) if bug else None):
+        for x, y in step.batches(records()):
+            step.backward(losses(model(beside(x).detach()), y))
+
+            def loss(weight: Tensor, bias: Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
+                return F.cross_entropy(F.linear(x, weight, bias)[:, :3], y)
+
+            for p in weights:
+                p.grad = None
+            grads = way(loss, weights)
+            with torch.no_grad():
+                for p, g in zip(weights, grads, strict=True):
+                    p.data.sub_(0.1 * g)
+    assert step.taken == (1 if bug else 6)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_copy_that_the_loop_trains_and_loads_back(bug: bool) -> None:
+    """Lookahead by a copy: its weights are those of a raw gradient. The twin's follow the model."""
+    model = nn.Linear(6, 3)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused("without noise" if bug else None):
+        for x, y in step.batches(records()):
+            step.backward(losses(model(x), y))
+            fast = copy.deepcopy(model)
+            optimizer = torch.optim.AdamW(fast.parameters(), lr=0.1)
+            if bug:
+                torch.autograd.backward(losses(fast(x), y).mean())
+            else:
+                for p, released in zip(fast.parameters(), model.parameters(), strict=True):
+                    p.grad = released.grad
+            optimizer.step()
+            model.load_state_dict(fast.state_dict())
+    assert step.taken == (1 if bug else 4)
+
+
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_weights_that_the_loop_moves_for_a_moment(bug: bool) -> None:
+    """SAM: the losses are those at weights moved by a raw gradient. The twin moves them by what was released."""
+    model, released = nn.Linear(6, 3), torch.zeros(3, 6)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=4, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused("without noise" if bug else None):
+        for x, y in step.batches(records()):
+            weight = model.weight.detach()
+            raw = torch.autograd.grad(losses(F.linear(x, model.weight, model.bias), y).sum(), model.weight)[0]
+            model.weight.data = weight + 0.05 * (raw if bug else released)
+            found = losses(model(x), y)
+            step.backward(found)
+            model.weight.data = weight
+            released = model.weight.grad.clone()
+    assert step.taken == (0 if bug else 4)
+
+
+def test_a_teacher_with_statistics_that_stay_what_they_are() -> None:
+    """Batch normalisation in eval mode writes nothing, so the teacher is not made of the batch."""
+    teacher = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).eval()
+    assert loop(lambda model, kept, x, y: losses(model(x), teacher(x).softmax(1).detach()), steps=6) == 6
+
+
 def test_nothing_of_a_loop_is_left_behind() -> None:
     """A loop that ends in the middle of a batch leaves torch, and the model, as they were."""
     model = nn.Linear(6, 3)
@@ -611,9 +716,9 @@ def test_nobody_listens_after_a_loop_was_left() -> None:
     step = PrivateStep(model, plan)
     for x, y in step.batches(records()):
         step.backward(losses(model(x), y))
-        assert _len_torch_function_stack() == 1
+        assert _len_torch_dispatch_stack() == 1
         break
-    assert _len_torch_function_stack() == 0
+    assert _len_torch_dispatch_stack() == _len_torch_function_stack() == 0
     step.close()
 
 

@@ -23,18 +23,18 @@ import math
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_bipartite_matching
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.data.apart import Padded
 from assay.gradients.proof.calls import Coins, only, others, splits
 from assay.gradients.proof.path import Path
+from assay.gradients.proof.spread import Places
 from assay.gradients.proof.tape import Tape, with_rows
 
 FIRST = 4
@@ -44,7 +44,7 @@ _FOR_TWO = 64  # how many batches are looked at until there were enough with two
 _SAMPLED, _AT_MOST = 16, 1024  # records that are each put in all places: usually, and where losses may be doubled
 _EVERY = 256  # then one of this many, at random: it costs as much as one step
 
-_EARLIER_ONES = WeakTensorKeyDictionary()  # what loops hold of the batches that were looked at, of all steps
+_EARLIER_ONES = Places()  # what loops hold of the batches that were looked at, of all steps
 
 _ELSEWHERE = (
     "nothing was done with the batch that batches() gave, so these are losses of other records: ε is true only for "
@@ -138,6 +138,7 @@ class LoopWatch:
         """Listen to what the loop does after `backward`: it must not write records into the model."""
         for tape in self._tapes:
             tape.end_path()
+            _EARLIER_ONES.take_over(tape.made)
         self.resume()
 
     def stop(self) -> None:
@@ -153,7 +154,6 @@ class LoopWatch:
     def written(self) -> str | None:
         """End the tape that is running. Why the loop must be refused for what it wrote into the model, if anything."""
         found = [tape.written_into_model() for tape in self._tapes]
-        _remember(self._tapes)
         self.stop()
         return next((_WRITTEN.format(what) for what in found if what is not None), None)
 
@@ -196,7 +196,6 @@ class LoopWatch:
         except Exception as error:  # the user's own code, which need not take other records
             self._warn(f"what it does cannot be repeated with other records ({type(error).__name__}: {error})")
             found = None
-        _remember([tape])
         return found or (_COUNTED if _in_proportion(self._factors) else None)
 
     def _warn(self, why: str) -> None:
@@ -242,20 +241,15 @@ class LoopWatch:
         return None
 
 
-def _remember(tapes: Iterable[Tape]) -> None:
-    """What was made of this batch will be of an earlier one."""
-    for tape in tapes:
-        for t in tape.kept():
-            _EARLIER_ONES[t] = True
-
-
 def _stop(tapes: list[Tape]) -> None:
     while tapes:
-        tapes.pop().stop()
+        tape = tapes.pop()
+        tape.stop()
+        _EARLIER_ONES.take_over(tape.made)
 
 
 def _is_earlier(t: Tensor) -> bool:
-    return t in _EARLIER_ONES or (t._base is not None and t._base in _EARLIER_ONES)
+    return t in _EARLIER_ONES
 
 
 def _disturbed(t: Tensor) -> Tensor:
