@@ -175,6 +175,16 @@ ZOO: tuple[Mutant, ...] = (
         ("a loop that divides losses by their number", "by the number of columns", ""),
         ("a loop with random losses divided by their number", "figures that are only shown", ""),
         ("a loop on records that nobody drew", "on those of the batch", ""),
+        ("a loop that scales gradients by the mean loss, and no loss", "by the record's own loss", ""),
+        ("a loop that scales the outputs' gradients by the batch", "by the record's own loss", ""),
+        ("an autograd function that scales the gradients of losses by the batch", "by the record's own loss", ""),
+        ("a hook on the losses that scales gradients by the batch", "a hook that looks", ""),
+    ),
+    *_each(
+        "refused before anything runs",
+        "test_loops.py::test_a_loss_that_mixes_gradients_alone",
+        ("a loss of fit whose autograd function scales gradients by the batch", "by the record's own loss", ""),
+        ("a loss of fit that scales gradients by the mean loss, and no loss", "by the record's own loss", ""),
     ),
     *_each(
         "refused on the first batches",

@@ -159,7 +159,52 @@ def other_records(model, kept, x, y):
     return losses(model(there[0][: len(x)]), there[1][: len(x)])
 
 
+def for_gradients_alone(found, scale):
+    """Losses with the values of `found` and the gradients of `found * scale`."""
+    scaled = found * scale
+    return found.detach() + scaled - scaled.detach()
+
+
+def gradients_scaled_by_the_mean_loss(model, kept, x, y):
+    found = losses(model(x), y)
+    return for_gradients_alone(found, found.detach().mean())
+
+
+def outputs_whose_gradients_are_scaled_by_the_batch(model, kept, x, y):
+    outputs = model(x)
+    return losses(for_gradients_alone(outputs, outputs.detach().std()), y)
+
+
+class TimesMean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, found):
+        ctx.mean = found.mean()
+        return found.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.mean
+
+
+def a_function_that_scales_gradients_by_the_mean(model, kept, x, y):
+    return TimesMean.apply(losses(model(x), y))
+
+
+def a_hook_that_scales_gradients_by_the_mean(model, kept, x, y):
+    found = losses(model(x), y)
+    found.register_hook(lambda grad: grad * found.detach().mean())
+    return found
+
+
 WRONG = {
+    "gradients of the losses depend on the other": [
+        gradients_scaled_by_the_mean_loss,
+        outputs_whose_gradients_are_scaled_by_the_batch,
+    ],
+    "are not those of what the loop computes": [
+        a_function_that_scales_gradients_by_the_mean,
+        a_hook_that_scales_gradients_by_the_mean,
+    ],
     SEVERAL: [
         weights_by_counts,
         weights_for_each_record_by_counts,
@@ -236,6 +281,35 @@ def a_teacher(model, kept, x, y):
     return losses(outputs, soft) + losses(outputs, hard) + outputs.square().mean(1) / x.shape[1]
 
 
+def gradients_scaled_by_the_own_loss(model, kept, x, y):
+    found = losses(model(x), y)
+    return for_gradients_alone(found, found.detach())
+
+
+def a_hook_that_looks(model, kept, x, y):
+    found = losses(model(x), y)
+    found.register_hook(lambda grad: kept.update(largest=grad.max()))
+    return found
+
+
+def a_discriminator_on_noise(model, kept, x, y):
+    """It is called with what is not of the batch as well."""
+    fake = model(torch.randn_like(x))
+    return losses(model(x), y) + F.cross_entropy(fake, torch.ones(len(x), dtype=torch.int64), reduction="none")
+
+
+def adversarial_examples(model, kept, x, y):
+    x = x.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(losses(model(x), y).sum(), x)
+    return losses(model((x + 0.1 * grad.sign()).detach()), y)
+
+
+def its_own_teacher(model, kept, x, y):
+    """At first its gradient is nothing but rounding, which proves nothing and must not be refused."""
+    teacher = kept.setdefault("teacher", copy.deepcopy(model).eval())
+    return losses(model.eval()(x), teacher(x).softmax(1).detach())
+
+
 def one_by_one(model, kept, x, y):
     x[:, 0] = 0
     return torch.stack([F.cross_entropy(one, label) for one, label in zip(model(x), y, strict=True)])
@@ -252,6 +326,11 @@ def one_by_one(model, kept, x, y):
         noise_in_another_order,
         some_left_out,
         a_teacher,
+        gradients_scaled_by_the_own_loss,
+        a_hook_that_looks,
+        a_discriminator_on_noise,
+        adversarial_examples,
+        its_own_teacher,
         one_by_one,
     ],
 )
@@ -259,6 +338,19 @@ def test_a_loop_that_keeps_records_apart_is_left_alone(body: Body) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert loop(body) == 16
+
+
+@pytest.mark.parametrize(
+    ("loss", "bug"),
+    [
+        (lambda outputs, y: TimesMean.apply(losses(outputs, y)), True),
+        (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach().mean()), True),
+        (lambda outputs, y: for_gradients_alone(found := losses(outputs, y), found.detach()), False),
+    ],
+)
+def test_a_loss_that_mixes_gradients_alone(loss: Any, bug: bool, tmp_path: Path) -> None:
+    with refused("the loss mixes records" if bug else None):
+        assay.fit(nn.Linear(6, 3), records(), loss=loss, epsilon=3, delta=1e-3, epochs=1, out=tmp_path / "run")
 
 
 def test_words_that_the_loop_mixes_are_refused_and_masked_words_are_not() -> None:

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from assay.gradients.proof import calls
-from assay.gradients.proof.path import Drawing, Entry, Path, Sliced, Slot
+from assay.gradients.proof.path import Drawing, Entry, Path, Sliced, Slot, sent_back
 from assay.gradients.proof.spread import Places, Spread, place_of
 
 _DEPTH = 4  # of what holds the tensors of a batch
@@ -149,9 +149,16 @@ class Tape(TorchFunctionMode):
         """Whether the model was called, and never with anything that torch made of the batch."""
         self._running, self._hooks = False, list[Any]()
         self._drawing: dict[int, Drawing] = {}  # the generators that a function is given, before it draws
+        self._outputs = list[Tensor]()  # of the model
+        self.sent_back = 0.0
+        """How large a gradient the losses send back to what the model put out; known once they are."""
         self.ended = False
         """Whether the losses are known."""
         self._wrote: str | None = None
+
+    def weigh(self, losses: Tensor) -> None:
+        """See what these losses send back, before their graph is used up."""
+        self.sent_back, self._outputs = sent_back(losses, self._outputs), []
 
     def end_path(self) -> None:
         """The losses are known: from here on only what is written into memory matters."""
@@ -254,6 +261,8 @@ class Tape(TorchFunctionMode):
         if any(map(self._spread.holds, calls.tensors((args, kwargs)))):
             self._spread.mark(calls.tensors(output))
         seen = any(not self._is_constant(t) for t in calls.tensors((args, kwargs)))
+        if seen:
+            self._outputs += [t for t in calls.tensors(output) if t.requires_grad]
         first = not any(entry.run is None for entry in self._entries)
         self.blind = not seen and (first or self.blind)
         self._note(None, args, kwargs, output, state)
@@ -308,6 +317,8 @@ class Tape(TorchFunctionMode):
                 outputs,
                 state,
                 _autocast(),
+                depends,
+                torch.is_grad_enabled(),
                 needs=frozenset(v.number for v in _ends(stored) if isinstance(v, Slot)),
                 memory=frozenset(place_of(t) for t in (*used, *flat) if isinstance(t, Tensor)),
                 writes=frozenset(map(place_of, written)),
