@@ -228,6 +228,26 @@ ZOO: tuple[Mutant, ...] = (
     ),
     *_each(
         "refused on the first batches",
+        "test_loops.py::test_a_number_that_the_loop_puts_into_its_model",
+        ("a loop that sets its model's temperature by the batch", "a constant", ""),
+        ("a loop that sets it by a number taken out of torch", "a constant", ""),
+        ("a loop that sets it by the batch before", "a constant", ""),
+    ),
+    *_each(
+        "refused on the first batches",
+        "test_loops.py::test_a_learning_rate_that_follows_the_loss",
+        ("a learning rate that is the loss", "the norm of what was released", ""),
+        ("a learning rate that is the loss, taken out of torch", "the norm of what was released", ""),
+    ),
+    *_each(
+        "refused on the next batch",
+        "test_loops.py::test_a_hook_that_the_model_gets_later",
+        ("a hook that scales outputs by the batch, from some step on", "by a constant", ""),
+        ("a hook that scales gradients by the batch, from some step on", "by a constant", ""),
+        ("a hook on every module, from some step on", "by a constant", ""),
+    ),
+    *_each(
+        "refused on the first batches",
         "test_loops.py::test_batches_of_another_step_are_records_of_an_earlier_batch",
         ("a loop that scales losses by the batch of another step", "each step has its own", ""),
     ),

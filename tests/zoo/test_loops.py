@@ -603,6 +603,80 @@ def test_a_teacher_with_statistics_that_stay_what_they_are() -> None:
     assert loop(lambda model, kept, x, y: losses(model(x), teacher(x).softmax(1).detach()), steps=6) == 6
 
 
+class Tempered(nn.Module):
+    """Takes a number from whoever calls it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.temperature = nn.Linear(6, 3), torch.ones(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x) / (1 + self.temperature)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [("mean", SEVERAL), ("number", SEVERAL), ("mean of the batch before", EARLIER), ("constant", None)],
+)
+def test_a_number_that_the_loop_puts_into_its_model(what: str, message: str | None) -> None:
+    model, before = Tempered(), torch.ones(())
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused(message):
+        for x, y in step.batches(records()):
+            mean = x.square().mean()
+            values: dict[str, Any] = {"mean": mean, "number": mean.item(), "mean of the batch before": before}
+            model.temperature = values.get(what, torch.tensor(0.5))
+            step.backward(losses(model(x), y))
+            before = mean
+
+
+@pytest.mark.parametrize(("by", "bug"), [("tensor", True), ("number", True), ("released", False)])
+def test_a_learning_rate_that_follows_the_loss(by: str, bug: bool) -> None:
+    """The twin's follows the gradient that was released; both show their accuracy."""
+    model = nn.Linear(6, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=6, noise_multiplier=1.0, delta=1e-5))
+    with contextlib.closing(step), refused("without noise" if bug else None):
+        for x, y in step.batches(records()):
+            outputs = model(x)
+            found = losses(outputs, y)
+            (outputs.argmax(1) == y).double().mean().item()
+            step.backward(found)
+            raw, released = found.detach().mean(), model.weight.grad.norm()
+            rates: dict[str, Any] = {"tensor": 0.1 * raw, "number": raw.item(), "released": released.item()}
+            optimizer.param_groups[0]["lr"] = rates[by]
+            optimizer.step()
+
+
+def in_the_forward_pass(model: nn.Sequential, hook: Any) -> Any:
+    return model[0].register_forward_hook(lambda _module, _args, output: hook(output))
+
+
+def in_the_backward_pass(model: nn.Sequential, hook: Any) -> Any:
+    return model[2].register_full_backward_hook(lambda _module, grads, _outputs: (hook(grads[0]),))
+
+
+def in_every_module(model: nn.Sequential, hook: Any) -> Any:
+    return nn.modules.module.register_module_forward_hook(
+        lambda module, _args, output: hook(output) if isinstance(module, nn.Tanh) else None
+    )
+
+
+@pytest.mark.parametrize("where", [in_the_forward_pass, in_the_backward_pass, in_every_module])
+@pytest.mark.parametrize("bug", [True, False], ids=["bug", "twin"])
+def test_a_hook_that_the_model_gets_later(where: Any, bug: bool) -> None:
+    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    step = PrivateStep(model, Plan(records=RECORDS, batch_size=16, steps=10, noise_multiplier=1.0, delta=1e-5))
+    hooks = []
+    with contextlib.closing(step), contextlib.ExitStack() as stack, refused("mixes records" if bug else None):
+        for x, y in step.batches(records()):
+            if step.taken == 7:
+                hooks.append(where(model, lambda t: t / t.detach().norm() if bug else t / 2))
+                stack.callback(hooks[0].remove)
+            step.backward(losses(model(x), y))
+    assert step.taken == (7 if bug else 10)
+
+
 def test_nothing_of_a_loop_is_left_behind() -> None:
     """A loop that ends in the middle of a batch leaves torch, and the model, as they were."""
     model = nn.Linear(6, 3)

@@ -40,7 +40,7 @@ class Entry:
     """One call of a function, with slots in place of what the tape knows."""
 
     run: Callable[..., Any] | None
-    """None stands for the model."""
+    """None stands for the model; its arguments are (args, kwargs, attributes), the last by module and name."""
     given: list[Any]
     """The leaves of its arguments."""
     form: pytree.TreeSpec
@@ -190,6 +190,8 @@ class Path:
                 args, kwargs = pytree.tree_unflatten(map(value, entry.given), entry.form)
                 if entry.random_state is not None:
                     calls.set_random_state(entry.random_state)
+                if entry.run is None:
+                    args, kwargs = _prepared(model if copied else None, *args)
                 through = entry.run is not None or (copied is not None and _asks(args, kwargs))
                 with _precision(entry.autocast, args), torch.set_grad_enabled(entry.records_gradients and through):
                     out = (entry.run or model)(*args, **kwargs)
@@ -205,6 +207,14 @@ class Path:
             calls.put_back(model, buffers)
             for module, mode in modes:
                 module.training = mode
+
+
+def _prepared(copied: nn.Module | None, args: Any, kwargs: Any, attributes: Any) -> tuple[Any, Any]:
+    """The arguments of a call of the model, after its attributes were set."""
+    for (path, name), held in attributes.items():
+        if copied is not None:
+            vars(copied.get_submodule(path))[name] = held
+    return args, kwargs
 
 
 def _asks(args: Any, kwargs: Any) -> bool:

@@ -5,7 +5,8 @@ A `Spread` is on torch's stack of dispatch modes. So it sees every kernel that r
 of its arguments is. Memory is named by its storage: a view, `.data`, or a tensor that took over another's numbers has
 the same one.
 
-It does not see numbers that leave torch (NumPy, `tolist`, `item`), and no other thread's.
+A number that leaves torch by `item` is known where it comes back as it is (a learning rate). NumPy and `tolist`, what
+Python computes with such a number, and other threads are not seen.
 """
 
 from __future__ import annotations
@@ -72,10 +73,14 @@ class Spread(TorchDispatchMode):
     def __init__(self, earlier: Places, is_quiet: Callable[[], bool]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._earlier, self._is_quiet, self.made = earlier, is_quiet, Places()
+        self._taken = set[float]()
 
     def holds(self, t: Tensor) -> bool:
         """Whether a tensor's numbers were made of this batch or of an earlier one."""
         return t in self.made or t in self._earlier
+
+    def _comes_of(self, value: Any) -> bool:
+        return self.holds(value) if isinstance(value, Tensor) else type(value) is float and value in self._taken
 
     def mark(self, made: Iterable[Tensor]) -> None:
         """Say that these were made of the batch."""
@@ -89,8 +94,9 @@ class Spread(TorchDispatchMode):
         if self._is_quiet():
             return out
         name = func.name().partition("::")[2].partition(".")[0]
-        given = [t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        if not name.endswith(_OF_A_SHAPE) and any(map(self.holds, given)):
+        if not name.endswith(_OF_A_SHAPE) and any(map(self._comes_of, pytree.tree_leaves((args, kwargs)))):
+            if type(out) is float and float(f"{out:.5g}") != out:  # nobody writes such a number into a program
+                self._taken |= {out, -out}
             self.mark(t for t in pytree.tree_leaves(out) if isinstance(t, Tensor))
             self.mark(_written(func, args, kwargs))
         return out

@@ -191,18 +191,18 @@ class Tape(TorchFunctionMode):
         """Begin to listen."""
         # functions and not methods: a copy of the model has these hooks as well, and must not copy this object
         model = self._model
-        begun: list[tuple[Any, Any, calls.RandomState]] = []
+        begun: list[tuple[Any, calls.RandomState]] = []
 
         def begin(module: nn.Module, args: Any, kwargs: Any) -> None:
             if module is model and self._running:
                 self._leave()
-                begun.append((args, kwargs, calls.random_state()))
+                begun.append(((args, kwargs, self._attributes()), calls.random_state()))
 
         def end(module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> None:
             if module is model and begun:
-                args, kwargs, state = begun.pop()
+                given, state = begun.pop()
                 if not begun and self._running:
-                    self._note_call(args, kwargs, output, state)
+                    self._note_call(given, output, state)
                     self._enter()
 
         self._hooks = [
@@ -255,17 +255,26 @@ class Tape(TorchFunctionMode):
         self._drawing = {}
         return out
 
-    def _note_call(self, args: Any, kwargs: Any, output: Any, state: calls.RandomState) -> None:
+    def _attributes(self) -> dict[tuple[str, str], Any]:
+        """What modules of the model hold that was made of a batch: by module and name. It is given to a call, too."""
+        made = ((path, name, v) for path, m in self._model.named_modules() for name, v in vars(m).items())
+        return {
+            (path, name): v
+            for path, name, v in made
+            if (isinstance(v, Tensor) and self._spread.holds(v)) or (type(v) is float and id(v) in self._known.floats)
+        }
+
+    def _note_call(self, given: Any, output: Any, state: calls.RandomState) -> None:
         """Note a call of the model."""
         self.written_into_model()  # weights that are put back later have made losses by then
-        if any(map(self._spread.holds, calls.tensors((args, kwargs)))):
+        if any(map(self._spread.holds, calls.tensors(given))):
             self._spread.mark(calls.tensors(output))
-        seen = any(not self._is_constant(t) for t in calls.tensors((args, kwargs)))
+        seen = any(not self._is_constant(t) for t in calls.tensors(given))
         if seen:
             self._outputs += [t for t in calls.tensors(output) if t.requires_grad]
         first = not any(entry.run is None for entry in self._entries)
         self.blind = not seen and (first or self.blind)
-        self._note(None, args, kwargs, output, state)
+        self._note(None, given, {}, output, state)
 
     def _slot(self, t: Tensor, *, from_batch: bool) -> int:
         number = self._known.slots[t] = self._known.new()
